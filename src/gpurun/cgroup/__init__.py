@@ -1,0 +1,1 @@
+"""cgroup v2: the tree, resources, the device program."""

@@ -1,0 +1,1 @@
+"""Plan, create, init, hooks, state: the life of a container."""

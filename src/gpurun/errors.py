@@ -1,0 +1,78 @@
+"""Every error a caller can meet, with the text that runc's clients look for.
+
+Callers of a low-level runtime match on words of its messages (containerd's shim looks for ``does not exist`` and
+``container not running``, moby for ``executable file not found in $PATH`` and ``permission denied``), so a text here is
+a contract: change it only with the list of those callers at hand.
+"""
+
+from __future__ import annotations
+
+from posix import strerror
+
+
+class GpurunError(Exception):
+    """Base of all errors that are told in one sentence.  ``exit_code`` is what the command exits with."""
+
+    exit_code = 1
+
+
+class UsageError(GpurunError):
+    """The command line is wrong: an unknown command or option, a missing argument."""
+
+
+class ConfigError(GpurunError):
+    """A document (config.json, process.json, resources, CDI file) says something that cannot be done.
+
+    *where* is the JSON path of the mistake (``linux.resources.memory.limit``) or the file; *what* says what is wrong and
+    what to do about it.
+    """
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f"{where}: {what}" if where else what)
+        self.where = where
+        self.what = what
+
+
+class UnsupportedError(ConfigError):
+    """The document asks for something of the specification that gpurun does not do; it is never ignored."""
+
+
+class ContainerNotFound(GpurunError):
+    """No such container id; shim, CRI-O and moby look for ``does not exist``."""
+
+    def __init__(self) -> None:
+        super().__init__("container does not exist")
+
+
+class ContainerExists(GpurunError):
+    def __init__(self) -> None:
+        super().__init__("container with given ID already exists")
+
+
+class NotRunning(GpurunError):
+    """``kill`` and friends on a dead container; shim and CRI-O look for ``container not running``."""
+
+    def __init__(self) -> None:
+        super().__init__("container not running")
+
+
+class StepError(GpurunError):
+    """A step of the apply layer failed: *step* is its name, *target* what it worked on, *errno* the kernel's answer."""
+
+    def __init__(self, step: str, target: str, errno: int) -> None:
+        super().__init__(f"{step} {target}: {strerror_lower(errno)}" if target else f"{step}: {strerror_lower(errno)}")
+        self.step = step
+        self.target = target
+        self.errno = errno
+
+
+def strerror_lower(errno: int) -> str:
+    """The kernel's text for *errno* as Go programs print it (``no such file or directory``): clients match it that way."""
+    text = strerror(errno)
+    return text[:1].lower() + text[1:]
+
+
+def oserror_text(error: OSError) -> str:
+    """``<path>: <reason>`` of an :class:`OSError`, without Python's ``[Errno N]``."""
+    reason = strerror_lower(error.errno) if error.errno else str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason

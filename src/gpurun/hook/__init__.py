@@ -1,0 +1,1 @@
+"""Everything about GPUs: request, driver, edits, CDI, and the stand-alone prestart hook."""

@@ -1,0 +1,1 @@
+"""System calls and kernel constants under the kernel's own names; knows no OCI."""

@@ -1,0 +1,1 @@
+"""Namespaces, mounts, root file system, paths inside a container."""

@@ -1,0 +1,1 @@
+"""The OCI documents: config, state, features."""

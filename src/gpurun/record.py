@@ -1,0 +1,131 @@
+"""Frozen, slotted records: the plain data of gpurun.
+
+``dataclasses`` costs 13 ms to import (it pulls in inspect, re and enum), which is twice the start-up of the
+interpreter; the machine path cannot have it.  A :class:`Record` gives what gpurun needs of it (slots, frozen, equality,
+repr, keyword and positional construction, defaults), is seen by type checkers as a dataclass, and can be sent to
+another process (:func:`to_wire`) or shown as JSON (:func:`to_plain`).
+
+Field defaults must be immutable values (or be treated as such: the same object is shared by all instances).
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar, dataclass_transform
+
+    T = TypeVar("T")
+else:
+
+    def dataclass_transform(**_: object):  # noqa: D103 - typing's own costs 9 ms to import
+        return lambda cls: cls
+
+
+_registry: dict[str, type[Record]] = {}
+
+
+class _RecordMeta(type):
+    """Turns annotations into ``__slots__`` and keeps the defaults aside."""
+
+    _fields: tuple[str, ...]
+    _defaults: dict[str, Any]
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+        fields = tuple(namespace.get("__annotations__", ()))
+        defaults = {f: namespace.pop(f) for f in fields if f in namespace}
+        namespace["__slots__"] = fields
+        cls = super().__new__(mcls, name, bases, namespace)
+        cls._fields = fields
+        cls._defaults = defaults
+        if fields:
+            if name in _registry and _registry[name].__module__ != cls.__module__:
+                raise TypeError(f"two records are named {name}")
+            _registry[name] = cls  # type: ignore[assignment]
+        return cls
+
+
+@dataclass_transform(frozen_default=True)
+class Record(metaclass=_RecordMeta):
+    """Base of all records; subclasses only declare annotated fields and, at most, pure methods."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        cls = type(self)
+        fields = cls._fields
+        if len(args) > len(fields):
+            raise TypeError(f"{cls.__name__} takes {len(fields)} fields, got {len(args)}")
+        put = object.__setattr__
+        for name, value in zip(fields, args):  # noqa: B905 - the lengths are checked above
+            put(self, name, value)
+        for name in fields[len(args) :]:
+            if name in kwargs:
+                put(self, name, kwargs.pop(name))
+            elif name in cls._defaults:
+                put(self, name, cls._defaults[name])
+            else:
+                raise TypeError(f"{cls.__name__} needs the field {name}")
+        if kwargs:
+            raise TypeError(f"{cls.__name__} has no field {', '.join(kwargs)} (or it was given twice)")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} is frozen")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__} is frozen")
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, f) == getattr(other, f) for f in type(self)._fields)
+
+    def __hash__(self) -> int:
+        return hash(tuple(getattr(self, f) for f in type(self)._fields))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{f}={getattr(self, f)!r}' for f in type(self)._fields)})"
+
+
+def replace(record: T, **changes: Any) -> T:
+    """A copy of *record* with some fields changed."""
+    cls: Any = type(record)
+    values = {f: getattr(record, f) for f in cls._fields}
+    values.update(changes)
+    made: T = cls(**values)
+    return made
+
+
+def to_plain(value: Any) -> Any:
+    """*value* with every record turned into a dict of its fields: what ``explain --json`` prints."""
+    if isinstance(value, Record):
+        return {f: to_plain(getattr(value, f)) for f in type(value)._fields}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {k: to_plain(v) for k, v in value.items()}
+    if isinstance(value, bytes):
+        return value.hex()
+    return value
+
+
+def to_wire(value: Any) -> Any:
+    """*value* with every record turned into a list ``[class name, field, ...]``: what ``marshal`` can carry."""
+    if isinstance(value, Record):
+        cls = type(value)
+        return [cls.__name__, *[to_wire(getattr(value, f)) for f in cls._fields]]
+    if isinstance(value, tuple):
+        return tuple([to_wire(v) for v in value])
+    if isinstance(value, dict):
+        return {k: to_wire(v) for k, v in value.items()}
+    if isinstance(value, list):
+        raise TypeError("a list cannot be in a record that is sent: use a tuple")
+    return value
+
+
+def from_wire(value: Any) -> Any:
+    """The inverse of :func:`to_wire`; the classes named must have been imported."""
+    if type(value) is list:
+        return _registry[value[0]](*[from_wire(v) for v in value[1:]])
+    if type(value) is tuple:
+        return tuple([from_wire(v) for v in value])
+    if type(value) is dict:
+        return {k: from_wire(v) for k, v in value.items()}
+    return value

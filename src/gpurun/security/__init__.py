@@ -1,0 +1,1 @@
+"""Capabilities, seccomp, LSM labels."""
