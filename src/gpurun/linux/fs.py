@@ -1,0 +1,105 @@
+"""Files by descriptor: openat2(2), statfs(2), close_range(2), magic numbers of file systems."""
+
+from __future__ import annotations
+
+import posix
+from _struct import pack, unpack_from
+from errno import EAGAIN, EINTR
+
+from gpurun.linux.libc import NR, buffer, cstring, syscall
+
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
+AT_SYMLINK_NOFOLLOW = 0x100
+AT_RECURSIVE = 0x8000
+
+# openat2(2) resolve flags
+RESOLVE_NO_XDEV = 0x01
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
+RESOLVE_IN_ROOT = 0x10
+
+# statfs(2) f_type
+PROC_SUPER_MAGIC = 0x9FA0
+SYSFS_MAGIC = 0x62656572
+TMPFS_MAGIC = 0x01021994
+DEVPTS_SUPER_MAGIC = 0x1CD1
+CGROUP2_SUPER_MAGIC = 0x63677270
+
+CLOSE_RANGE_CLOEXEC = 4
+
+O_PATH = posix.O_PATH if hasattr(posix, "O_PATH") else 0o10000000
+O_CLOEXEC = posix.O_CLOEXEC
+O_NOFOLLOW = posix.O_NOFOLLOW
+O_DIRECTORY = posix.O_DIRECTORY
+
+
+def openat2(dir_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
+    """openat2(2): open *path* relative to *dir_fd* under the *resolve* rules; the descriptor is close-on-exec.
+
+    EAGAIN (a rename raced with ``..`` under RESOLVE_IN_ROOT) is retried a bounded number of times, as the man page asks.
+    """
+    how = pack("QQQ", flags | O_CLOEXEC, mode, resolve)
+    name = cstring(path)
+    for attempt in range(128):
+        try:
+            return syscall(NR["openat2"], dir_fd, name, how, len(how))
+        except OSError as e:
+            if e.errno not in (EAGAIN, EINTR) or attempt == 127:
+                raise
+    raise AssertionError("unreachable")
+
+
+def fstatfs_type(fd: int) -> int:
+    """``f_type`` of the file system that *fd* is on (statfs(2)); works on O_PATH descriptors."""
+    buf = buffer(120)
+    syscall(NR["fstatfs"], fd, buf)
+    return int(unpack_from("q", buf.raw)[0])
+
+
+def statfs_type(path: str) -> int:
+    """``f_type`` of the file system that *path* is on (statfs(2))."""
+    buf = buffer(120)
+    syscall(NR["statfs"], cstring(path), buf)
+    return int(unpack_from("q", buf.raw)[0])
+
+
+def statfs_flags(fd: int) -> int:
+    """``f_flags`` (ST_*) of the mount that *fd* is on (statfs(2)); the values are those of the MS_* flags they mirror."""
+    buf = buffer(120)
+    syscall(NR["fstatfs"], fd, buf)
+    return int(unpack_from("q", buf.raw, 80)[0])
+
+
+def close_range(first: int, last: int = 0xFFFFFFFF, flags: int = 0) -> None:
+    """close_range(2): close (or mark, with CLOSE_RANGE_CLOEXEC) all descriptors from *first* to *last*."""
+    syscall(NR["close_range"], first, last, flags)
+
+
+def read_file(path: str, limit: int = 1 << 20, dir_fd: int | None = None) -> bytes:
+    """The content of a small file, at most *limit* bytes; raises OSError with the path in it."""
+    fd = posix.open(path, posix.O_RDONLY | O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        return read_fd(fd, limit)
+    finally:
+        posix.close(fd)
+
+
+def read_fd(fd: int, limit: int = 1 << 20) -> bytes:
+    """All that can be read from *fd*, at most *limit* bytes."""
+    chunks: list[bytes] = []
+    while limit > 0:
+        chunk = posix.read(fd, min(limit, 1 << 16))
+        if not chunk:
+            break
+        chunks.append(chunk)
+        limit -= len(chunk)
+    return b"".join(chunks)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of *data*."""
+    view = memoryview(data)
+    while view:
+        view = view[posix.write(fd, view) :]

@@ -1,0 +1,52 @@
+"""Mounts made by descriptor: a source is cloned or a file system made, given its attributes, and only then attached."""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun.linux import mount as lm
+
+
+def bind_fd(source_fd: int, target_fd: int, attr_set: int = 0, attr_clr: int = 0, recursive: bool = True) -> None:
+    """Bind the object of *source_fd* on that of *target_fd*, private, with *attr_set* MOUNT_ATTR_* from the first moment.
+
+    The attributes go on the top mount only, as bind mounts have always done; see ``mount_setattr`` for trees.
+    """
+    tree = lm.open_tree(source_fd, "", lm.OPEN_TREE_CLONE | (lm.AT_RECURSIVE if recursive else 0))
+    try:
+        lm.mount_setattr(tree, propagation=lm.MS_PRIVATE, recursive=True)
+        if attr_set or attr_clr:
+            lm.mount_setattr(tree, attr_set, attr_clr)
+        lm.move_mount(tree, target_fd)
+    finally:
+        posix.close(tree)
+
+
+def filesystem(fstype: str, options: tuple[tuple[str, str | None], ...], attributes: int = 0, source: str = "") -> int:
+    """A descriptor of a detached mount of a new file system; *options* are (key, value), value None for a flag."""
+    fs = lm.fsopen(fstype)
+    try:
+        if source:
+            lm.fsconfig_set(fs, "source", source)
+        for key, value in options:
+            lm.fsconfig_set(fs, key, value)
+        lm.fsconfig_create(fs)
+        return lm.fsmount(fs, attributes)
+    finally:
+        posix.close(fs)
+
+
+def tmpfs(mode: int = 0o755, size: str = "", attributes: int = lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NODEV) -> int:
+    """A descriptor of a detached tmpfs; its root can be used with ``dir_fd=`` at once, before it is attached anywhere.
+
+    *size* as tmpfs takes it (``64k``); *mode* of the root directory.
+    """
+    options: tuple[tuple[str, str | None], ...] = (("mode", f"{mode:o}"),)
+    if size:
+        options += (("size", size),)
+    return filesystem("tmpfs", options, attributes, source="tmpfs")
+
+
+def attach(mount_fd: int, target_fd: int) -> None:
+    """Attach the detached mount on the object that *target_fd* refers to (move_mount(2))."""
+    lm.move_mount(mount_fd, target_fd)

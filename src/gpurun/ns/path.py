@@ -1,0 +1,161 @@
+"""Paths inside a rootfs: every one is hostile, and none is ever resolved by the kernel outside it.
+
+A path is resolved with openat2(2) RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS from a descriptor of the rootfs, and what comes
+out is a descriptor: whoever exchanges a directory for a link afterwards changes nothing.  What is missing is made one
+component at a time, each by mkdirat(2) under the descriptor of its parent.
+"""
+
+from __future__ import annotations
+
+import posix
+from errno import EEXIST, ELOOP, ENOENT, ENOTDIR
+
+from gpurun.linux.fs import O_CLOEXEC, O_DIRECTORY, O_NOFOLLOW, O_PATH, RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, openat2
+
+_RESOLVE = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
+_MAX_LINKS = 40  # as the kernel's MAXSYMLINKS
+
+
+def open_in_root(root_fd: int, path: str, flags: int = O_PATH) -> int:
+    """Open *path* as a process whose root directory is *root_fd* would, never leaving it.
+
+    Raises OSError (with *path* as the file name) as open(2) does.
+    """
+    try:
+        return openat2(root_fd, path.lstrip("/") or ".", flags, _RESOLVE)
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, path) from None
+
+
+def make_dirs(root_fd: int, path: str, created: list[str] | None = None, mode: int = 0o755) -> int:
+    """An O_PATH descriptor of the directory *path* in the rootfs, made (with its parents) where it is missing.
+
+    Dangling symbolic links are followed inside the rootfs, as a process in it would.  The paths of the directories made,
+    without links and relative to the rootfs, are appended to *created*.
+    """
+    try:
+        return open_in_root(root_fd, path, O_PATH | O_DIRECTORY)
+    except OSError as e:
+        if e.errno != ENOENT:
+            raise
+    fd, rest = _walk(root_fd, path)
+    for name in rest:
+        try:
+            posix.mkdir(name, mode, dir_fd=fd[0])
+            if created is not None:
+                created.append(_join(fd[1], name))
+        except FileExistsError:
+            pass  # another container that shares this rootfs was faster; what is there is checked by the next open
+        except OSError as e:
+            posix.close(fd[0])
+            raise OSError(e.errno, e.strerror, path) from None
+        fd = _step(fd, name, path)
+    return fd[0]
+
+
+def make_target(root_fd: int, path: str, directory: bool, created: list[str] | None = None, mode: int = 0o755) -> int:
+    """An O_PATH descriptor of the mount point *path* in the rootfs: a directory, or an empty file where it is missing.
+
+    An existing target is taken as it is, whatever its kind: move_mount(2) refuses what does not fit (ENOTDIR).
+    """
+    try:
+        return open_in_root(root_fd, path)
+    except OSError as e:
+        if e.errno != ENOENT:
+            raise
+    if directory:
+        return make_dirs(root_fd, path, created, mode)
+    (parent, where), rest = _walk(root_fd, path)
+    dirs = list(rest[:-1])
+    fd = (parent, where)
+    try:
+        for name in dirs:
+            try:
+                posix.mkdir(name, 0o755, dir_fd=fd[0])
+                if created is not None:
+                    created.append(_join(fd[1], name))
+            except FileExistsError:
+                pass  # as in make_dirs
+            fd = _step(fd, name, path)
+        if not rest:
+            raise OSError(ENOTDIR, posix.strerror(ENOTDIR), path)
+        flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | O_NOFOLLOW | O_CLOEXEC
+        try:
+            posix.close(posix.open(rest[-1], flags, 0o644, dir_fd=fd[0]))
+            if created is not None:
+                created.append(_join(fd[1], rest[-1]))
+        except FileExistsError:
+            pass  # as in make_dirs
+        return posix.open(rest[-1], O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=fd[0])
+    finally:
+        posix.close(fd[0])
+
+
+def in_root(root_path: str, fd: int) -> bool:
+    """Whether the object that *fd* refers to lies below the host path *root_path*: a last look before it is used."""
+    seen = posix.readlink(f"/proc/self/fd/{fd}")
+    return seen == root_path or seen.startswith(root_path.rstrip("/") + "/")
+
+
+def _join(where: str, name: str) -> str:
+    return f"{where}/{name}" if where else name
+
+
+def _step(place: tuple[int, str], name: str, path: str) -> tuple[int, str]:
+    """Go down into the real directory *name*; the old descriptor is closed."""
+    try:
+        fd = posix.open(name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, dir_fd=place[0])
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, path) from None
+    finally:
+        posix.close(place[0])
+    return fd, _join(place[1], name)
+
+
+def _walk(root_fd: int, path: str) -> tuple[tuple[int, str], tuple[str, ...]]:
+    """Resolve *path* as far as it exists: (the last directory there is, the names still to be made below it).
+
+    Symbolic links are resolved here, by hand, because a dangling one must lead to a name inside the rootfs that can be
+    made.  Each step opens one component with O_NOFOLLOW under the descriptor of its parent, so that nothing exchanged
+    under our hands is followed.
+    """
+    stack: list[tuple[int, str]] = [(posix.open(".", O_PATH | O_DIRECTORY | O_CLOEXEC, dir_fd=root_fd), "")]
+    todo = [c for c in path.split("/") if c not in ("", ".")][::-1]
+    links = 0
+    try:
+        while todo:
+            name = todo.pop()
+            if name == "..":
+                if len(stack) > 1:
+                    posix.close(stack.pop()[0])
+                continue
+            here, where = stack[-1]
+            try:
+                fd = posix.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=here)
+            except FileNotFoundError:
+                rest = [name, *todo[::-1]]
+                if ".." in rest:
+                    raise OSError(ENOENT, posix.strerror(ENOENT), path) from None
+                return stack.pop(), tuple(rest)
+            kind = posix.fstat(fd).st_mode & 0o170000
+            if kind == 0o120000:
+                posix.close(fd)
+                links += 1
+                if links > _MAX_LINKS:
+                    raise OSError(ELOOP, posix.strerror(ELOOP), path)
+                text = posix.readlink(name, dir_fd=here)
+                if text.startswith("/"):
+                    while len(stack) > 1:
+                        posix.close(stack.pop()[0])
+                todo.extend([c for c in text.split("/") if c not in ("", ".")][::-1])
+            elif kind == 0o040000:
+                stack.append((fd, _join(where, name)))
+            else:
+                posix.close(fd)
+                if todo:
+                    raise OSError(ENOTDIR, posix.strerror(ENOTDIR), path)
+                raise OSError(EEXIST, posix.strerror(EEXIST), path)
+        return stack.pop(), ()
+    finally:
+        for fd, _ in stack:
+            posix.close(fd)
