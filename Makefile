@@ -1,0 +1,43 @@
+# gpurun. `make demo` and `make test` are all that a newcomer needs; both install what is missing (as root, on Debian or Ubuntu).
+PY := .venv/bin/python
+SOURCES := $(shell find src -name '*.py')
+# What a test run leaves out unless asked: the emulated guest and the daemons have their own suites in .ci/run.
+PYTEST := $(PY) -m pytest -q
+
+.PHONY: demo test unit build bench lint format clean setup setup-test
+
+demo: build
+	tools/demo
+
+test: setup-test build lint
+	$(PYTEST) -m "not vm and not slow"
+
+unit: setup
+	$(PYTEST) -m "not native and not clients and not vm and not slow"
+
+build: setup build/gpurun
+
+build/gpurun: $(SOURCES) pyproject.toml
+	$(PY) src/gpurun/launcher/build.py --output build
+
+bench: setup-test build
+	$(PY) benchmarks/lifecycle.py
+
+lint: setup
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+format: setup
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+setup:
+	@tools/setup
+
+setup-test:
+	@tools/setup --test
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
