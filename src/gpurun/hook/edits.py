@@ -67,7 +67,7 @@ class FileEdit(Record):
 
 
 class ProcTree(Record):
-    """A tmpfs at *path* that hides a host tree, holding *files* and read-only binds of the host's *binds* (name → host path)."""
+    """A tmpfs at *path* that hides a host tree, holding *files* and read-only binds of the host's *binds* (name to path)."""
 
     path: str
     files: tuple[FileEdit, ...]

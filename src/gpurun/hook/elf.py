@@ -1,0 +1,95 @@
+"""The DT_SONAME of a shared library, read from the file with every bound checked.
+
+The name under which the loader looks a library up is nowhere but in the file (``libnvidia-nvvm.so.4``,
+``libGLX_nvidia.so.0``: it cannot be guessed from the file name).  Specification: elf(5).
+"""
+
+from __future__ import annotations
+
+import posix
+from _struct import error as struct_error
+from _struct import iter_unpack, unpack_from
+
+from gpurun.record import Record
+
+_PT_LOAD = 1
+_PT_DYNAMIC = 2
+_DT_STRTAB = 5
+_DT_SONAME = 14
+_MAX_SONAME = 255
+_MAX_DYNAMIC = 64 * 1024
+_MAX_PROGRAM_HEADERS = 64
+
+# e_machine
+EM_386 = 3
+EM_ARM = 40
+EM_X86_64 = 62
+EM_AARCH64 = 183
+
+
+class Elf(Record):
+    """What the header of a shared object says: *machine* (e_machine) and DT_SONAME, empty when there is none."""
+
+    machine: int
+    soname: str
+
+
+def read_elf(fd: int) -> Elf | None:
+    """Machine and SONAME of the little-endian ELF file *fd* (read by pread(2)); ``None`` when it is no such file."""
+    try:
+        return _read(fd)
+    except struct_error:
+        return None  # a structure reaches beyond the end of the file
+
+
+def _read(fd: int) -> Elf | None:
+    head = posix.pread(fd, 4096, 0)
+    if head[:4] != b"\x7fELF" or head[5:6] != b"\x01" or head[4] not in (1, 2):
+        return None
+    wide = head[4] == 2
+    (machine,) = unpack_from("<H", head, 18)
+    if wide:
+        (phoff,) = unpack_from("<Q", head, 32)
+        phentsize, phnum = unpack_from("<HH", head, 54)
+    else:
+        (phoff,) = unpack_from("<I", head, 28)
+        phentsize, phnum = unpack_from("<HH", head, 42)
+    if phnum > _MAX_PROGRAM_HEADERS or phentsize != (56 if wide else 32):
+        return None
+    table = head[phoff : phoff + phnum * phentsize]
+    if len(table) < phnum * phentsize:
+        table = posix.pread(fd, phnum * phentsize, phoff) if phoff < 1 << 62 else b""
+    loads: list[tuple[int, int, int]] = []  # virtual address, size in the file, offset in the file
+    dynamic: tuple[int, int] | None = None
+    for i in range(phnum):
+        if wide:
+            kind, _, offset, vaddr, _, filesz = unpack_from("<IIQQQQ", table, i * phentsize)
+        else:
+            kind, offset, vaddr, _, filesz = unpack_from("<IIIII", table, i * phentsize)
+        if kind == _PT_LOAD:
+            loads.append((vaddr, filesz, offset))
+        elif kind == _PT_DYNAMIC:
+            dynamic = (offset, filesz)
+    if dynamic is None or dynamic[0] >= 1 << 62:
+        return Elf(machine, "")
+    return Elf(machine, _soname(fd, wide, dynamic, loads))
+
+
+def _soname(fd: int, wide: bool, dynamic: tuple[int, int], loads: list[tuple[int, int, int]]) -> str:
+    """The string at DT_STRTAB + DT_SONAME; DT_STRTAB is an address, which the PT_LOAD segments turn into an offset."""
+    size = 16 if wide else 8
+    length = min(dynamic[1], _MAX_DYNAMIC)
+    data = posix.pread(fd, length - length % size, dynamic[0])
+    values = {}
+    for tag, value in iter_unpack("<qQ" if wide else "<iI", data[: len(data) - len(data) % size]):
+        if tag == 0:
+            break
+        values[tag] = value
+    if _DT_SONAME not in values or _DT_STRTAB not in values:
+        return ""
+    address = values[_DT_STRTAB] + values[_DT_SONAME]
+    for vaddr, filesz, offset in loads:
+        if vaddr <= address < vaddr + filesz and offset + address - vaddr < 1 << 62:
+            name, end, _ = posix.pread(fd, _MAX_SONAME + 1, offset + address - vaddr).partition(b"\0")
+            return name.decode("utf-8", "surrogateescape") if end and b"/" not in name else ""
+    return ""
