@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     T = TypeVar("T")
-
-JSONObject = dict  # an object of a parsed document: str -> Any
+    JSONObject = dict[str, Any]  # an object of a parsed document
+else:
+    JSONObject = dict
 
 INT64_MIN, INT64_MAX, UINT64_MAX = -(1 << 63), (1 << 63) - 1, (1 << 64) - 1
 UINT32_MAX = (1 << 32) - 1
