@@ -1,0 +1,111 @@
+"""Fixtures shared by all suites.
+
+``RUNTIME`` names the runtime under test (default ``build/gpurun``): the suites of real containers are validated by running
+them on runc and crun, so a failure there is a failure of the test.  What only gpurun does is marked ``gpurun_only``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.native.bed import Bed, BedUnavailable
+from tests.native.bundle import Bundle, Config, base_config, make_rootfs
+from tests.native.leaks import Leaks
+from tests.native.runtime import Runtime
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+MakeBundle = Callable[..., Bundle]
+
+
+def runtime_path() -> str:
+    return os.path.abspath(os.environ.get("RUNTIME") or REPOSITORY / "build/gpurun")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpurun_only: what no other runtime does; skipped when RUNTIME is another one")
+    config.addinivalue_line("markers", "not_on(name, reason): the runtime of that name has a known fault here")
+    config.addinivalue_line("markers", "controller(name): needs this cgroup v2 controller")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    name = os.path.basename(runtime_path())
+    for item in items:
+        if name != "gpurun" and item.get_closest_marker("gpurun_only"):
+            item.add_marker(pytest.mark.skip(reason="only gpurun does this"))
+        for marker in item.iter_markers("not_on"):
+            if marker.args[0] == name:
+                item.add_marker(pytest.mark.skip(reason=marker.kwargs["reason"]))
+
+
+@pytest.fixture(scope="session")
+def bed() -> Iterator[Bed]:
+    """The place where real containers can run; see :mod:`tests.native.bed`."""
+    try:
+        made = Bed()
+    except BedUnavailable as e:
+        pytest.skip(str(e))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def place() -> Iterator[Path]:
+    """A directory for bundles and state that a user namespace's root can reach (pytest's own temporary ones are 0700)."""
+    directory = Path(tempfile.mkdtemp(prefix="gpurun-test.", dir="/var/tmp"))
+    directory.chmod(0o711)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def busybox(place: Path) -> Path:
+    """A static busybox on the file system of the bundles, to be linked into rootfs."""
+    found = shutil.which("busybox")
+    if not found:
+        pytest.skip("busybox is not installed (Debian: busybox-static)")
+    return Path(shutil.copy(found, place / "busybox"))
+
+
+@pytest.fixture
+def runtime(bed: Bed, place: Path, request: pytest.FixtureRequest) -> Iterator[Runtime]:
+    """The runtime under test, with a state directory of its own; see :class:`tests.native.runtime.Runtime`."""
+    path = runtime_path()
+    if not os.access(path, os.X_OK):
+        pytest.fail(f"{path} is missing: run `make build` first, or set RUNTIME")
+    for marker in request.node.iter_markers("controller"):
+        if marker.args[0] not in bed.controllers:
+            pytest.skip(f"the {marker.args[0]} controller is not in this machine's cgroup v2")
+    made = Runtime(path, bed, Path(tempfile.mkdtemp(dir=place)))
+    made.directory.chmod(0o711)
+    yield made
+    made.cleanup()
+    shutil.rmtree(made.directory)
+
+
+@pytest.fixture
+def leaks(bed: Bed, runtime: Runtime) -> Iterator[Leaks]:
+    """Fails the test when its containers leave anything behind; see :mod:`tests.native.leaks`."""
+    before = Leaks(bed, runtime)
+    yield before
+    before.check()
+
+
+@pytest.fixture
+def bundle(runtime: Runtime, leaks: Leaks, busybox: Path) -> MakeBundle:
+    """``bundle()`` makes a bundle with a busybox rootfs, watched for changes; ``bundle(config)`` with another config."""
+
+    def make(config: Config | None = None) -> Bundle:
+        directory = Path(tempfile.mkdtemp(prefix="bundle.", dir=runtime.directory))
+        directory.chmod(0o711)
+        made = Bundle(directory, base_config() if config is None else config)
+        make_rootfs(made.rootfs, busybox)
+        leaks.watch(made)
+        return made
+
+    return make

@@ -1,0 +1,126 @@
+"""What a container may leave behind: nothing.  A snapshot of all places before a test, compared with one after it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+from pathlib import Path
+
+from tests.native.bed import Bed, below
+from tests.native.bundle import Bundle
+from tests.native.runtime import Runtime
+
+
+def tree_listing(root: Path) -> dict[str, tuple[object, ...]]:
+    """Every file under *root* with type, mode, owner, device number, size, link text and content."""
+    listing: dict[str, tuple[object, ...]] = {}
+    for directory, names, files in os.walk(root):
+        for name in (*names, *files):
+            path = os.path.join(directory, name)
+            info = os.lstat(path)
+            what: object = None
+            if stat.S_ISLNK(info.st_mode):
+                what = os.readlink(path)
+            elif stat.S_ISREG(info.st_mode) and name != "busybox":
+                what = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            size = info.st_size if stat.S_ISREG(info.st_mode) else 0
+            listing[os.path.relpath(path, root)] = (info.st_mode, info.st_uid, info.st_gid, info.st_rdev, size, what)
+    return listing
+
+
+class Leaks:
+    """Taken before a test; :meth:`check` after it raises with everything that is there and was not before."""
+
+    def __init__(self, bed: Bed, runtime: Runtime) -> None:
+        self.bed, self.runtime = bed, runtime
+        self.rootfs: dict[Path, dict[str, tuple[object, ...]]] = {}
+        self.rootfs_may_change = False
+        self.bed_mounts, self.host_mounts = self._mounts(bed.mounts()), self._mounts(_host_mounts())
+        self.children = self._children()
+        self.descriptors = self._descriptors()
+        self.ids: list[str] = []
+
+    def watch(self, bundle: Bundle) -> None:
+        """The rootfs of *bundle*, as it is now, is what it must be in the end."""
+        self.rootfs[bundle.rootfs] = tree_listing(bundle.rootfs)
+
+    def allow_rootfs_changes(self) -> None:
+        """For tests whose container writes into its rootfs, or needs mount points that the image lacks."""
+        self.rootfs_may_change = True
+
+    def check(self) -> None:
+        ids = tuple([i for i in self.runtime.ids if len(i) > 4])  # shorter ones are found everywhere
+        self.runtime.cleanup()
+        found: list[str] = []
+        for _ in range(100):  # a process killed outside our reach takes a moment to be gone
+            found = [*self._dynamic(ids)]
+            if not found:
+                break
+            time.sleep(0.02)
+        if not self.rootfs_may_change:
+            for rootfs, before in self.rootfs.items():
+                after = tree_listing(rootfs)
+                changed = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
+                found += [f"rootfs changed at {path}: {before.get(path)} -> {after.get(path)}" for path in changed]
+        assert not found, "left behind:\n" + "\n".join(found)
+
+    def _dynamic(self, ids: tuple[str, ...]) -> list[str]:
+        found = [f"mount in the bed: {m}" for m in self._mounts(self.bed.mounts()) - self.bed_mounts]
+        found += [f"mount on the host: {m}" for m in self._mounts(_host_mounts()) - self.host_mounts]
+        found += [f"child: {_describe(pid)}" for pid in self._children() - self.children]
+        found += [f"process: {_describe(pid)}" for pid in _processes_named(ids)]
+        found += [f"descriptor: {d}" for d in self._descriptors() - self.descriptors]
+        found += [f"cgroup: {path}" for path in below(self.bed.cgroup(self.bed.subtree)) if path.name in ids]
+        found += [f"cgroup: {path}" for i in ids if (path := self.bed.cgroup_root / i).exists()]
+        if self.runtime.root.exists():
+            found += [f"state: {path}" for path in self.runtime.root.iterdir() if path.name in ids]
+        return found
+
+    def _mounts(self, lines: list[str]) -> set[str]:
+        """Mounts by root, mount point and type: ids change.  On a shared host only ours count."""
+        ours = str(self.runtime.directory)
+        fields = [line.split() for line in lines]
+        return {f"{f[3]} {f[4]} {f[f.index('-') + 1]}" for f in fields if self.bed.own_pids or ours in f[3] + f[4]}
+
+    def _children(self) -> set[int]:
+        return {int(p) for p in Path("/proc/thread-self/children").read_text().split()} - self.bed.own_pids
+
+    @staticmethod
+    def _descriptors() -> set[str]:
+        """Descriptors of this process that lead to a place where a runtime works; pytest opens others at will."""
+        found = set()
+        for fd in os.listdir("/proc/self/fd"):
+            try:
+                target = os.readlink(f"/proc/self/fd/{fd}")
+            except FileNotFoundError:
+                continue  # the descriptor of this very listing
+            if "gpurun" in target or target.startswith(("socket:", "pipe:", "/sys/", "/dev/pts")):
+                found.add(f"{fd} -> {target}")
+        return found
+
+
+def _host_mounts() -> list[str]:
+    return Path("/proc/self/mountinfo").read_text().splitlines()
+
+
+def _processes_named(ids: tuple[str, ...]) -> list[int]:
+    """Processes whose command line or cgroup names one of *ids*."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                text = Path("/proc", name, "cmdline").read_text() + Path("/proc", name, "cgroup").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # gone while we looked
+            if any(i in text for i in ids):
+                found.append(int(name))
+    return found
+
+
+def _describe(pid: int) -> str:
+    try:
+        return f"{pid} {Path(f'/proc/{pid}/cmdline').read_text()!r} {Path(f'/proc/{pid}/stat').read_text()[:60]}"
+    except (FileNotFoundError, ProcessLookupError):
+        return f"{pid} (gone by now)"
