@@ -37,6 +37,10 @@ class UnsupportedError(ConfigError):
     """The document asks for something of the specification that gpurun does not do; it is never ignored."""
 
 
+class GpuError(GpurunError):
+    """The GPUs or the driver of this host cannot give what a container asks for: which part is missing, and what to do."""
+
+
 class ContainerNotFound(GpurunError):
     """No such container id; shim, CRI-O and moby look for ``does not exist``."""
 
