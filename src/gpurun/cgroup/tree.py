@@ -1,0 +1,165 @@
+"""Where the cgroup v2 tree is, which controllers it has, and which directory of it is a container's.
+
+The tree is /sys/fs/cgroup where that is a cgroup2 file system (a unified host).  A hybrid host keeps its cgroup2 elsewhere,
+with the controllers that no v1 hierarchy holds; gpurun runs there too.  /proc/self/cgroup is not asked whether v2 is there:
+it lists v1 hierarchies even in a mount namespace that has none of them.
+
+Reference: the kernel's admin-guide/cgroup-v2.rst, proc_pid_mountinfo(5), cgroups(7).
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun.errors import ConfigError, GpurunError
+from gpurun.linux.fs import CGROUP2_SUPER_MAGIC, read_file, statfs_type
+from gpurun.record import Record
+
+UNIFIED_MOUNTPOINT = "/sys/fs/cgroup"
+
+#: Controllers that a limit of config.json may need: when one of them is missing, it is looked up where v1 has it.
+LIMITING_CONTROLLERS = ("cpu", "cpuset", "io", "memory", "pids", "hugetlb")
+
+
+class Tree(Record):
+    """A cgroup2 mount: *root* is its directory, *controllers* those of its root's ``cgroup.controllers``.
+
+    *bound_to_v1* names the controllers (by their v2 names) that a v1 hierarchy of this host holds.
+    """
+
+    root: str
+    controllers: tuple[str, ...]
+    bound_to_v1: tuple[str, ...] = ()
+
+
+def find_tree() -> Tree:
+    """The cgroup v2 tree of this mount namespace.  Raises :class:`GpurunError` when there is none."""
+    root = _find_root()
+    controllers = tuple(read_file(f"{root}/cgroup.controllers").decode().split())
+    missing = [name for name in LIMITING_CONTROLLERS if name not in controllers]
+    bound = v1_controllers(_read_text("/proc/cgroups")) if missing else ()
+    return Tree(root, controllers, tuple([name for name in bound if name not in controllers]))
+
+
+def _find_root() -> str:
+    try:
+        if statfs_type(UNIFIED_MOUNTPOINT) == CGROUP2_SUPER_MAGIC:
+            return UNIFIED_MOUNTPOINT
+    except FileNotFoundError:
+        pass  # nothing is mounted at the usual place; mountinfo knows the others
+    root = cgroup2_mount(_read_text("/proc/self/mountinfo"))
+    if root is None:
+        raise GpurunError(
+            "no cgroup v2 hierarchy is mounted: mount one (mount -t cgroup2 none /sys/fs/cgroup) "
+            "or boot with systemd.unified_cgroup_hierarchy=1"
+        )
+    return root
+
+
+def cgroup2_mount(mountinfo: str) -> str | None:
+    """The mount point of the first cgroup2 in a /proc/pid/mountinfo that shows the whole tree, else of the first one."""
+    found = None
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        if not after.startswith("cgroup2 "):
+            continue
+        fields = before.split(" ")
+        point = _unescape(fields[4])
+        if fields[3] == "/":
+            return point
+        found = found or point
+    return found
+
+
+def _unescape(text: str) -> str:
+    r"""mountinfo writes space, tab, newline and backslash as ``\`` and three octal digits."""
+    first, *rest = text.split("\\")
+    return first + "".join([chr(int(part[:3], 8)) + part[3:] for part in rest])
+
+
+def v1_controllers(proc_cgroups: str) -> tuple[str, ...]:
+    """The controllers that /proc/cgroups shows bound to a v1 hierarchy (number not 0), by their v2 names."""
+    rows = [line.split() for line in proc_cgroups.splitlines() if line and not line.startswith("#")]
+    return tuple(["io" if row[0] == "blkio" else row[0] for row in rows if row[1] != "0"])
+
+
+def own_cgroup() -> str:
+    """The cgroup v2 path of this process, absolute from the root of the tree (or of its cgroup namespace)."""
+    return parse_own_cgroup(_read_text("/proc/self/cgroup"))
+
+
+def parse_own_cgroup(proc_cgroup: str) -> str:
+    """The path of the ``0::`` line of a /proc/pid/cgroup; ``/`` when there is none."""
+    for line in proc_cgroup.splitlines():
+        if line.startswith("0::"):
+            return line[3:].removesuffix(" (deleted)") or "/"
+    return "/"
+
+
+def cgroup_path(tree: Tree, cgroups_path: str, container_id: str, own: str) -> str:
+    """The directory of a container's cgroup, for the cgroupfs driver.
+
+    *cgroups_path* is ``linux.cgroupsPath``: absolute from the root of the tree, or relative to the parent of *own* (the
+    cgroup of this process, see :func:`own_cgroup`; it holds a process, so it cannot give controllers to a child), or
+    empty, which means the container's id.  It is untrusted: ``..`` never climbs over where it starts.
+
+    Raises :class:`ConfigError` when it names no cgroup of its own, or one that the kernel cannot make.
+    """
+    named = clean_path(cgroups_path or container_id)
+    if named == "/":
+        raise ConfigError("linux.cgroupsPath", f'"{cgroups_path}" names no cgroup of the container\'s own')
+    if "\n" in named:
+        raise ConfigError("linux.cgroupsPath", "contains a newline, which cgroup names cannot have")
+    if cgroups_path.startswith("/"):
+        return join_root(tree.root, named)
+    parent = clean_path(own).rpartition("/")[0]
+    return join_root(tree.root, parent + named)
+
+
+def join_root(root: str, path: str) -> str:
+    """*path* (absolute in the tree) below the directory *root*."""
+    return root.rstrip("/") + path
+
+
+def clean_path(path: str) -> str:
+    """*path* taken from ``/``, with ``.``, ``..`` and empty elements resolved; ``..`` stops at ``/``."""
+    elements: list[str] = []
+    for element in path.split("/"):
+        if element == "..":
+            del elements[-1:]
+        elif element not in ("", "."):
+            elements.append(element)
+    return "/" + "/".join(elements)
+
+
+def hugepage_sizes(directory: str = "/sys/kernel/mm/hugepages") -> tuple[str, ...]:
+    """The huge page sizes of this kernel as its cgroup files name them (``2MB``, ``1GB``); none without hugetlbfs."""
+    try:
+        names = posix.listdir(directory)
+    except FileNotFoundError:
+        return ()
+    return tuple([hugepage_name(int(name[10:-2])) for name in sorted(names)])  # hugepages-2048kB
+
+
+def hugepage_name(kib: int) -> str:
+    """How hugetlb's files call a page of *kib* KiB."""
+    if kib >= 1 << 20:
+        return f"{kib >> 20}GB"
+    return f"{kib >> 10}MB" if kib >= 1 << 10 else f"{kib}KB"
+
+
+def _read_text(path: str) -> str:
+    try:
+        data = read_file(path, 1 << 26)
+    except FileNotFoundError:
+        return ""  # a kernel built without cgroup v1 may have no /proc/cgroups
+    return data.decode("utf-8", "surrogateescape")
+
+
+def exists(path: str) -> bool:
+    """Whether the cgroup directory *path* is there."""
+    try:
+        posix.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
