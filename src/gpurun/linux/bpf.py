@@ -40,12 +40,12 @@ def _bpf(command: int, attr: Any, size: int) -> int:
     return syscall(NR["bpf"], command, attr, size)
 
 
-def prog_load(instructions: bytes, name: str = "gpurun_devices", licence: bytes = b"Apache-2.0") -> int:
+def prog_load(instructions: bytes, name: str = "gpurun_devices", license: bytes = b"Apache-2.0") -> int:
     """Load a BPF_PROG_TYPE_CGROUP_DEVICE program (an array of struct bpf_insn); returns its descriptor.
 
     *name* (at most 15 letters, digits, ``_`` or ``.``) is what bpftool shows.
     """
-    code, text = buffer(instructions), buffer(licence + b"\0")
+    code, text = buffer(instructions), buffer(license + b"\0")
     attr = pack(
         "=IIQQIIQII16s",
         BPF_PROG_TYPE_CGROUP_DEVICE,

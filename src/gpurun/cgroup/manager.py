@@ -1,0 +1,232 @@
+"""Making the cgroup of a container: its directory, its controllers, its limits, its device program.
+
+Paths are those of :func:`gpurun.cgroup.tree.cgroup_path`.  Every name below the root of the tree is opened alone, from the
+descriptor of the directory above it: it cannot be a link, nor a place where something else is mounted.
+
+Reference: admin-guide/cgroup-v2.rst, "Core Interface Files"; cgroups(7).
+"""
+
+from __future__ import annotations
+
+import posix
+from errno import EINVAL
+
+from gpurun.cgroup.control import DIRECTORY, is_frozen, processes
+from gpurun.errors import GpurunError, StepError
+from gpurun.linux import bpf, fs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.cgroup.resources import CgroupWrite
+    from gpurun.cgroup.tree import Tree
+
+_BENEATH = fs.RESOLVE_BENEATH | fs.RESOLVE_NO_SYMLINKS | fs.RESOLVE_NO_MAGICLINKS | fs.RESOLVE_NO_XDEV
+
+
+def check_usable(path: str) -> None:
+    """Raise :class:`GpurunError` when the cgroup *path* is there and cannot be a new container's: in use, or frozen."""
+    count = len(processes(path))
+    if count:
+        raise GpurunError(f"container's cgroup is not empty: {count} process(es) found")
+    if is_frozen(path):
+        raise GpurunError("container's cgroup unexpectedly frozen")
+
+
+def create(tree: Tree, path: str, domain: bool = False) -> tuple[str, ...]:
+    """Make the cgroup *path* and what is missing above it; returns the directories made, outermost first.
+
+    In every cgroup above it all controllers of the tree are enabled, so that limits have their files.  *domain* says that
+    limits of domain controllers will be set, see :func:`gpurun.cgroup.resources.needs_domain`.
+
+    Raises :class:`StepError` or :class:`GpurunError`; what was made until then is removed again.
+    """
+    made: list[str] = []
+    fd = posix.open(tree.root, DIRECTORY)
+    try:
+        current = tree.root.rstrip("/")
+        for name in path[len(current) :].strip("/").split("/"):
+            # Some controllers cannot be enabled in some places (rootless, a parent that holds processes): then a limit
+            # that needs one fails when it is written, and a container without such a limit is none the worse.
+            _enable_controllers(fd, tree.controllers)
+            current = f"{current}/{name}"
+            _enter(fd, name, current, made)
+            _check_type(fd, current, domain)
+    except BaseException:
+        undo_create(tuple(made))
+        raise
+    finally:
+        posix.close(fd)
+    return tuple(made)
+
+
+def undo_create(made: tuple[str, ...]) -> None:
+    """Remove what :func:`create` made, as far as nobody else uses it by now."""
+    for directory in reversed(made):
+        try:
+            posix.rmdir(directory)
+        except OSError:
+            return  # another container has moved in (EBUSY) or it is gone already; the ones above are in use too
+
+
+def _enter(fd: int, name: str, path: str, made: list[str]) -> None:
+    """Make the child *name* of the cgroup that *fd* is unless it is there; *fd* becomes that child."""
+    try:
+        try:
+            posix.mkdir(name, 0o755, dir_fd=fd)
+            made.append(path)
+        except FileExistsError:
+            pass
+        child = fs.openat2(fd, name, DIRECTORY, _BENEATH)
+    except OSError as e:
+        raise StepError("cannot make the cgroup", path, e.errno or EINVAL) from None
+    posix.dup2(child, fd, False)
+    posix.close(child)
+
+
+def _enable_controllers(fd: int, controllers: tuple[str, ...]) -> None:
+    try:
+        enabled = _read(fd, "cgroup.subtree_control").split()
+    except OSError:
+        enabled = []
+    missing = [f"+{name}" for name in controllers if name not in enabled]
+    if not missing:
+        return
+    try:
+        _write(fd, "cgroup.subtree_control", " ".join(missing))
+    except OSError:
+        for one in missing:
+            try:
+                _write(fd, "cgroup.subtree_control", one)
+            except OSError:
+                pass  # why: see create()
+
+
+def _check_type(fd: int, path: str, domain: bool) -> None:
+    """A threaded cgroup takes no domain controllers; an invalid one becomes threaded if it may."""
+    try:
+        kind = _read(fd, "cgroup.type").strip()
+    except OSError:
+        return  # no such file in the root of the tree (of a cgroup namespace)
+    if kind == "domain invalid":
+        if domain:
+            raise GpurunError(f'cannot enter cgroupv2 "{path}" with domain controllers -- it is in an invalid state')
+        try:
+            _write(fd, "cgroup.type", "threaded")
+        except OSError as e:
+            raise StepError("cannot make the cgroup threaded:", path, e.errno or EINVAL) from None
+    elif kind in ("threaded", "domain threaded") and domain:
+        raise GpurunError(f'cannot enter cgroupv2 "{path}" with "{kind}" mode as domain controllers are requested')
+
+
+def open_dir(path: str) -> int:
+    """A descriptor of the cgroup, for clone3(2) with CLONE_INTO_CGROUP and for the functions that take one."""
+    try:
+        return posix.open(path, DIRECTORY)
+    except OSError as e:
+        raise StepError("cannot open the cgroup", path, e.errno or EINVAL) from None
+
+
+def add_process(fd: int, pid: int, path: str = "") -> None:
+    """Move the process *pid* into the cgroup that *fd* is; *path* is its name for the error."""
+    try:
+        _write(fd, "cgroup.procs", str(pid))
+    except OSError as e:
+        raise StepError(f"cannot move process {pid} into the cgroup", path, e.errno or EINVAL) from None
+
+
+def write_resources(fd: int, writes: tuple[CgroupWrite, ...]) -> None:
+    """Make all *writes* of :func:`gpurun.cgroup.resources.plan_resources` in the cgroup that *fd* is.
+
+    Raises :class:`StepError` naming file, value and the JSON path that asked for it.
+    """
+    for planned in writes:
+        write = planned
+        try:
+            try:
+                _write(fd, write.file, write.value)
+            except FileNotFoundError:
+                if write.otherwise is None:
+                    raise
+                write = write.otherwise
+                _write(fd, write.file, write.value)
+        except OSError as e:
+            if e.errno in write.ignore:
+                continue
+            raise StepError(f'cannot set {write.where}: writing "{write.value}" to', write.file, e.errno or EINVAL) from None
+
+
+def check_memory_before_update(fd: int, limit: int, swap: int) -> None:
+    """What ``checkBeforeUpdate`` asks for: refuse new limits (bytes, 0 or -1 for none) that the usage has reached already.
+
+    The check is best effort, as runc's: without ``memory.current`` there is none.
+    """
+    try:
+        usage = int(_read(fd, "memory.current"))
+    except OSError:
+        return
+    if 0 < swap <= usage:
+        raise GpurunError(f"rejecting memory+swap limit {swap} <= usage {usage}")
+    if 0 < limit <= usage:
+        raise GpurunError(f"rejecting memory limit {limit} <= usage {usage}")
+
+
+def attach_devices(fd: int, program: bytes, tolerate: bool = False) -> bool:
+    """Make *program* (:func:`gpurun.cgroup.devices.device_program`) the device program of the cgroup that *fd* is.
+
+    A program that is there alone is replaced atomically; of several all are detached once the new one is attached: there
+    is no moment at which the container's devices are open, nor one at which they are shut.
+
+    Raises :class:`StepError`; with *tolerate* (in a user namespace, where the kernel lets nobody attach programs and device
+    nodes cannot be made, or where all is allowed anyway) it returns False instead.
+    """
+    step = "BPF_PROG_LOAD"
+    opened: list[int] = []
+    try:
+        opened.append(bpf.prog_load(program))
+        step = "BPF_PROG_QUERY"
+        old = _attached(fd)
+        opened += old
+        step = "BPF_PROG_ATTACH"
+        if len(old) == 1:
+            bpf.prog_attach(fd, opened[0], old[0])
+        else:
+            bpf.prog_attach(fd, opened[0])
+            step = "BPF_PROG_DETACH"
+            for one in old:
+                bpf.prog_detach(fd, one)
+    except OSError as e:
+        if tolerate:
+            return False
+        raise StepError(f"cannot restrict devices: bpf({step})", "", e.errno or EINVAL) from None
+    finally:
+        for one in opened:
+            posix.close(one)
+    return True
+
+
+def _attached(fd: int) -> list[int]:
+    """Descriptors of the device programs on the cgroup; those of others that we may not touch stay as they are."""
+    found: list[int] = []
+    for prog_id in bpf.prog_query(fd):
+        try:
+            found.append(bpf.prog_get_fd_by_id(prog_id))
+        except (PermissionError, FileNotFoundError):
+            pass  # FileNotFoundError: detached and freed since the query
+    return found
+
+
+def _read(fd: int, name: str) -> str:
+    file = fs.openat2(fd, name, posix.O_RDONLY, _BENEATH)
+    try:
+        return fs.read_fd(file).decode()
+    finally:
+        posix.close(file)
+
+
+def _write(fd: int, name: str, value: str) -> None:
+    """One write(2): the kernel takes each as a whole setting."""
+    file = fs.openat2(fd, name, posix.O_WRONLY, _BENEATH)
+    try:
+        posix.write(file, value.encode())
+    finally:
+        posix.close(file)
