@@ -95,7 +95,9 @@ def with_hwcaps() -> bytes:
     padding = -(base + len(strings)) % 4
     offset = base + len(strings) + padding
     tail = pack("<IIIIII", 0xEAA42174, 1, 1, 0, offset + 24, 4) + pack("<I", base + strings.index(b"x86-64-v3\0"))
-    return b"glibc-ld.so.cache1.1" + pack("<IIB3xI12x", 2, len(strings), 2, offset) + entries + strings + bytes(padding) + tail
+    return (
+        b"glibc-ld.so.cache1.1" + pack("<IIB3xI12x", 2, len(strings), 2, offset) + entries + strings + bytes(padding) + tail
+    )
 
 
 @needs_ldconfig

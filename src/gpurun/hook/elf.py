@@ -7,7 +7,7 @@ The name under which the loader looks a library up is nowhere but in the file (`
 from __future__ import annotations
 
 import posix
-from _struct import error as struct_error
+from _struct import error as struct_error  # type: ignore[attr-defined]
 from _struct import iter_unpack, unpack_from
 
 from gpurun.record import Record

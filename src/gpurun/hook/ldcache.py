@@ -1,4 +1,4 @@
-"""The dynamic loader's cache, ``/etc/ld.so.cache``: read it, and compose one with libraries added.  Pure: bytes in, bytes out.
+"""The loader's cache, ``/etc/ld.so.cache``: read it, and compose one with libraries added.  Pure: bytes in, bytes out.
 
 Running ldconfig in a container (what the NVIDIA tools do) needs a writable image, executes a program over hostile files,
 and has failed in every way it can.  The cache is a sorted table, so gpurun writes it itself: all entries of the image's

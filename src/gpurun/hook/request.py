@@ -156,7 +156,8 @@ def _refuse_form(where: str, device: str) -> None:
     name = shown(device)
     if device.startswith(_VOLUME_MOUNT_MARKER):
         raise UnsupportedError(
-            where, f"{name}: device lists given as volume mounts are not supported: let the device plugin use the strategy envvar"
+            where,
+            f"{name}: device lists given as volume mounts are not supported: let the device plugin use the strategy envvar",
         )
     if _is_qualified(device):
         raise UnsupportedError(

@@ -1,0 +1,280 @@
+"""The files of the driver's userspace: which capability needs which, and where they are under a driver root.
+
+The tables are names only.  Everything is resolved inside the driver root (absolute links are links of that root, and
+nothing leads out of it), and what is handed on is the real file.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun.hook.elf import EM_386, EM_AARCH64, EM_ARM, EM_X86_64, read_elf
+from gpurun.hook.ldcache import FLAGS_COMPAT32, FLAGS_NATIVE, MAX_SIZE, CacheError, lookup
+from gpurun.linux.fs import O_CLOEXEC, read_fd
+from gpurun.ns.path import open_in_root
+from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: Libraries named ``<name>.so.<driver version>``, by the capability that needs them; which exist depends on the driver.
+VERSIONED = {
+    "utility": ("libnvidia-ml", "libnvidia-cfg", "libnvidia-nscq"),
+    "compute": (
+        "libcuda", "libcudadebugger", "libnvidia-opencl", "libnvidia-gpucomp", "libnvidia-ptxjitcompiler",
+        "libnvidia-fatbinaryloader", "libnvidia-allocator", "libnvidia-compiler", "libnvidia-pkcs11",
+        "libnvidia-pkcs11-openssl3", "libnvidia-nvvm", "libnvidia-tileiras",
+    ),
+    "video": ("libvdpau_nvidia", "libnvidia-encode", "libnvidia-opticalflow", "libnvcuvid"),
+    "graphics": (
+        "libnvidia-eglcore", "libnvidia-glcore", "libnvidia-tls", "libnvidia-glsi", "libnvidia-fbc", "libnvidia-ifr",
+        "libnvidia-rtcore", "libnvoptix", "libGLX_nvidia", "libEGL_nvidia", "libGLESv2_nvidia", "libGLESv1_CM_nvidia",
+        "libnvidia-glvkspirv", "libnvidia-cbl", "libnvidia-gpucomp", "libnvidia-allocator",
+    ),
+    "ngx": ("libnvidia-ngx",),
+}  # fmt: skip
+
+#: Libraries with a version of their own, found by this name.
+UNVERSIONED = {
+    "graphics": (
+        "libnvidia-api.so.1", "libnvidia-egl-gbm.so.1", "libnvidia-egl-wayland.so.1", "libnvidia-egl-wayland2.so.1",
+        "libnvidia-egl-xcb.so.1", "libnvidia-egl-xlib.so.1",
+    ),
+}  # fmt: skip
+
+BINARIES = {
+    "utility": ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nv-fabricmanager"),
+    "compute": ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"),
+}
+_BINARY_DIRS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+_DEBIAN_BINARY_DIR = "/usr/lib/nvidia/current"  # behind update-alternatives, which a mere unpacked package lacks
+
+#: Configuration of the loaders of GL, Vulkan and OpenCL: (capability, directory in the container, directories where
+#: a driver may have it, file names).
+CONFIGS = (
+    ("graphics", "/usr/share/glvnd/egl_vendor.d", ("/usr/share/glvnd/egl_vendor.d", "/etc/glvnd/egl_vendor.d"),
+     ("10_nvidia.json",)),
+    ("graphics", "/usr/share/egl/egl_external_platform.d",
+     ("/usr/share/egl/egl_external_platform.d", "/etc/egl/egl_external_platform.d"),
+     ("09_nvidia_wayland2.json", "10_nvidia_wayland.json", "15_nvidia_gbm.json", "20_nvidia_xcb.json",
+      "20_nvidia_xlib.json")),
+    ("graphics", "/usr/share/nvidia", ("/usr/share/nvidia",), ("nvoptix.bin",)),
+    ("graphics", "/etc/vulkan/icd.d",
+     ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d", "/vulkan/icd.d"),
+     ("nvidia_icd.json", "nvidia_icd.x86_64.json", "nvidia_icd.aarch64.json", "nvidia_layers.json")),
+    ("graphics", "/etc/vulkan/implicit_layer.d",
+     ("/etc/vulkan/implicit_layer.d", "/usr/local/share/vulkan/implicit_layer.d", "/usr/share/vulkan/implicit_layer.d"),
+     ("nvidia_layers.json",)),
+    ("compute", "/etc/OpenCL/vendors", ("/etc/OpenCL/vendors",), ("nvidia.icd",)),
+)  # fmt: skip
+
+_MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
+_MULTIARCH32 = {"x86_64": "i386-linux-gnu", "aarch64": "arm-linux-gnueabihf"}
+_MACHINES = {"x86_64": (EM_X86_64, EM_386), "aarch64": (EM_AARCH64, EM_ARM)}
+
+
+class HostFile(Record):
+    """A file or directory of the driver: *kind* is ``binary``, ``config``, ``firmware`` or ``socket``."""
+
+    kind: str
+    capability: str
+    host_path: str
+    path: str  # in the container
+
+
+class Library(Record):
+    """A shared library of the driver: *path* is its place below the driver root, and in the container."""
+
+    name: str  # file name
+    capability: str
+    host_path: str
+    path: str
+    soname: str
+    flags: int  # of the loader's cache
+    dev_link: bool = False  # the host has a link for linking, libX.so, beside it
+    compat32: bool = False
+
+
+class DriverRoot(Record):
+    """An opened driver root: *fd* its directory, *path* the real host path of it, without a slash at the end."""
+
+    fd: int
+    path: str
+    machine: str
+
+
+def open_driver_root(path: str, machine: str) -> DriverRoot:
+    """Open the directory *path* as a driver root of that machine (``x86_64``, ``aarch64``); the caller closes *fd*."""
+    fd = posix.open(path, posix.O_RDONLY | posix.O_DIRECTORY | O_CLOEXEC)
+    real = posix.readlink(f"/proc/self/fd/{fd}")
+    return DriverRoot(fd, "" if real == "/" else real, machine)
+
+
+def resolve(root: DriverRoot, path: str) -> str | None:
+    """The real path below the driver root that *path* leads to (``/usr/lib/x.so.1.2``), ``None`` when there is none."""
+    try:
+        fd = open_in_root(root.fd, path)
+    except OSError:
+        return None  # absent, or behind something unreadable: for discovery the same
+    try:
+        return posix.readlink(f"/proc/self/fd/{fd}").removeprefix(root.path)
+    finally:
+        posix.close(fd)
+
+
+def library_dirs(root: DriverRoot, compat32: bool = False) -> tuple[str, ...]:
+    """The directories, real and each once, in which libraries are looked for when the loader's cache has them not."""
+    if compat32:
+        multiarch = _MULTIARCH32.get(root.machine, "")
+        tried = [f"/usr/lib/{multiarch}", f"/usr/lib/{multiarch}/nvidia/current", "/usr/lib32", "/usr/lib", "/lib"]
+    else:
+        multiarch = _MULTIARCH.get(root.machine, "")
+        tried = ["/usr/lib64", f"/usr/lib/{multiarch}", f"/usr/lib/{multiarch}/nvidia/current", "/lib64"]
+        tried += [f"/lib/{multiarch}", f"/lib/{multiarch}/nvidia/current", "/usr/lib", "/lib", "/lib/nvidia"]
+    return tuple(dict.fromkeys([real for d in tried if (real := resolve(root, d)) is not None]))
+
+
+def find_libraries(root: DriverRoot, version: str, capabilities: Iterable[str], compat32: bool) -> tuple[Library, ...]:
+    """The libraries that *capabilities* need, of exactly that driver version.  What is not there is left out."""
+    wanted: dict[str, str] = {}  # file name or SONAME-like name → capability
+    for capability in capabilities:
+        for name in VERSIONED.get(capability, ()):
+            wanted.setdefault(f"{name}.so.{version}", capability)
+        for name in UNVERSIONED.get(capability, ()):
+            wanted.setdefault(name, capability)
+    flags = (FLAGS_COMPAT32 if compat32 else FLAGS_NATIVE).get(root.machine, 0)
+    machine = _MACHINES[root.machine][1 if compat32 else 0]
+    places = _from_cache(root, version, wanted, flags)
+    missing = [name for name in wanted if name not in places]
+    if missing:
+        _from_dirs(root, missing, library_dirs(root, compat32), places)
+    found = [_library(root, name, wanted[name], places[name], flags, machine, compat32) for name in wanted if name in places]
+    return tuple([library for library in found if library is not None])
+
+
+def _from_cache(root: DriverRoot, version: str, wanted: dict[str, str], flags: int) -> dict[str, str]:
+    """Name → real path of those that the loader's cache of the driver root knows, in the version wanted."""
+    try:
+        fd = open_in_root(root.fd, "/etc/ld.so.cache", posix.O_RDONLY | posix.O_NONBLOCK)
+    except OSError:
+        return {}  # NixOS, Guix, COS and Alpine hosts have none
+    try:
+        data = read_fd(fd, MAX_SIZE)
+    finally:
+        posix.close(fd)
+    stems = {name.removesuffix("." + version) if name.endswith("." + version) else name: name for name in wanted}
+    try:
+        entries = lookup(data, flags, tuple([stem.encode() for stem in stems]))
+    except CacheError:
+        return {}
+    places: dict[str, str] = {}
+    for key, path in entries:
+        stem = key if key in stems else key[: key.find(".so") + 3]
+        name = stems.get(stem)
+        if name is None or name in places:
+            continue
+        real = resolve(root, path)
+        if real is not None and (stem == key or real.endswith("/" + name)):
+            places[name] = real
+    return places
+
+
+def _from_dirs(root: DriverRoot, names: list[str], dirs: tuple[str, ...], places: dict[str, str]) -> None:
+    for directory in dirs:
+        for name in names:
+            if name not in places:
+                real = resolve(root, f"{directory}/{name}")
+                if real is None and name.startswith("libvdpau_"):
+                    real = resolve(root, f"{directory}/vdpau/{name}")
+                if real is not None:
+                    places[name] = real
+
+
+def _library(
+    root: DriverRoot, name: str, capability: str, path: str, flags: int, machine: int, compat32: bool
+) -> Library | None:
+    """*path* as a library, when it is a file of the right machine that only root may have written."""
+    try:
+        fd = open_in_root(root.fd, path, posix.O_RDONLY | posix.O_NONBLOCK)
+    except OSError:
+        return None  # it was there a moment ago: the driver is being replaced, and the version check will tell
+    try:
+        stat = posix.fstat(fd)
+        if stat.st_mode & 0o170000 != 0o100000 or stat.st_mode & 0o002:
+            return None  # a world-writable library is nobody's driver
+        elf = read_elf(fd)
+    finally:
+        posix.close(fd)
+    if elf is None or elf.machine != machine:
+        return None
+    directory, _, base = path.rpartition("/")
+    stem = base[: base.find(".so") + 3]
+    dev_link = resolve(root, f"{directory}/{stem}") == path
+    return Library(base, capability, root.path + path, path, elf.soname or base, flags, dev_link, compat32)
+
+
+def find_binaries(root: DriverRoot, capabilities: Iterable[str]) -> tuple[HostFile, ...]:
+    """Programs, mounted under the name by which the host's PATH finds them (the real file may be an alternative)."""
+    found = []
+    dirs = dict.fromkeys([real for d in _BINARY_DIRS if (real := resolve(root, d)) is not None])
+    for capability in capabilities:
+        for name in BINARIES.get(capability, ()):
+            for directory in (*dirs, _DEBIAN_BINARY_DIR):
+                real = resolve(root, f"{directory}/{name}")
+                if real is not None:
+                    public = f"/usr/bin/{name}" if directory == _DEBIAN_BINARY_DIR else f"{directory}/{name}"
+                    found.append(HostFile("binary", capability, root.path + real, public))
+                    break
+    return tuple(found)
+
+
+def find_configs(root: DriverRoot, capabilities: Iterable[str]) -> tuple[HostFile, ...]:
+    """Configuration files; the first directory that has a file wins, as for the programs that read them."""
+    found = []
+    wanted = tuple(capabilities)
+    for capability, target, dirs, names in CONFIGS:
+        if capability in wanted:
+            for name in names:
+                real = next((r for d in dirs if (r := resolve(root, f"{d}/{name}")) is not None), None)
+                if real is not None:
+                    found.append(HostFile("config", capability, root.path + real, f"{target}/{name}"))
+    return tuple(found)
+
+
+def find_firmware(root: DriverRoot, version: str, prefixes: tuple[str, ...]) -> tuple[HostFile, ...]:
+    """GSP firmware ``gsp*.bin`` of that version, from the first of *prefixes* that has any."""
+    for prefix in prefixes:
+        directory = resolve(root, f"{prefix}/nvidia/{version}")
+        if directory is None:
+            continue
+        names = sorted(n for n in list_dir(root, directory) if n.startswith("gsp") and n.endswith(".bin"))
+        if names:
+            public = f"{prefix}/nvidia/{version}"
+            real = [(n, resolve(root, f"{directory}/{n}")) for n in names]
+            return tuple([HostFile("firmware", "", root.path + r, f"{public}/{n}") for n, r in real if r is not None])
+    return ()
+
+
+def list_dir(root: DriverRoot, path: str) -> list[str]:
+    """The names in the directory *path* of the driver root; none when it cannot be read."""
+    try:
+        fd = open_in_root(root.fd, path, posix.O_RDONLY | posix.O_DIRECTORY)
+    except OSError:
+        return []
+    try:
+        return posix.listdir(fd)
+    finally:
+        posix.close(fd)
+
+
+def installed_versions(root: DriverRoot) -> dict[str, str]:
+    """Version → a file of it, of every libnvidia-ml and libcuda there is: for telling what is installed instead."""
+    found: dict[str, str] = {}
+    for directory in library_dirs(root):
+        for name in list_dir(root, directory):
+            for stem in ("libnvidia-ml.so.", "libcuda.so."):
+                version = name[len(stem) :]
+                if name.startswith(stem) and "." in version and version.replace(".", "").isdigit():
+                    found.setdefault(version, f"{directory}/{name}")
+    return found

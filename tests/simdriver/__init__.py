@@ -1,0 +1,235 @@
+"""A simulated NVIDIA driver: a tree that stands for ``/`` of a host with GPUs; point GPURUN_SYSROOT at it.
+
+Nothing of it is NVIDIA's: the libraries are a few hundred bytes of our own, with the right names, SONAMEs and symbols, so
+that dlopen works and ``cuInit`` says 100 (no device), as the real one does on a machine without a GPU.  The device
+nodes are real: opening one gives ENXIO where the device cgroup allows it and EPERM where it does not.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpurun.hook.edits import CacheEntry
+from gpurun.hook.ldcache import FLAGS_NATIVE, compose
+
+from . import tables
+from .elf import shared_library
+
+VERSION = "999.88.77"
+MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
+MAJORS = {"nvidia": 195, "nvidia-modeset": 195, "drm": 226, "nvidia-caps": 235, "nvidia-uvm": 510}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What kind of driver: *layout* ``debian`` or ``rhel``; each ``no_*`` leaves one half out."""
+
+    gpus: int = 2
+    version: str = VERSION
+    layout: str = "debian"
+    machine: str = field(default_factory=lambda: os.uname().machine)
+    ldcache: bool = True
+    nodes: bool = True
+    drm: bool = True
+    mps: bool = False
+    compat32: bool = False
+    no_userspace: bool = False
+    no_module: bool = False
+    no_uvm: bool = False
+    version_mismatch: bool = False  # the libraries are of another version than the kernel module
+
+    @property
+    def library_version(self) -> str:
+        return "888.66.55" if self.version_mismatch else self.version
+
+
+@dataclass(frozen=True)
+class SimulatedDriver:
+    """The tree made: *path* for GPURUN_SYSROOT; *real_nodes* is false where mknod was not allowed (plain files then)."""
+
+    path: Path
+    options: Options
+    real_nodes: bool
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"GPURUN_SYSROOT": str(self.path)}
+
+
+def uuid(index: int) -> str:
+    """The UUID of the simulated GPU *index*."""
+    return f"GPU-{index:08x}-5197-4a6f-8c59-0a1b2c3d4e5f"
+
+
+def bus_id(index: int) -> str:
+    """The PCI bus id of the simulated GPU *index*, in ascending order."""
+    return f"0000:{7 + 16 * index:02x}:00.0"
+
+
+def minor(index: int, count: int) -> int:
+    """Minors run against the order of the bus ids, as they do on some real machines: no code may take one for the other."""
+    return count - 1 - index
+
+
+def make(path: Path, options: Options | None = None) -> SimulatedDriver:
+    """Make the tree at *path*, which must not exist or be empty."""
+    o = options or Options()
+    path.mkdir(parents=True, exist_ok=True)
+    real_nodes = o.nodes
+    if not o.no_userspace:
+        _userspace(path, o)
+    if not o.no_module:
+        _procfs(path, o)
+        if o.nodes:
+            real_nodes = _nodes(path, o)
+    _sysfs(path, o)
+    return SimulatedDriver(path, o, real_nodes)
+
+
+def _write(path: Path, content: str | bytes, mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    path.chmod(mode)
+
+
+def _link(path: Path, target: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target)
+
+
+def _userspace(root: Path, o: Options) -> None:
+    v = o.library_version
+    (root / "usr/bin").mkdir(parents=True)
+    (root / "usr/lib").mkdir()
+    _link(root / "bin", "usr/bin")
+    _link(root / "lib", "usr/lib")
+    plain = f"usr/lib/{MULTIARCH[o.machine]}" if o.layout == "debian" else "usr/lib64"
+    current = f"{plain}/nvidia/current" if o.layout == "debian" else plain
+    if o.layout == "rhel":
+        (root / "usr/lib64").mkdir()
+        _link(root / "lib64", "usr/lib64")
+    entries = []
+    for name, template in tables.SONAMES.items():
+        soname = template.replace("V", v)
+        directory = plain if name.removeprefix("libnvidia-") in tables.DEBIAN_PLAIN else current
+        if name == "libvdpau_nvidia" and o.layout == "rhel":
+            directory += "/vdpau"
+        file = f"{name}.so.{v}"
+        data = shared_library(soname, tables.functions(name, v), o.machine, tables.NEEDED.get(name, ()))
+        _write(root / directory / file, data)
+        if soname != file:
+            _link(root / directory / soname, file)
+        entries.append(CacheEntry(soname, f"/{directory}/{soname}", FLAGS_NATIVE[o.machine]))
+        if name in tables.DEV_LINKS:
+            _link(root / directory / f"{name}.so", soname)
+            entries.append(CacheEntry(f"{name}.so", f"/{directory}/{name}.so", FLAGS_NATIVE[o.machine]))
+        if name == "libcuda" and o.layout == "debian":
+            # update-alternatives: an absolute link out of the public directory
+            _link(root / plain / soname, f"/etc/alternatives/glx--{soname}")
+            _link(root / "etc/alternatives" / f"glx--{soname}", f"/{current}/{soname}")
+    for file, soname in tables.UNVERSIONED.items():
+        _write(root / plain / file, shared_library(soname, (), o.machine))
+        if file != soname:
+            _link(root / plain / soname, file)
+        entries.append(CacheEntry(soname, f"/{plain}/{soname}", FLAGS_NATIVE[o.machine]))
+    if o.ldcache:
+        _write(root / "etc/ld.so.cache", compose(None, tuple(entries)))
+    for name in tables.BIN:
+        text = tables.NVIDIA_SMI if name == "nvidia-smi" else f"#!/bin/sh\necho {name} {v}\n"
+        if o.layout == "debian" and name == "nvidia-smi":
+            _write(root / "usr/lib/nvidia/current/nvidia-smi", text, 0o755)
+            _link(root / "usr/bin/nvidia-smi", "/etc/alternatives/nvidia--nvidia-smi")
+            _link(root / "etc/alternatives/nvidia--nvidia-smi", "/usr/lib/nvidia/current/nvidia-smi")
+        else:
+            _write(root / f"usr/bin/{name}", text, 0o755)
+    for name in ("gsp_ga10x.bin", "gsp_tu10x.bin"):
+        _write(root / f"usr/lib/firmware/nvidia/{v}/{name}", b"simulated firmware\n")
+    _write(root / "usr/share/vulkan/icd.d/nvidia_icd.json", '{"ICD": {"library_path": "libGLX_nvidia.so.0"}}\n')
+    _write(root / "usr/share/glvnd/egl_vendor.d/10_nvidia.json", '{"ICD": {"library_path": "libEGL_nvidia.so.0"}}\n')
+    _write(root / "etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1\n")
+    _socket(root / "run/nvidia-persistenced/socket")
+    _link(root / "var/run", "/run")
+    if o.mps:
+        (root / "tmp/nvidia-mps").mkdir(parents=True)
+
+
+def _socket(path: Path) -> None:
+    """A bound socket; the address goes through a descriptor, because sun_path holds 108 bytes and pytest's paths more."""
+    path.parent.mkdir(parents=True)
+    directory = os.open(path.parent, os.O_PATH)
+    try:
+        with socket.socket(socket.AF_UNIX) as s:
+            s.bind(f"/proc/self/fd/{directory}/{path.name}")
+    finally:
+        os.close(directory)
+
+
+def _procfs(root: Path, o: Options) -> None:
+    nvidia = root / "proc/driver/nvidia"
+    _write(
+        nvidia / "version",
+        f"NVRM version: NVIDIA UNIX {o.machine} Kernel Module  {o.version}  Thu Jan  1 00:00:00 UTC 2026\n"
+        "GCC version:  gcc version 12.2.0\n",
+    )
+    _write(nvidia / "params", tables.PARAMS)
+    _write(nvidia / "registry", 'Binary: ""\n')
+    (nvidia / "gpus").mkdir()
+    for i in range(o.gpus):
+        _write(nvidia / "gpus" / bus_id(i) / "information", information(i, o))
+    lines = [f"{number:3d} {name}" for name, number in MAJORS.items() if not (o.no_uvm and name == "nvidia-uvm")]
+    _write(root / "proc/devices", "Character devices:\n  1 mem\n" + "\n".join(lines) + "\n\nBlock devices:\n259 blkext\n")
+
+
+def information(index: int, o: Options) -> str:
+    """``/proc/driver/nvidia/gpus/*/information`` as the kernel module writes it."""
+    return (
+        f"Model: \t\t {tables.MODELS[index % len(tables.MODELS)]}\n"
+        f"IRQ:   \t\t {150 + index}\n"
+        f"GPU UUID: \t {uuid(index)}\n"
+        "Video BIOS: \t 92.00.45.00.03\n"
+        "Bus Type: \t PCIe\n"
+        "DMA Size: \t 47 bits\n"
+        "DMA Mask: \t 0x7fffffffffff\n"
+        f"Bus Location: \t {bus_id(index)}\n"
+        f"Device Minor: \t {minor(index, o.gpus)}\n"
+        f"GPU Firmware: \t {o.version}\n"
+        "GPU Excluded:\t No\n"
+    )
+
+
+def _nodes(root: Path, o: Options) -> bool:
+    wanted = {"nvidiactl": (195, 255), "nvidia-modeset": (195, 254)}
+    if not o.no_uvm:
+        wanted |= {"nvidia-uvm": (510, 0), "nvidia-uvm-tools": (510, 1)}
+    wanted |= {f"nvidia{minor(i, o.gpus)}": (195, minor(i, o.gpus)) for i in range(o.gpus)}
+    if o.drm:
+        for i in range(o.gpus):
+            wanted |= {f"dri/card{i}": (226, i), f"dri/renderD{128 + i}": (226, 128 + i)}
+    (root / "dev/dri").mkdir(parents=True)
+    for name, (major, number) in wanted.items():
+        node = root / "dev" / name
+        mode = 0o660 if name.startswith("dri/") else 0o666
+        try:
+            os.mknod(node, stat.S_IFCHR | mode, os.makedev(major, number))
+        except PermissionError:
+            return False
+        node.chmod(mode)
+        if name.startswith("dri/"):
+            os.chown(node, 0, 44 if "card" in name else 105)
+    return True
+
+
+def _sysfs(root: Path, o: Options) -> None:
+    for i in range(o.gpus):
+        pci = root / "sys/bus/pci/devices" / bus_id(i)
+        for name, value in (("vendor", "0x10de"), ("device", "0x20b0"), ("class", "0x030200"), ("numa_node", str(i % 2))):
+            _write(pci / name, value + "\n")
+        if o.drm:
+            _write(pci / f"drm/card{i}/dev", f"226:{i}\n")
+            _write(pci / f"drm/renderD{128 + i}/dev", f"226:{128 + i}\n")
+    if not o.no_module:
+        _write(root / "sys/module/nvidia/version", o.version + "\n")
