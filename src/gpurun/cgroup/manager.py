@@ -3,6 +3,9 @@
 Paths are those of :func:`gpurun.cgroup.tree.cgroup_path`.  Every name below the root of the tree is opened alone, from the
 descriptor of the directory above it: it cannot be a link, nor a place where something else is mounted.
 
+What is done to a cgroup that is there already is in :mod:`gpurun.cgroup.control`, which needs no C library; those functions
+can be had from here too.
+
 Reference: admin-guide/cgroup-v2.rst, "Core Interface Files"; cgroups(7).
 """
 
@@ -11,14 +14,32 @@ from __future__ import annotations
 import posix
 from errno import EINVAL
 
-from gpurun.cgroup.control import DIRECTORY, is_frozen, processes
+from gpurun.cgroup.control import DIRECTORY, freeze, is_frozen, kill, oom_kill_count, processes, remove, thaw
+from gpurun.cgroup.resources import needs_domain
 from gpurun.errors import GpurunError, StepError
 from gpurun.linux import bpf, fs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.cgroup.resources import CgroupWrite
-    from gpurun.cgroup.tree import Tree
+
+__all__ = [
+    "add_process",
+    "attach_devices",
+    "check_memory_before_update",
+    "check_usable",
+    "create",
+    "freeze",
+    "is_frozen",
+    "kill",
+    "oom_kill_count",
+    "open_dir",
+    "processes",
+    "remove",
+    "thaw",
+    "undo_create",
+    "write_resources",
+]
 
 _BENEATH = fs.RESOLVE_BENEATH | fs.RESOLVE_NO_SYMLINKS | fs.RESOLVE_NO_MAGICLINKS | fs.RESOLVE_NO_XDEV
 
@@ -32,22 +53,25 @@ def check_usable(path: str) -> None:
         raise GpurunError("container's cgroup unexpectedly frozen")
 
 
-def create(tree: Tree, path: str, domain: bool = False) -> tuple[str, ...]:
-    """Make the cgroup *path* and what is missing above it; returns the directories made, outermost first.
+def create(path: str, root: str, writes: tuple[CgroupWrite, ...] = ()) -> tuple[str, ...]:
+    """Make the cgroup *path* of the tree at *root* and what is missing above it.
 
-    In every cgroup above it all controllers of the tree are enabled, so that limits have their files.  *domain* says that
-    limits of domain controllers will be set, see :func:`gpurun.cgroup.resources.needs_domain`.
+    Returns the directories made, outermost first.  In every cgroup above it all its controllers are enabled, so that
+    limits have their files.  *writes* are the limits that will be set in it: some need a cgroup of type "domain".
 
-    Raises :class:`StepError` or :class:`GpurunError`; what was made until then is removed again.
+    Raises :class:`GpurunError` when the cgroup cannot be a new container's (:func:`check_usable`) or is of the wrong type,
+    and :class:`StepError` when the kernel refuses; what was made until then is removed again.
     """
+    check_usable(path)
+    domain = needs_domain(writes)
     made: list[str] = []
-    fd = posix.open(tree.root, DIRECTORY)
+    fd = open_dir(root)
     try:
-        current = tree.root.rstrip("/")
+        current = root.rstrip("/")
         for name in path[len(current) :].strip("/").split("/"):
             # Some controllers cannot be enabled in some places (rootless, a parent that holds processes): then a limit
             # that needs one fails when it is written, and a container without such a limit is none the worse.
-            _enable_controllers(fd, tree.controllers)
+            _enable_controllers(fd)
             current = f"{current}/{name}"
             _enter(fd, name, current, made)
             _check_type(fd, current, domain)
@@ -83,12 +107,12 @@ def _enter(fd: int, name: str, path: str, made: list[str]) -> None:
     posix.close(child)
 
 
-def _enable_controllers(fd: int, controllers: tuple[str, ...]) -> None:
+def _enable_controllers(fd: int) -> None:
     try:
         enabled = _read(fd, "cgroup.subtree_control").split()
+        missing = [f"+{name}" for name in _read(fd, "cgroup.controllers").split() if name not in enabled]
     except OSError:
-        enabled = []
-    missing = [f"+{name}" for name in controllers if name not in enabled]
+        return  # a cgroup that is being removed; making the next one in it says so
     if not missing:
         return
     try:

@@ -1,10 +1,11 @@
 """``linux.resources`` of config.json, and the same object as ``update --resources`` gets it.
 
-Specification: runtime-spec 1.2, config-linux.md, "Control groups".  What only cgroup v1 has is not read: ``memory.kernel``,
-``kernelTCP``, ``swappiness``, ``disableOOMKiller`` and ``useHierarchy``, ``cpu.realtime*``, ``blockIO.leafWeight``, ``network``.
-runc ignores these on cgroup v2, and clients send them out of habit.  Unknown members are ignored, ``null`` is absent.
+Specification: runtime-spec 1.2, config-linux.md, "Control groups".  What only cgroup v1 has is not read, as runc ignores it
+on cgroup v2 and clients send it out of habit: ``kernel``, ``kernelTCP``, ``swappiness``, ``disableOOMKiller`` and
+``useHierarchy`` of memory, ``realtime*`` of cpu, ``leafWeight`` of blockIO, and ``network``.
 
-Zero means "not given", as in the Go programs that write these documents, except where a field is ``None`` by default.
+Unknown members are ignored, ``null`` is absent.  Zero means "not given", as in the Go programs that write these
+documents, except where a field is ``None`` by default.
 """
 
 from __future__ import annotations
