@@ -239,7 +239,7 @@ def test_kill_reaches_the_leftovers_without_a_pid_namespace(runtime: Runtime, bu
     assert container.delete().rc == 0
 
 
-@pytest.mark.not_on("runc", reason="1.1 leaves the cgroup behind")
+@pytest.mark.not_on("runc 1.1", reason="leaves the cgroup behind")
 def test_delete_kills_the_leftovers_without_a_pid_namespace(runtime: Runtime, bundle: MakeBundle) -> None:
     b = bundle().without_namespace("pid").sh("sleep 1000 & echo $!; exit 0")
     container = runtime.start(b)

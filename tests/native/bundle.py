@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
 Config = dict[str, Any]
 
 DIRECTORIES = ("bin", "dev", "etc", "proc", "root", "run", "sys", "tmp", "usr", "var")
-APPLETS = ["[", "awk", "basename", "cat", "chmod", "chown", "cp", "cut", "cmp", "date", "dd", "dirname", "df", "echo", "env", "expr", "false", "find", "grep", "head", "hostname", "id", "kill", "ln", "ls", "md5sum", "mkdir", "mknod", "mount", "mv", "nc", "printf", "ps", "pwd", "readlink", "rm", "rmdir", "sed", "seq", "sh", "sleep", "sort", "stat", "tail", "test", "timeout", "touch", "tr", "true", "umount", "uname", "unshare", "wc", "which", "xargs", "yes", "ip", "nohup", "sync", "truncate"]  # noqa: SIM905 - a list of 60 quoted words is not clearer
+APPLETS = """
+    [ awk basename cat chmod chown cmp cp cut date dd df dirname echo env expr false find grep head hostname id ip kill ln ls
+    md5sum mkdir mknod mount mv nc nohup printf ps pwd readlink rm rmdir sed seq sh sleep sort stat sync tail test timeout
+    touch tr true truncate umount uname unshare wc which xargs yes
+"""
 CAPABILITIES = ["CAP_AUDIT_WRITE", "CAP_KILL", "CAP_NET_BIND_SERVICE"]
 
 BASE: Config = {
@@ -71,12 +77,29 @@ def make_rootfs(directory: Path, busybox: Path) -> None:
         (directory / name).mkdir(parents=True)
     (directory / "tmp").chmod(0o1777)
     os.link(busybox, directory / "bin/busybox")
-    for applet in APPLETS:
+    for applet in APPLETS.split():
         (directory / "bin" / applet).symlink_to("busybox")
     (directory / "etc/passwd").write_text(
         "root:x:0:0:root:/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n"
     )
     (directory / "etc/group").write_text("root:x:0:\nalice:x:1000:\nnogroup:x:65534:\n")
+
+
+def tree_listing(root: Path) -> dict[str, tuple[object, ...]]:
+    """Every file under *root* with type, mode, owner, device number, size, link text and content."""
+    listing: dict[str, tuple[object, ...]] = {}
+    for directory, names, files in os.walk(root):
+        for name in (*names, *files):
+            path = os.path.join(directory, name)
+            info = os.lstat(path)
+            what: object = None
+            if stat.S_ISLNK(info.st_mode):
+                what = os.readlink(path)
+            elif stat.S_ISREG(info.st_mode) and name != "busybox":
+                what = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            size = info.st_size if stat.S_ISREG(info.st_mode) else 0
+            listing[os.path.relpath(path, root)] = (info.st_mode, info.st_uid, info.st_gid, info.st_rdev, size, what)
+    return listing
 
 
 class Bundle:
@@ -85,6 +108,7 @@ class Bundle:
     def __init__(self, directory: Path, config: Config) -> None:
         self.directory = directory
         self.config = config
+        self.rootfs_before: dict[str, tuple[object, ...]] = {}  # what the rootfs was when first used
         self.raw: bytes | None = None  # when set, this is config.json, whatever *config* says
 
     @property
@@ -137,6 +161,7 @@ class Bundle:
         return self
 
     def write(self) -> None:
+        self.rootfs_before = self.rootfs_before or tree_listing(self.rootfs)
         text = json.dumps(self.config, indent=1).encode() if self.raw is None else self.raw
         (self.directory / "config.json").write_bytes(text)
 

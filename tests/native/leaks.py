@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import stat
 import time
 from pathlib import Path
 
 from tests.native.bed import Bed, below
-from tests.native.bundle import Bundle
+from tests.native.bundle import Bundle, tree_listing
 from tests.native.runtime import Runtime
-
-
-def tree_listing(root: Path) -> dict[str, tuple[object, ...]]:
-    """Every file under *root* with type, mode, owner, device number, size, link text and content."""
-    listing: dict[str, tuple[object, ...]] = {}
-    for directory, names, files in os.walk(root):
-        for name in (*names, *files):
-            path = os.path.join(directory, name)
-            info = os.lstat(path)
-            what: object = None
-            if stat.S_ISLNK(info.st_mode):
-                what = os.readlink(path)
-            elif stat.S_ISREG(info.st_mode) and name != "busybox":
-                what = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-            size = info.st_size if stat.S_ISREG(info.st_mode) else 0
-            listing[os.path.relpath(path, root)] = (info.st_mode, info.st_uid, info.st_gid, info.st_rdev, size, what)
-    return listing
 
 
 class Leaks:
@@ -35,7 +16,7 @@ class Leaks:
 
     def __init__(self, bed: Bed, runtime: Runtime) -> None:
         self.bed, self.runtime = bed, runtime
-        self.rootfs: dict[Path, dict[str, tuple[object, ...]]] = {}
+        self.bundles: list[Bundle] = []
         self.rootfs_may_change = False
         self.bed_mounts, self.host_mounts = self._mounts(bed.mounts()), self._mounts(_host_mounts())
         self.children = self._children()
@@ -43,8 +24,8 @@ class Leaks:
         self.ids: list[str] = []
 
     def watch(self, bundle: Bundle) -> None:
-        """The rootfs of *bundle*, as it is now, is what it must be in the end."""
-        self.rootfs[bundle.rootfs] = tree_listing(bundle.rootfs)
+        """The rootfs of *bundle*, as it is when first used, is what it must be in the end."""
+        self.bundles.append(bundle)
 
     def allow_rootfs_changes(self) -> None:
         """For tests whose container writes into its rootfs, or needs mount points that the image lacks."""
@@ -55,13 +36,15 @@ class Leaks:
         self.runtime.cleanup()
         found: list[str] = []
         for _ in range(100):  # a process killed outside our reach takes a moment to be gone
-            found = [*self._dynamic(ids)]
+            self.runtime.reap()
+            found = self._dynamic(ids)
             if not found:
                 break
             time.sleep(0.02)
         if not self.rootfs_may_change:
-            for rootfs, before in self.rootfs.items():
-                after = tree_listing(rootfs)
+            for bundle in self.bundles:
+                before = bundle.rootfs_before
+                after = tree_listing(bundle.rootfs) if before else {}
                 changed = sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k))
                 found += [f"rootfs changed at {path}: {before.get(path)} -> {after.get(path)}" for path in changed]
         assert not found, "left behind:\n" + "\n".join(found)

@@ -235,11 +235,15 @@ class Runtime:
 
     def cleanup(self) -> None:
         """Delete every container this object knows and reap what became our child."""
-        for container_id in self.ids:
+        for container_id in reversed(self.ids):  # who joined a namespace goes before who made it
             result = self("delete", "--force", container_id)
             assert result.rc == 0 or "does not exist" in result.text, f"delete --force {container_id}: {result.text}"
         self.ids.clear()
         self.containers.clear()
+        self.reap()
+
+    def reap(self) -> None:
+        """Wait for the dead among our children that no test waited for."""
         for pid in Path("/proc/thread-self/children").read_text().split():
             if int(pid) not in self.bed.own_pids and ") Z " in Path(f"/proc/{pid}/stat").read_text():
                 os.waitpid(int(pid), os.WNOHANG)

@@ -1,0 +1,260 @@
+"""Hooks: when each runs and where, what it is told, and what its failure does."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import MakeBundle
+from tests.native.bundle import Bundle
+from tests.native.runtime import Runtime
+
+pytestmark = pytest.mark.native
+
+KINDS = ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"]
+HOST = ["prestart", "createRuntime", "poststart", "poststop"]
+
+# A hook writes down what it was given.  In the container's mounts before pivot_root the host's paths still exist;
+# for startContainer the directory is bound at /tmp.
+RECORD = (
+    # /proc/self, opened by the shell itself: before pivot_root /proc is the host's, and $$ is a number of the container.
+    'out=$1/$2; echo "$2" >>$1/order; cat >$out.state; exec 5</proc/self/environ 6</proc/self/cmdline;'
+    "cat <&5 >$out.env; cat <&6 >$out.args;"
+    "readlink /proc/self/ns/mnt >$out.mnt; readlink /proc/self/ns/net >$out.net; pwd >$out.cwd; ls / >$out.root"
+)
+
+
+@pytest.fixture
+def record(runtime: Runtime) -> Path:
+    directory = runtime.directory / "record"
+    directory.mkdir(mode=0o777)
+    return directory
+
+
+def shell(kind: str, place: Path) -> str:
+    """The shell for a hook of *kind*: of the image for startContainer, else the host's static one."""
+    return "/bin/sh" if kind == "startContainer" else str(place / "hook-sh")
+
+
+@pytest.fixture
+def hooks_shell(place: Path, busybox: Path) -> Path:
+    """busybox answers to the name it is called by; hooks need a path that is the same on the host and before pivot_root."""
+    path = place / "hook-sh"
+    if not path.exists():
+        path.symlink_to("busybox")
+    return path
+
+
+def hook(
+    kind: str, place: Path, directory: Path, name: str | None = None, script: str = RECORD, **more: Any
+) -> dict[str, Any]:
+    where = "/tmp" if kind == "startContainer" else str(directory)
+    path = shell(kind, place)
+    args = [path, "sh", "-c", script, "sh", where, name or kind]
+    if kind == "startContainer":
+        return {"path": path, "args": ["sh", "-c", script, "sh", where, name or kind], **more}
+    return {"path": str(place / "busybox"), "args": ["busybox", *args[1:]], **more}
+
+
+def with_hooks(b: Bundle, record: Path, hooks: dict[str, list[dict[str, Any]]]) -> Bundle:
+    b.config["hooks"] = hooks
+    return b.mount("/tmp", str(record), "bind")
+
+
+def order(record: Path) -> list[str]:
+    return (record / "order").read_text().split() if (record / "order").exists() else []
+
+
+def state(record: Path, name: str) -> dict[str, Any]:
+    return json.loads((record / f"{name}.state").read_text())  # type: ignore[no-any-return]
+
+
+@pytest.mark.not_on("runc 1.1", reason="runs poststart during create")
+def test_order_and_moment(runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path) -> None:
+    b = bundle().sh("echo main >>/tmp/order; sleep 1000")
+    hooks = {k: [hook(k, place, record), hook(k, place, record, f"{k}2")] for k in KINDS}
+    container = runtime.create(with_hooks(b, record, hooks))
+    created = ["prestart", "prestart2", "createRuntime", "createRuntime2", "createContainer", "createContainer2"]
+    assert order(record) == created
+    container.start()
+    while "main" not in order(record):
+        pass
+    started = order(record)[len(created) :]
+    assert sorted(started) == sorted(["startContainer", "startContainer2", "poststart", "poststart2", "main"])
+    assert started.index("startContainer") < started.index("startContainer2") < started.index("main")
+    assert started.index("poststart") < started.index("poststart2")
+    container.kill("KILL")
+    container.wait()
+    assert len(order(record)) == len(created) + len(started)
+    container.delete()
+    assert order(record)[-2:] == ["poststop", "poststop2"]
+
+
+@pytest.mark.not_on("runc 1.1", reason="runs poststart during create")
+def test_what_a_hook_is_told(runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path) -> None:
+    b = with_hooks(bundle().sh("sleep 1000"), record, {k: [hook(k, place, record)] for k in KINDS})
+    b.config["annotations"] = {"a/b": "c"}
+    container = runtime.start(b)
+    pid = container.pid
+    container.delete("--force")
+    statuses = {
+        "prestart": ("creating",), "createRuntime": ("creating",), "createContainer": ("creating",),
+        "startContainer": ("created",), "poststart": ("running",), "poststop": ("stopped",),
+    }  # fmt: skip
+    for kind in KINDS:
+        told = state(record, kind)
+        assert told["id"] == container.id, kind
+        assert told["bundle"] == str(b.directory), kind
+        assert told["annotations"] == {"a/b": "c"}, kind
+        assert told["ociVersion"].startswith("1."), kind
+        assert told["status"] in statuses[kind], kind
+        expected = {"poststop": 0, "createContainer": 1, "startContainer": 1}.get(kind, pid)
+        assert told.get("pid", 0) == expected, kind
+
+
+def test_where_a_hook_runs(runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path) -> None:
+    b = with_hooks(bundle().sh("sleep 1000"), record, {k: [hook(k, place, record)] for k in KINDS})
+    container = runtime.start(b)
+    mnt, net = os.readlink(container.proc("ns/mnt")), os.readlink(container.proc("ns/net"))
+    container.delete("--force")
+    for kind in KINDS:
+        inside = kind in ("createContainer", "startContainer")
+        assert ((record / f"{kind}.mnt").read_text().strip() == mnt) == inside, kind
+        assert ((record / f"{kind}.net").read_text().strip() == net) == inside, kind
+    for kind in ("prestart", "createRuntime"):
+        assert (record / f"{kind}.cwd").read_text().strip() == str(b.directory), kind
+    assert (record / "createContainer.cwd").read_text().strip() == str(b.rootfs)
+    assert "passwd" not in (record / "startContainer.root").read_text()
+    assert sorted((record / "startContainer.root").read_text().split()) == sorted(p.name for p in b.rootfs.iterdir())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_environment_and_arguments_are_exact(
+    runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path, kind: str
+) -> None:
+    h = hook(kind, place, record, env=["X=1", "Y=two words"])
+    b = with_hooks(bundle().sh("sleep 1000"), record, {kind: [h]})
+    runtime.start(b, env={"SECRET": "of the caller", "PATH": "/usr/bin:/bin"}).delete("--force")
+    assert (record / f"{kind}.args").read_bytes().rstrip(b"\0").split(b"\0") == [a.encode() for a in h["args"]]
+    assert (record / f"{kind}.env").read_bytes().rstrip(b"\0").split(b"\0") == [b"X=1", b"Y=two words"]
+
+
+@pytest.mark.not_on("runc 1.1", reason="hands on its own")
+@pytest.mark.parametrize("kind", HOST)
+def test_without_an_environment_it_is_empty(
+    runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path, kind: str
+) -> None:
+    b = with_hooks(bundle().sh("sleep 1000"), record, {kind: [hook(kind, place, record)]})
+    runtime.start(b).delete("--force")
+    assert (record / f"{kind}.env").read_bytes() == b""
+
+
+def test_start_container_without_an_environment_has_the_containers(
+    runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path
+) -> None:
+    b = with_hooks(bundle().sh("true"), record, {"startContainer": [hook("startContainer", place, record)]})
+    b.process["env"] += ["MINE=here"]
+    runtime.output(b)
+    assert b"MINE=here" in (record / "startContainer.env").read_bytes().split(b"\0")
+
+
+@pytest.mark.parametrize("kind", ["prestart", "createRuntime", "createContainer"])
+def test_failure_during_create(
+    runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path, kind: str
+) -> None:
+    failing = hook(kind, place, record, script="echo complaint >&2; exit 7")
+    b = with_hooks(
+        bundle().sh("echo main >>/tmp/order"),
+        record,
+        {kind: [hook(kind, place, record, "first"), failing, hook(kind, place, record, "third")]},
+    )
+    text = runtime.refused(b)
+    assert "hook #1" in text
+    assert "exit status 7" in text
+    assert "complaint" in text
+    assert order(record) == ["first"]
+
+
+def test_failure_of_start_container(runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path) -> None:
+    failing = hook("startContainer", place, record, script="exit 7")
+    container = runtime.start(with_hooks(bundle().sh("echo main >>/tmp/order"), record, {"startContainer": [failing]}))
+    assert container.wait() != 0
+    assert order(record) == []
+    assert container.state()["status"] == "stopped"
+
+
+@pytest.mark.not_on("runc 1.1", reason="runs poststart during create")
+def test_failure_of_poststart_ends_the_container(
+    runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path
+) -> None:
+    failing = hook("poststart", place, record, script="exit 7")
+    container = runtime.create(with_hooks(bundle().sh("sleep 1000"), record, {"poststart": [failing]}))
+    started = container.start()
+    assert started.rc == 1
+    assert "poststart" in started.text
+    container.wait()
+    assert not container.proc("cmdline").exists()
+
+
+@pytest.mark.not_on("runc", reason="it stops at the first failure")
+def test_failure_of_poststop_is_told_and_the_rest_runs(
+    runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path
+) -> None:
+    hooks = [hook("poststop", place, record, script="exit 7"), hook("poststop", place, record, "second")]
+    container = runtime.create(with_hooks(bundle(), record, {"poststop": hooks}))
+    container.delete("--force")
+    assert order(record) == ["second"]
+    assert not (runtime.root / container.id).exists()
+
+
+def test_timeout(runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path) -> None:
+    slow = hook("createRuntime", place, record, script="exec sleep 1000", timeout=1)
+    text = runtime.refused(with_hooks(bundle(), record, {"createRuntime": [slow]}))
+    assert "hook ran past specified timeout of 1" in text
+
+
+def test_a_hook_that_does_not_read_is_no_error(
+    runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path
+) -> None:
+    b = with_hooks(
+        bundle().args("echo", "hi"), record, {"createRuntime": [hook("createRuntime", place, record, script=":")]}
+    )
+    b.config["annotations"] = {f"key{i}": "x" * 1000 for i in range(200)}
+    assert runtime.output(b) == "hi\n"
+
+
+def test_missing_program(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle()
+    b.config["hooks"] = {"createRuntime": [{"path": "/nonexistent/hook"}]}
+    text = runtime.refused(b)
+    assert "/nonexistent/hook" in text
+    assert "no such file or directory" in text
+
+
+def test_a_failed_create_runs_poststop_for_what_it_made(
+    runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path
+) -> None:
+    """Networks that createRuntime hooks have set up are torn down by poststop."""
+    b = with_hooks(
+        bundle().args("nosuchcommand"),
+        record,
+        {"createRuntime": [hook("createRuntime", place, record)], "poststop": [hook("poststop", place, record)]},
+    )
+    runtime.refused(b)
+    assert order(record)[:1] == ["createRuntime"]
+    assert order(record)[1:] in ([], ["poststop"])
+
+
+def test_a_background_process_of_a_hook_does_not_hold_create(
+    runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path
+) -> None:
+    script = "sleep 3 >/dev/null 2>&1 </dev/null & echo $! >$1/pid"
+    b = with_hooks(
+        bundle().args("echo", "hi"), record, {"createRuntime": [hook("createRuntime", place, record, script=script)]}
+    )
+    assert runtime.output(b) == "hi\n"
+    os.kill(int((record / "pid").read_text()), 9)

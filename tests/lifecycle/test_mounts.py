@@ -1,0 +1,262 @@
+"""Mounts: kinds, flags, propagation, and mount points that the image lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MakeBundle
+from tests.native.leaks import Leaks
+from tests.native.runtime import Runtime
+
+pytestmark = pytest.mark.native
+
+
+def mounted(text: str) -> dict[str, tuple[str, set[str]]]:
+    """``/proc/mounts`` as mount point → (type, options); of several on one place the last one, which is the visible one."""
+    return {f[1]: (f[2], set(f[3].split(","))) for f in (line.split() for line in text.splitlines())}
+
+
+@pytest.fixture
+def source(runtime: Runtime) -> Path:
+    """A directory of the host with a file in it."""
+    directory = runtime.directory / "source"
+    (directory / "deep").mkdir(parents=True)
+    (directory / "file").write_text("content\n")
+    return directory
+
+
+def test_default_mounts(runtime: Runtime, bundle: MakeBundle) -> None:
+    found = mounted(runtime.output(bundle().args("cat", "/proc/mounts")))
+    assert found["/proc"][0] == "proc"
+    assert found["/dev"][0] == "tmpfs" and {"rw", "nosuid", "size=65536k", "mode=755"} <= found["/dev"][1]
+    assert found["/dev/pts"][0] == "devpts" and {"gid=5", "mode=620", "ptmxmode=666", "noexec"} <= found["/dev/pts"][1]
+    assert found["/dev/shm"][0] == "tmpfs" and {"nosuid", "nodev", "noexec"} <= found["/dev/shm"][1]
+    assert found["/dev/mqueue"][0] == "mqueue"
+    assert found["/sys"][0] == "sysfs" and {"ro", "nosuid", "nodev", "noexec"} <= found["/sys"][1]
+
+
+def test_nothing_of_the_hosts_tree_remains(runtime: Runtime, bundle: MakeBundle) -> None:
+    out = runtime.output(bundle().sh("cat /proc/self/mountinfo; ls /"))
+    info = [line.split() for line in out.splitlines() if " - " in line]
+    roots = [f for f in info if f[4] == "/"]
+    assert len(roots) == 1, "the old root is still below the new one"
+    assert not [f for f in info if not f[4].startswith(("/proc", "/dev", "/sys")) and f[4] != "/"]
+
+
+@pytest.mark.parametrize("options", [["bind"], ["rbind"], ["bind", "rw"], ["rbind", "rprivate"]])
+def test_bind(runtime: Runtime, bundle: MakeBundle, source: Path, options: list[str]) -> None:
+    b = bundle().sh("cat /tmp/file && echo new >/tmp/made").mount("/tmp", str(source), *options)
+    assert runtime.output(b) == "content\n"
+    assert (source / "made").read_text() == "new\n"
+
+
+@pytest.mark.parametrize("options", [["bind", "ro"], ["rbind", "ro"], ["ro", "bind", "nosuid"]])
+def test_bind_read_only(runtime: Runtime, bundle: MakeBundle, source: Path, options: list[str]) -> None:
+    b = bundle().sh("cat /tmp/file; echo new >/tmp/made").mount("/tmp", str(source), *options)
+    result = runtime.run(b)
+    assert result.rc != 0
+    assert result.out == "content\n"
+    assert "Read-only file system" in result.err
+    assert not (source / "made").exists()
+    (source / "still-writable-here").touch()
+
+
+@pytest.mark.parametrize("flag", ["nosuid", "nodev", "noexec", "noatime", "nodiratime", "ro", "strictatime"])
+def test_bind_with_flag(runtime: Runtime, bundle: MakeBundle, source: Path, flag: str) -> None:
+    b = bundle().args("cat", "/proc/mounts").mount("/tmp", str(source), "bind", flag)
+    options = mounted(runtime.output(b))["/tmp"][1]
+    if flag == "strictatime":
+        assert not {"relatime", "noatime"} & options
+    else:
+        assert flag in options
+
+
+def test_bind_of_a_file(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
+    b = bundle().args("cat", "/etc/group").mount("/etc/group", str(source / "file"), "bind", "ro")
+    assert runtime.output(b) == "content\n"
+
+
+def test_type_is_ignored_with_bind(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
+    b = bundle().args("cat", "/tmp/file").mount("/tmp", str(source), "rbind", kind="none")
+    assert runtime.output(b) == "content\n"
+
+
+def test_relative_source_is_of_the_bundle(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().args("cat", "/tmp/file").mount("/tmp", "beside", "bind")
+    (b.directory / "beside").mkdir()
+    (b.directory / "beside/file").write_text("beside\n")
+    assert runtime.output(b) == "beside\n"
+
+
+def test_missing_source(runtime: Runtime, bundle: MakeBundle) -> None:
+    text = runtime.refused(bundle().mount("/tmp", "/nonexistent/source", "bind"))
+    assert "/nonexistent/source" in text
+    assert "no such file or directory" in text
+
+
+@pytest.mark.parametrize(("name", "target"), [("deep", "/new/dir"), ("file", "/new/sub/file")])
+def test_missing_target_is_made(
+    runtime: Runtime, bundle: MakeBundle, source: Path, leaks: Leaks, name: str, target: str
+) -> None:
+    leaks.allow_rootfs_changes()
+    b = bundle().sh(f"[ -e {target} ] && stat -c %F {target}").mount(target, str(source / name), "bind")
+    assert runtime.output(b) == ("directory\n" if name == "deep" else "regular file\n")
+    assert (b.rootfs / "new").stat().st_mode & 0o777 == 0o755
+
+
+def test_rbind_takes_submounts_along_and_bind_does_not(runtime: Runtime, bundle: MakeBundle) -> None:
+    for option, found in (("rbind", True), ("bind", False)):
+        b = bundle().args("cat", "/proc/mounts").mount("/tmp", "/dev", option)
+        assert ("/tmp/shm" in mounted(runtime.output(b)) or "/tmp/pts" in mounted(runtime.output(b))) == found
+
+
+def test_source_may_be_an_earlier_mount_of_the_list(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle()
+    b.mount("/tmp", "tmpfs", kind="tmpfs")
+    b.mount("/var", str(b.rootfs / "tmp"), "bind").sh("touch /tmp/x && ls /var")
+    assert runtime.output(b) == "x\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [(["size=1m", "mode=700"], {"rw", "size=1024k", "mode=700"}), (["nosuid", "nodev", "noexec", "ro"], {"ro", "noexec"})],
+)
+def test_tmpfs(runtime: Runtime, bundle: MakeBundle, options: list[str], expected: set[str]) -> None:
+    b = bundle().args("cat", "/proc/mounts").mount("/run", "tmpfs", *options, kind="tmpfs")
+    kind, found = mounted(runtime.output(b))["/run"]
+    assert kind == "tmpfs"
+    assert expected <= found
+
+
+def test_tmpfs_keeps_the_mode_of_what_it_covers(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().args("stat", "-c", "%a", "/tmp", "/run")
+    (b.rootfs / "run").chmod(0o711)
+    b.mount("/tmp", "tmpfs", kind="tmpfs").mount("/run", "tmpfs", kind="tmpfs")
+    assert runtime.output(b).split() == ["1777", "711"]
+
+
+def test_tmpcopyup(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().sh("cat /etc/hello; rm /etc/hello; ls /etc").mount("/etc", "tmpfs", "tmpcopyup", kind="tmpfs")
+    (b.rootfs / "etc/hello").write_text("copied\n")
+    assert runtime.output(b).split() == ["copied", "group", "passwd"]
+    assert (b.rootfs / "etc/hello").exists()
+
+
+def test_later_mounts_cover_earlier_ones(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
+    b = bundle().sh("ls /tmp").mount("/tmp", str(source), "bind").mount("/tmp", "tmpfs", kind="tmpfs")
+    assert runtime.output(b) == ""
+
+
+@pytest.mark.parametrize("kind", ["private", "slave", "shared", "unbindable"])
+def test_propagation_of_a_mount(runtime: Runtime, bundle: MakeBundle, source: Path, kind: str) -> None:
+    b = bundle().args("cat", "/proc/self/mountinfo").mount("/tmp", str(source), "bind", f"r{kind}")
+    line = next(x for x in runtime.output(b).splitlines() if x.split()[4] == "/tmp")
+    tags = line.split(" - ")[0].split()[6:]
+    # A slave of nothing is private: the bed's own mounts have no peers.
+    expected = {"private": [], "slave": [], "shared": ["shared"], "unbindable": ["unbindable"]}[kind]
+    assert [t.split(":")[0] for t in tags] in ([expected, ["master"]] if kind == "slave" else [expected])
+
+
+OLD_RUNC = pytest.mark.not_on("runc 1.1", reason="does not set it again after pivot_root")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "private",
+        "slave",
+        "rprivate",
+        "rslave",
+        *(pytest.param(k, marks=OLD_RUNC) for k in ("shared", "rshared", "unbindable")),
+    ],
+)
+def test_propagation_of_the_root(runtime: Runtime, bundle: MakeBundle, kind: str) -> None:
+    b = bundle().args("cat", "/proc/self/mountinfo")
+    b.linux["rootfsPropagation"] = kind
+    line = next(x for x in runtime.output(b).splitlines() if x.split()[4] == "/")
+    tags = {t.split(":")[0] for t in line.split(" - ")[0].split()[6:]}
+    wanted = kind.removeprefix("r")
+    if wanted in ("shared", "unbindable"):
+        assert wanted in tags
+    else:
+        assert "shared" not in tags
+
+
+def test_unknown_propagation(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle()
+    b.linux["rootfsPropagation"] = "everywhere"
+    assert "rootfsPropagation" in runtime.refused(b)
+
+
+def test_cgroup_mount_shows_the_containers_own_cgroup(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().sh("cat /proc/mounts; cat /sys/fs/cgroup/cgroup.procs; cat /proc/self/cgroup")
+    b.mount("/sys/fs/cgroup", "cgroup", "nosuid", "noexec", "nodev", "relatime", "ro", kind="cgroup")
+    lines = runtime.output(b).splitlines()
+    mount = next(x for x in lines if " /sys/fs/cgroup " in x).split()
+    assert mount[2] == "cgroup2" and "ro" in mount[3].split(",")
+    assert "1" in lines, "process 1 is not in the cgroup that the container sees"
+    assert "0::/" in lines
+
+
+def test_recursive_read_only(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().args("cat", "/proc/mounts").mount("/tmp", "/dev", "rbind", "rro")
+    found = {k: v[1] for k, v in mounted(runtime.output(b)).items() if k == "/tmp" or k.startswith("/tmp/")}
+    assert len(found) > 1
+    assert all("ro" in options for options in found.values())
+
+
+def test_read_only_root(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().sh("echo x >/tmp/x; echo y >/dev/shm/y && cat /dev/shm/y")
+    b.config["root"]["readonly"] = True
+    result = runtime.run(b)
+    assert "Read-only file system" in result.err
+    assert result.out == "y\n"
+
+
+def test_writes_into_the_root_arrive(runtime: Runtime, bundle: MakeBundle, leaks: Leaks) -> None:
+    leaks.allow_rootfs_changes()
+    b = bundle().sh("echo kept >/etc/kept")
+    runtime.output(b)
+    assert (b.rootfs / "etc/kept").read_text() == "kept\n"
+
+
+def test_masked_paths(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().sh("cat /etc/secret; ls -A /var; stat -c %F /etc/secret; cat /proc/kcore | wc -c; touch /var/x")
+    (b.rootfs / "etc/secret").write_text("hidden")
+    (b.rootfs / "var/inside").mkdir()
+    b.linux["maskedPaths"] += ["/etc/secret", "/var", "/var", "/nonexistent/path"]
+    result = runtime.run(b)
+    assert result.out.splitlines() == ["character special file", "0"]
+    assert "Read-only file system" in result.err
+
+
+def test_read_only_paths(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = (
+        bundle()
+        .capabilities("CAP_SYS_ADMIN", "CAP_NET_ADMIN")
+        .sh(
+            "cat /etc/passwd | wc -l; echo x >>/etc/passwd; echo 1 >/proc/sys/net/ipv4/ip_forward; touch /tmp/x && rm /tmp/x"
+        )
+    )
+    b.linux["readonlyPaths"] += ["/etc", "/nonexistent/path"]
+    result = runtime.run(b)
+    assert result.rc == 0
+    assert result.err.count("Read-only file system") == 2
+
+
+def test_masks_with_a_read_only_root(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().sh("cat /proc/kcore | wc -c; ls -A /sys/firmware")
+    b.config["root"]["readonly"] = True
+    assert runtime.output(b) == "0\n"
+
+
+@pytest.mark.parametrize("target", ["/proc/1", "/proc/self", "/proc/sys/kernel"])
+def test_mounts_below_proc_are_refused(runtime: Runtime, bundle: MakeBundle, source: Path, target: str) -> None:
+    assert "/proc" in runtime.refused(bundle().mount(target, str(source), "bind"))
+
+
+@pytest.mark.not_on("runc 1.1", reason="drops it silently")
+def test_bind_takes_no_data(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
+    runtime.refused(bundle().mount("/tmp", str(source), "bind", "size=5k"))

@@ -1,0 +1,280 @@
+"""The process: who it is, what it may do, and the state in which it begins."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MakeBundle
+from tests.native.leaks import Leaks
+from tests.native.runtime import Runtime
+
+pytestmark = pytest.mark.native
+
+CAPS = {"CHOWN": 0, "DAC_OVERRIDE": 1, "KILL": 5, "NET_BIND_SERVICE": 10, "NET_RAW": 13, "SYS_ADMIN": 21, "AUDIT_WRITE": 29}
+SETS = {"inheritable": "CapInh", "permitted": "CapPrm", "effective": "CapEff", "bounding": "CapBnd", "ambient": "CapAmb"}
+
+
+def mask(*names: str) -> int:
+    return sum(1 << CAPS[name] for name in names)
+
+
+def status(text: str) -> dict[str, str]:
+    return {k: v.strip() for k, _, v in (line.partition(":") for line in text.splitlines())}
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        {"bounding": ["KILL", "CHOWN"], "permitted": ["KILL"], "effective": ["KILL"], "inheritable": [], "ambient": []},
+        {"bounding": ["KILL"], "permitted": ["KILL"], "effective": ["KILL"], "inheritable": ["KILL"], "ambient": ["KILL"]},
+        {"bounding": [], "permitted": [], "effective": [], "inheritable": [], "ambient": []},
+    ],
+)
+def test_capability_sets(runtime: Runtime, bundle: MakeBundle, sets: dict[str, list[str]]) -> None:
+    b = bundle().args("cat", "/proc/self/status")
+    b.process["capabilities"] = {k: [f"CAP_{n}" for n in v] for k, v in sets.items()}
+    b.process["noNewPrivileges"] = False
+    found = status(runtime.output(b))
+    # For root execve(2) gives what is in the bounding or inheritable set; the other sets are then a matter of no account.
+    expected = dict.fromkeys(SETS, mask(*sets["bounding"])) | {k: mask(*sets[k]) for k in ("inheritable", "ambient")}
+    assert {k: int(found[SETS[k]], 16) for k in SETS} == expected
+
+
+@pytest.mark.parametrize("ambient", [[], ["NET_RAW"]])
+def test_capabilities_of_an_ordinary_user(runtime: Runtime, bundle: MakeBundle, ambient: list[str]) -> None:
+    b = bundle().args("cat", "/proc/self/status")
+    b.process["user"] = {"uid": 1000, "gid": 1000}
+    sets = {"bounding": ["NET_RAW", "KILL"], "permitted": ["NET_RAW"], "effective": ["NET_RAW"]}
+    sets |= {"inheritable": ambient, "ambient": ambient}
+    b.process["capabilities"] = {k: [f"CAP_{n}" for n in v] for k, v in sets.items()}
+    found = status(runtime.output(b))
+    expected = dict.fromkeys(SETS, mask(*ambient)) | {"bounding": mask("NET_RAW", "KILL")}
+    assert {k: int(found[SETS[k]], 16) for k in SETS} == expected
+
+
+def test_unknown_capabilities_are_a_warning(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().capabilities("CAP_KILL", "CAP_TELEPATHY").args("cat", "/proc/self/status")
+    result = runtime.run(b)
+    assert result.rc == 0
+    assert int(status(result.out)["CapEff"], 16) == mask("KILL")
+    assert "CAP_TELEPATHY" in result.err
+
+
+def test_what_a_dropped_capability_forbids(runtime: Runtime, bundle: MakeBundle) -> None:
+    result = runtime.run(bundle().args("chown", "1000", "/tmp"))
+    assert result.rc == 1
+    assert "Operation not permitted" in result.err
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_no_new_privileges(runtime: Runtime, bundle: MakeBundle, value: bool) -> None:
+    b = bundle().args("cat", "/proc/self/status")
+    b.process["noNewPrivileges"] = value
+    assert status(runtime.output(b))["NoNewPrivs"] == str(int(value))
+
+
+def test_user_and_groups(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().args("cat", "/proc/self/status")
+    b.process["user"] = {"uid": 1000, "gid": 1001, "additionalGids": [5, 44, 4000000]}
+    found = status(runtime.output(b))
+    assert found["Uid"].split() == ["1000"] * 4
+    assert found["Gid"].split() == ["1001"] * 4
+    assert found["Groups"].split() == ["5", "44", "4000000"]
+
+
+def test_the_callers_groups_do_not_come_along(runtime: Runtime, bundle: MakeBundle) -> None:
+    container = bundle().args("cat", "/proc/self/status")
+    out = runtime.run(container, preexec=lambda: os.setgroups([7, 8, 9])).out
+    assert status(out)["Groups"] == ""
+
+
+@pytest.mark.parametrize(("umask", "expected"), [(None, "0022"), (0o077, "0077"), (0, "0000")])
+def test_umask(runtime: Runtime, bundle: MakeBundle, umask: int | None, expected: str) -> None:
+    b = bundle().sh("umask")
+    if umask is not None:
+        b.process["user"]["umask"] = umask
+    assert runtime.output(b, preexec=lambda: os.umask(0o027) and None) == f"{expected}\n"
+
+
+def test_working_directory(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().args("pwd")
+    b.process["cwd"] = "/usr"
+    assert runtime.output(b) == "/usr\n"
+
+
+def test_missing_working_directory_is_made(runtime: Runtime, bundle: MakeBundle, leaks: Leaks) -> None:
+    leaks.allow_rootfs_changes()
+    b = bundle().args("stat", "-c", "%n %a %u", "/new/work/dir", ".")
+    b.process["cwd"] = "/new/work/dir"
+    assert runtime.output(b).splitlines() == ["/new/work/dir 755 0", ". 755 0"]
+
+
+@pytest.mark.parametrize(("owner", "user"), [(1000, 1000), (0, 0)])
+def test_working_directory_that_only_the_user_may_enter(runtime: Runtime, bundle: MakeBundle, owner: int, user: int) -> None:
+    b = bundle().args("pwd")
+    (b.rootfs / "private").mkdir(mode=0o700)
+    os.chown(b.rootfs / "private", owner, owner)
+    b.process["cwd"] = "/private"
+    b.process["user"] = {"uid": user, "gid": user}
+    assert runtime.output(b) == "/private\n"
+
+
+@pytest.mark.parametrize(("cwd", "says"), [("relative", "must be an absolute path"), ("", "must not be empty")])
+def test_bad_working_directory(runtime: Runtime, bundle: MakeBundle, cwd: str, says: str) -> None:
+    b = bundle()
+    b.process["cwd"] = cwd
+    assert says in runtime.refused(b)
+
+
+def test_working_directory_outside_the_container(runtime: Runtime, bundle: MakeBundle) -> None:
+    """Leaky Vessels: a descriptor of the host given as working directory must lead nowhere."""
+    host = os.open("/", os.O_RDONLY)
+    try:
+        for fd in range(3, 20):
+            b = bundle().sh("ls -d /etc/debian_version ../../../etc/debian_version ./etc/debian_version")
+            b.process["cwd"] = f"/proc/self/fd/{fd}"
+            container = runtime.create(b, check=False, pass_fds=[host])
+            if container.result.rc == 0:
+                container.start()
+                container.wait()
+            assert "/etc/debian_version" not in container.out
+    finally:
+        os.close(host)
+
+
+def test_environment_is_just_what_is_given(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().args("cat", "/proc/self/environ")
+    b.process["env"] = ["PATH=/bin", "A=1", "EMPTY=", "LINES=one\ntwo", "HOME=/there", "UNICODE=grüße", "EQ=a=b"]
+    out = runtime.output(b, env={"SECRET": "of the caller", "PATH": "/usr/bin:/bin"})
+    assert out.rstrip("\0").split("\0") == b.process["env"]
+
+
+@pytest.mark.parametrize(("uid", "home"), [(0, "/root"), (1000, "/home/alice"), (4242, "/")])
+@pytest.mark.parametrize("given", [[], ["HOME="]])
+def test_home_comes_from_the_images_passwd(
+    runtime: Runtime, bundle: MakeBundle, uid: int, home: str, given: list[str]
+) -> None:
+    b = bundle().sh("echo $HOME")
+    b.process["env"] += given
+    b.process["user"] = {"uid": uid, "gid": 0}
+    assert runtime.output(b) == f"{home}\n"
+
+
+def test_of_a_variable_given_twice_the_last_one_counts(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().sh("cat /proc/self/environ | tr '\\0' '\\n' | grep ^A=")
+    b.process["env"] += ["A=first", "A=last"]
+    assert runtime.output(b).split()[-1] == "A=last"
+
+
+def test_rlimits(runtime: Runtime, bundle: MakeBundle) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    b = bundle().args("cat", "/proc/self/limits")
+    b.process["rlimits"] = [
+        {"type": "RLIMIT_NOFILE", "soft": 77, "hard": min(hard, 99)},
+        {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},
+        {"type": "RLIMIT_FSIZE", "soft": 1 << 40, "hard": 1 << 41},
+    ]
+    rows = {line[:26].strip(): line[26:].split()[:2] for line in runtime.output(b).splitlines()}
+    assert rows["Max open files"] == ["77", "99"]
+    assert rows["Max core file size"] == ["0", "0"]
+    assert rows["Max file size"] == [str(1 << 40), str(1 << 41)]
+
+
+def test_rlimits_not_given_are_the_callers(runtime: Runtime, bundle: MakeBundle) -> None:
+    """The runtime must not leave its own adjustments behind."""
+    b = bundle().args("cat", "/proc/self/limits")
+    b.process["rlimits"] = []
+    own = {line[:26]: line[26:].split()[:2] for line in Path("/proc/self/limits").read_text().splitlines()[1:]}
+    found = {line[:26]: line[26:].split()[:2] for line in runtime.output(b).splitlines()[1:]}
+    assert found == own
+
+
+def test_unknown_rlimit(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle()
+    b.process["rlimits"] = [{"type": "RLIMIT_COFFEE", "soft": 1, "hard": 2}]
+    assert "RLIMIT_COFFEE" in runtime.refused(b)
+
+
+@pytest.mark.parametrize("value", [None, 300, 1000])
+def test_oom_score_adj(runtime: Runtime, bundle: MakeBundle, value: int | None) -> None:
+    b = bundle().args("cat", "/proc/self/oom_score_adj")
+    own = Path("/proc/self/oom_score_adj").read_text()
+    if value is not None:
+        b.process["oomScoreAdj"] = value
+    assert runtime.output(b) == (own if value is None else f"{value}\n")
+    assert Path("/proc/self/oom_score_adj").read_text() == own
+
+
+def test_signals_begin_default(runtime: Runtime, bundle: MakeBundle) -> None:
+    """Python ignores SIGPIPE, callers ignore more; what is ignored stays so through execve."""
+
+    def ignore() -> None:
+        for number in (signal.SIGPIPE, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
+
+    found = status(runtime.output(bundle().args("cat", "/proc/self/status"), preexec=ignore))
+    assert int(found["SigIgn"], 16) == 0
+
+
+@pytest.mark.not_on("runc 1.1", reason="passes the mask on")
+def test_signals_begin_unblocked(runtime: Runtime, bundle: MakeBundle) -> None:
+    def block() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR2])
+
+    found = status(runtime.output(bundle().args("cat", "/proc/self/status"), preexec=block))
+    assert int(found["SigBlk"], 16) == 0
+
+
+def test_no_descriptor_but_the_streams(runtime: Runtime, bundle: MakeBundle) -> None:
+    host = os.open("/", os.O_RDONLY)
+    try:
+        out = runtime.output(bundle().args("ls", "-l", "/proc/self/fd"), pass_fds=[host])
+    finally:
+        os.close(host)
+    # ls itself has the directory open while it lists it.
+    found = {line.split()[-3]: line.split()[-1] for line in out.splitlines() if "->" in line}
+    assert found.pop("3", "/proc/").startswith("/proc/")
+    assert sorted(found) == ["0", "1", "2"]
+
+
+def test_preserved_descriptors(runtime: Runtime, bundle: MakeBundle) -> None:
+    read, write = os.pipe()
+    os.write(write, b"through the pipe")
+    os.close(write)
+
+    def at_three() -> None:
+        os.dup2(read, 3)
+
+    try:
+        b = bundle().sh("cat <&3; ls /proc/self/fd | wc -l")
+        assert runtime.output(b, "--preserve-fds", "1", preexec=at_three, pass_fds=[3]) == "through the pipe5\n"
+    finally:
+        os.close(read)
+
+
+def test_process_is_leader_of_its_session(runtime: Runtime, bundle: MakeBundle) -> None:
+    fields = runtime.output(bundle().args("cat", "/proc/self/stat")).rpartition(") ")[2].split()
+    assert fields[2:4] == ["1", "1"], "process group and session"
+
+
+def test_name_and_arguments_are_the_programs(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().args("cat", "/proc/self/cmdline", "/proc/self/comm")
+    assert runtime.output(b) == "cat\0/proc/self/cmdline\0/proc/self/comm\0cat\n"
+
+
+def test_streams_belong_to_the_user(runtime: Runtime, bundle: MakeBundle) -> None:
+    """An ordinary user may open /dev/stdout, and the host's /dev/null keeps its owner."""
+    b = bundle().sh("echo one >/dev/stdout; echo two >/dev/stderr")
+    b.process["user"] = {"uid": 1000, "gid": 1000}
+    result = runtime.run(b)
+    assert result.rc == 0, result.text
+    assert (os.stat("/dev/null").st_uid, os.stat("/dev/null").st_gid) == (0, 0)
+
+
+def test_no_keyring_option_is_taken(runtime: Runtime, bundle: MakeBundle) -> None:
+    assert runtime.output(bundle().args("echo", "hi"), "--no-new-keyring") == "hi\n"

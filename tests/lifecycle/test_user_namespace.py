@@ -1,0 +1,118 @@
+"""User namespaces: maps, owners, joined ones."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.conftest import MakeBundle
+from tests.native.runtime import Runtime
+
+pytestmark = pytest.mark.native
+
+
+def test_maps(runtime: Runtime, bundle: MakeBundle) -> None:
+    out = runtime.output(bundle().user_namespace(100000, 5000).sh("id -u; id -g; cat /proc/self/uid_map /proc/self/gid_map"))
+    uid, gid, uid_map, gid_map = out.splitlines()
+    assert (uid, gid) == ("0", "0")
+    assert uid_map.split() == gid_map.split() == ["0", "100000", "5000"]
+
+
+def test_several_ranges_apart_for_users_and_groups(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().user_namespace(200000).sh("cat /proc/self/uid_map; echo; cat /proc/self/gid_map")
+    b.linux["uidMappings"] = [
+        {"containerID": 0, "hostID": 200000, "size": 10},
+        {"containerID": 10, "hostID": 300000, "size": 100},
+    ]
+    b.linux["gidMappings"] = [{"containerID": 0, "hostID": 200000, "size": 65536}]
+    uid_map, gid_map = runtime.output(b).split("\n\n")
+    assert [line.split() for line in uid_map.splitlines()] == [["0", "200000", "10"], ["10", "300000", "100"]]
+    assert [line.split() for line in gid_map.splitlines()] == [["0", "200000", "65536"]]
+
+
+def test_the_first_process_is_the_mapped_user_on_the_host(runtime: Runtime, bundle: MakeBundle) -> None:
+    container = runtime.start(bundle().user_namespace(100000).sh("echo up; sleep 1000"))
+    container.wait_for("up")
+    assert os.stat(f"/proc/{container.pid}/cwd/.").st_uid in (0, 100000)
+    status = dict(line.split(":\t", 1) for line in container.proc("status").read_text().splitlines())
+    assert status["Uid"].split() == ["100000"] * 4
+    assert status["Gid"].split() == ["100000"] * 4
+
+
+def test_devices_and_streams_belong_to_the_containers_root(runtime: Runtime, bundle: MakeBundle) -> None:
+    """Device nodes cannot be made in a user namespace: the host's are bound; they must work."""
+    b = (
+        bundle()
+        .user_namespace()
+        .sh("echo x >/dev/null && head -c 3 /dev/zero | wc -c && echo to-stderr >/dev/stderr && [ -c /dev/urandom ]")
+    )
+    result = runtime.run(b)
+    assert result.rc == 0, result.text
+    assert result.out.splitlines()[0] == "3"
+    assert result.err == "to-stderr\n"
+
+
+def test_mounts_work(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().user_namespace().sh("cat /proc/mounts; touch /dev/shm/x /mnt/y && cat /mnt2/file")
+    source = runtime.directory / "given"
+    source.mkdir()
+    (source / "file").write_text("given\n")
+    (b.rootfs / "mnt").mkdir()
+    (b.rootfs / "mnt2").mkdir()
+    b.mount("/mnt", "tmpfs", kind="tmpfs").mount("/mnt2", str(source), "bind", "ro")
+    lines = runtime.output(b).splitlines()
+    assert lines[-1] == "given"
+    mounted = {line.split()[1]: line.split()[2] for line in lines[:-1]}
+    expected = {"/proc": "proc", "/sys": "sysfs", "/dev/pts": "devpts", "/dev/mqueue": "mqueue", "/mnt": "tmpfs"}
+    assert {k: mounted.get(k) for k in expected} == expected
+
+
+def test_source_that_only_the_hosts_root_can_reach(runtime: Runtime, bundle: MakeBundle) -> None:
+    secret = runtime.directory / "secret"
+    secret.mkdir(mode=0o700)
+    (secret / "open").mkdir()
+    (secret / "open/file").write_text("reached\n")
+    b = bundle().user_namespace().args("cat", "/tmp/file").mount("/tmp", str(secret / "open"), "rbind", "ro")
+    assert runtime.output(b) == "reached\n"
+
+
+def test_hostname_and_sysctl_inside(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().user_namespace().sh("hostname; cat /proc/sys/net/ipv4/ip_forward")
+    b.config["hostname"] = "mapped"
+    b.linux["sysctl"] = {"net.ipv4.ip_forward": "1"}
+    assert runtime.output(b).split() == ["mapped", "1"]
+
+
+@pytest.mark.parametrize(
+    "with_maps",
+    [True, pytest.param(False, marks=pytest.mark.not_on("runc 1.1", reason="wants the maps again"))],
+)
+def test_joined(runtime: Runtime, bundle: MakeBundle, with_maps: bool) -> None:
+    """Kubernetes gives the path and the equal maps; both are right."""
+    first = runtime.create(bundle().user_namespace())
+    b = bundle().user_namespace().namespace("user", f"/proc/{first.pid}/ns/user")
+    if not with_maps:
+        del b.linux["uidMappings"], b.linux["gidMappings"]
+    b.namespace("network", f"/proc/{first.pid}/ns/net")
+    second = runtime.create(b)
+    for kind in ("user", "net"):
+        assert os.readlink(second.proc(f"ns/{kind}")) == os.readlink(first.proc(f"ns/{kind}"))
+
+
+def test_a_user_that_has_no_mapping(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().user_namespace(100000, 10)
+    b.process["user"] = {"uid": 5000, "gid": 0}
+    runtime.refused(b)
+
+
+@pytest.mark.not_on("runc 1.1", reason="ignores them")
+def test_maps_without_the_namespace(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle()
+    b.linux["uidMappings"] = [{"containerID": 0, "hostID": 100000, "size": 10}]
+    assert "user namespace" in runtime.refused(b).lower()
+
+
+@pytest.mark.not_on("runc 1.1", reason="makes the namespace and fails later")
+def test_the_namespace_without_maps(runtime: Runtime, bundle: MakeBundle) -> None:
+    runtime.refused(bundle().namespace("user"))
