@@ -1,0 +1,342 @@
+"""create: the parent's side.  Read, plan, and carry the plan out, undoing everything when a step fails.
+
+What outlives the process is recorded before it is made: the state directory names the cgroup before there is one, so a
+create that is killed at any moment leaves what ``delete --force`` can remove.
+"""
+
+from __future__ import annotations
+
+import posix
+import sys
+
+from gpurun.cgroup import manager, tree
+from gpurun.engine import state as store
+from gpurun.engine import sync
+from gpurun.engine.hooks import run_hooks
+from gpurun.engine.init import Descriptors
+from gpurun.engine.plan import Host, Plan, make_plan
+from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
+from gpurun.hook.edits import ContainerEdits
+from gpurun.hook.gpu import gpu_edits
+from gpurun.launcher.child import Child, child_command
+from gpurun.linux import mount as lm
+from gpurun.linux import proc
+from gpurun.linux import process as lp
+from gpurun.linux.fs import CLOSE_RANGE_CLOEXEC, O_CLOEXEC, O_DIRECTORY, close_range, read_file
+from gpurun.ns.spawn import open_joins, spawn
+from gpurun.oci.config import Config, read_config
+from gpurun.record import Record, replace, to_wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+INIT_ENTRY = "gpurun.engine.init:main"
+
+
+class CreateOptions(Record):
+    """What the command line says: *pid_file* and *bundle* are absolute."""
+
+    id: str
+    root: str
+    bundle: str
+    pid_file: str = ""
+    no_pivot: bool = False
+    new_keyring: bool = True
+    config: str = ""  # another name for config.json
+
+
+class Created(Record):
+    """A container that waits at its FIFO; *warnings* are for the log."""
+
+    state: store.State
+    plan: Plan
+    pidfd: int
+
+
+def read_bundle(bundle: str, config: str = "") -> tuple[bytes, Config]:
+    """The text and the records of the bundle's config.json; raises :class:`ConfigError`."""
+    path = config if config.startswith("/") else f"{bundle}/{config or 'config.json'}"
+    try:
+        data = read_file(path, 64 << 20)
+    except FileNotFoundError:
+        name = config or "config.json"
+        raise ConfigError("", f"JSON specification file {name} not found in {bundle}") from None
+    except OSError as e:
+        raise StepError("read", path, e.errno) from None
+    return data, read_config(data)
+
+
+def read_host() -> Host:
+    """The facts of this host that a plan depends on."""
+    found = tree.find_tree()
+    return Host(found, tree.own_cgroup(), int(read_file("/proc/sys/kernel/cap_last_cap", 16)))
+
+
+def device_edits(config: Config) -> ContainerEdits:
+    """What the devices that the config asks for add to the container."""
+    capabilities = config.process.capabilities
+    privileged = capabilities is not None and "CAP_SYS_ADMIN" in capabilities.bounding
+    own_env = {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
+    return gpu_edits(config.process.env, config.annotations, privileged, own_env) or ContainerEdits()
+
+
+def plan_bundle(options: CreateOptions) -> tuple[bytes, Plan]:
+    """Read everything and plan; touches nothing."""
+    data, config = read_bundle(options.bundle, options.config)
+    plan = make_plan(
+        config, options.id, options.bundle, read_host(), device_edits(config), options.no_pivot, options.new_keyring
+    )
+    return data, plan
+
+
+def create(options: CreateOptions) -> Created:
+    """Make the container of *options*, up to the point where its init waits for ``start``.
+
+    Raises :class:`GpurunError`; then nothing of the container is left.
+    """
+    store.check_id(options.id)
+    data, plan = plan_bundle(options)
+    _check_rootfs(plan)
+    undo: list[Callable[[], None]] = []
+    try:
+        created = _apply(options, plan, data, undo)
+    except BaseException:
+        for step in reversed(undo):
+            try:
+                step()
+            except (OSError, GpurunError) as e:
+                # The first error is the one to tell; what could not be undone is left for delete --force.
+                sys.stderr.write(f"gpurun: while undoing: {e}\n")
+        raise
+    return created
+
+
+def _check_rootfs(plan: Plan) -> None:
+    try:
+        found = posix.stat(plan.rootfs)
+    except OSError as e:
+        raise ConfigError("root.path", f"invalid rootfs: {oserror_text(e)}") from None
+    if found.st_mode & 0o170000 != 0o040000:
+        raise ConfigError("root.path", f'invalid rootfs: "{plan.rootfs}" is not a directory')
+
+
+def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[[], None]]) -> Created:
+    state = store.State(
+        options.id, plan.bundle, plan.rootfs, plan.cgroup.path, plan.private_pid, annotations=plan.annotations
+    )
+    directory = store.make_directory(options.root, options.id)
+    undo.append(lambda: store.remove_directory(options.root, options.id))
+    store.save(options.root, state)
+    store.write_atomically(f"{directory}/config.json", data, 0o600)
+    fifo = store.fifo_path(options.root, options.id)
+    posix.mkfifo(fifo, 0o600)
+    made = manager.create(plan.cgroup.path, plan.cgroup.root, plan.cgroup.writes)
+    undo.append(lambda: manager.undo_create(made))
+    undo.append(lambda: manager.remove(plan.cgroup.path))
+
+    receive, send, pid, pidfd = _spawn_init(plan, fifo, undo)
+    state = replace(state, pid=pid, start_time=_start_time(pid))
+    store.save(options.root, state)
+    try:
+        _set_cgroup(plan)
+        _serve_init(options, plan, state, (receive, send), undo)
+    finally:
+        posix.close(receive)
+        posix.close(send)
+    state = replace(state, created=store.rfc3339_now())
+    store.save(options.root, state)
+    if options.pid_file:
+        _write_pid_file(options.pid_file, pid)
+    return Created(state, plan, pidfd)
+
+
+def _start_time(pid: int) -> int:
+    found = proc.stat(pid)
+    if found is None:
+        raise GpurunError("the container's init ended at once")
+    return found[1]
+
+
+def _spawn_init(plan: Plan, fifo: str, undo: list[Callable[[], None]]) -> tuple[int, int, int, int]:
+    """Make the init and send it its plan; returns (pipe from it, pipe to it, pid, pidfd)."""
+    child = child_command(INIT_ENTRY)
+    to_init_r, to_init_w = posix.pipe2(O_CLOEXEC)
+    from_init_r, from_init_w = posix.pipe2(O_CLOEXEC)
+    # Both ends in one descriptor: the init's read blocks until start writes, and start's open fails if no init is there.
+    fifo_fd = posix.open(fifo, posix.O_RDWR | O_CLOEXEC)
+    executable = _seal(child.executable)
+    joins = open_joins(plan.namespaces)
+    mount_namespace = next((fd for join, fd in joins if join.flag == lp.CLONE_NEWNS), -1)
+    root_tree, sources = _open_sources(plan)
+    keep = [to_init_r, from_init_w, fifo_fd, mount_namespace, root_tree, *[fd for _, fd in sources]]
+    if child.fd is not None:
+        keep.append(child.fd)
+    argv = (*child.argv, str(to_init_r), str(from_init_w), str(fifo_fd))
+    cgroup_fd = manager.open_dir(plan.cgroup.path)
+
+    def in_child() -> None:
+        close_range(3, flags=CLOSE_RANGE_CLOEXEC)
+        for fd in keep:
+            if fd >= 0:
+                posix.set_inheritable(fd, True)
+        lp.execveat(executable, argv, ())
+
+    pid, pidfd = spawn(plan.namespaces, joins, cgroup_fd, in_child)
+    undo.append(lambda: _kill(pid, pidfd))
+    for fd in (to_init_r, from_init_w, fifo_fd, executable, cgroup_fd, *[fd for _, fd in joins]):
+        posix.close(fd)
+    for fd in (root_tree, *[fd for _, fd in sources]):
+        if fd >= 0:
+            posix.close(fd)
+    descriptors = Descriptors(to_init_r, from_init_w, fifo_fd, mount_namespace, root_tree, sources)
+    sync.send(to_init_w, "plan", to_wire(plan.init), to_wire(descriptors))
+    return from_init_r, to_init_w, pid, pidfd
+
+
+def _seal(path: str) -> int:
+    """The interpreter as the container may see it: a read-only mount of it alone, through which nothing can be written.
+
+    Without it a container could overwrite the host's python through /proc/self/exe (CVE-2019-5736).
+    """
+    try:
+        fd = lm.open_tree_path(path, recursive=False)
+        lm.mount_setattr(fd, lm.MOUNT_ATTR_RDONLY)
+    except OSError as e:
+        raise StepError("seal the interpreter", path, e.errno) from None
+    return fd
+
+
+def _open_sources(plan: Plan) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """What a user namespace may be unable to reach is opened with the host's privileges: the rootfs and bind sources.
+
+    A source that is not there yet may be made by an earlier mount of the same list: it is left to the init.
+    """
+    if not plan.init.user_namespace or not plan.init.mount_namespace:
+        return -1, ()
+    flag = plan.init.propagation[0]
+    sources: list[tuple[int, int]] = []
+    try:
+        root_tree = lm.open_tree_path(plan.rootfs, recursive=True)
+        lm.mount_setattr(root_tree, propagation=flag, recursive=True)
+    except OSError as e:
+        raise StepError("open the rootfs", plan.rootfs, e.errno) from None
+    for index, step in enumerate(plan.init.mounts):
+        if step.kind != "bind":
+            continue
+        try:
+            fd = lm.open_tree_path(step.source, step.options.recursive)
+            lm.mount_setattr(fd, propagation=flag, recursive=True)
+            sources.append((index, fd))
+        except FileNotFoundError:
+            continue
+    return root_tree, tuple(sources)
+
+
+def _set_cgroup(plan: Plan) -> None:
+    fd = manager.open_dir(plan.cgroup.path)
+    try:
+        manager.write_resources(fd, plan.cgroup.writes)
+        if plan.cgroup.program:
+            manager.attach_devices(fd, plan.cgroup.program)
+    finally:
+        posix.close(fd)
+
+
+def _serve_init(
+    options: CreateOptions,
+    plan: Plan,
+    state: store.State,
+    pipes: tuple[int, int],
+    undo: list[Callable[[], None]],
+) -> None:
+    """Answer the init until it has said ``created``."""
+    receive, send = pipes
+    pid = state.pid
+    if plan.hooks.poststop:
+        undo.insert(0, lambda: run_hooks("poststop", plan.hooks.poststop, store.state_json(state, "stopped")))
+    while True:
+        message = sync.receive(receive)
+        if message is None:
+            raise GpurunError(_how_it_ended(pid, plan))
+        word, *rest = message
+        if word == "failed":
+            raise GpurunError(f"error during container init: {rest[0]}")
+        if word == "created":
+            return
+        if rest and rest[0]:
+            _record_created(options, plan, rest[0], undo)
+        if word == "hooks":
+            text = store.state_json(state, "creating")
+            in_bundle = _in_directory(plan.bundle)
+            run_hooks("prestart", plan.hooks.prestart, text, in_bundle)
+            run_hooks("createRuntime", plan.hooks.create_runtime, text, in_bundle)
+        elif word == "ready":
+            for resource, soft, hard in plan.init.process.rlimits:
+                try:
+                    lp.prlimit(pid, resource, soft, hard)
+                except OSError as e:
+                    raise StepError("set the limit", f"{resource} to {soft}:{hard}", e.errno) from None
+        sync.send(send, "go")
+
+
+def _in_directory(path: str) -> Callable[[], None]:
+    return lambda: posix.chdir(path)
+
+
+def _record_created(options: CreateOptions, plan: Plan, created: tuple[str, ...], undo: list[Callable[[], None]]) -> None:
+    """Remember what was made in the rootfs, so that delete leaves the image as it was."""
+    path = f"{store.directory(options.root, options.id)}/created"
+    store.write_atomically(path, "\0".join(created).encode("utf-8", "surrogateescape"), 0o600)
+    if not any(getattr(step, "__name__", "") == "uncreate" for step in undo):
+
+        def uncreate() -> None:
+            remove_created(plan.rootfs, created)
+
+        undo.insert(0, uncreate)
+
+
+def remove_created(rootfs: str, created: tuple[str, ...]) -> None:
+    """Remove from the rootfs what gpurun made in it, if it is still as it was made."""
+    from gpurun.hook.apply import remove_created as remove
+
+    try:
+        root_fd = posix.open(rootfs, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+    except FileNotFoundError:
+        return  # the caller has taken the rootfs away already
+    try:
+        remove(root_fd, created)
+    finally:
+        posix.close(root_fd)
+
+
+def _how_it_ended(pid: int, plan: Plan) -> str:
+    """Why the init closed its pipe without a word."""
+    if manager.oom_kill_count(plan.cgroup.path):
+        return "container init was OOM-killed (memory limit too low?)"
+    found = proc.stat(pid)
+    if found is None or found[0] != "Z":
+        return "the container's init went away without a word"
+    status = posix.waitpid(pid, 0)[1]
+    code = posix.waitstatus_to_exitcode(status)
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+    return f"the container's init {how} before the container was made"
+
+
+def _kill(pid: int, pidfd: int) -> None:
+    try:
+        lp.pidfd_send_signal(pidfd, lp.SIGKILL)
+    except ProcessLookupError:
+        pass  # it has ended by itself
+    try:
+        posix.waitpid(pid, 0)
+    except ChildProcessError:
+        pass  # it has been waited for
+    posix.close(pidfd)
+
+
+def _write_pid_file(path: str, pid: int) -> None:
+    try:
+        store.write_atomically(path, str(pid).encode(), 0o644)
+    except OSError as e:
+        raise StepError("write the pid file", path, e.errno) from None

@@ -1,0 +1,145 @@
+"""OCI hooks: programs run at the stages of the life of a container (config.md "POSIX-platform Hooks").
+
+A hook gets exactly the environment it names (an empty one if it names none: what an image sets must never reach a program
+of the host), the state on stdin, the default signal dispositions and no descriptor but 0, 1 and 2.
+"""
+
+from __future__ import annotations
+
+import posix
+import select
+import time
+
+from gpurun.engine.signals import default_signals
+from gpurun.errors import GpurunError, strerror_lower
+from gpurun.linux.fs import O_CLOEXEC, close_range
+from gpurun.oci.config import OciHook
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: How much of a hook's output is kept for the error message.
+_OUTPUT_LIMIT = 64 << 10
+#: How long the output is still read after the hook itself has ended: a daemon it left behind may hold the pipe open.
+_DRAIN_SECONDS = 1.0
+
+
+def run_hooks(
+    name: str,
+    hooks: tuple[OciHook, ...],
+    state: str,
+    before_exec: Callable[[], None] | None = None,
+    env: tuple[str, ...] = (),
+) -> None:
+    """Run *hooks* of the stage *name* in order with the text *state* on stdin; *env* is for hooks that name none.
+
+    Raises :class:`GpurunError` at the first that fails, with its output, in runc's words.  *before_exec* runs in the child.
+    """
+    for index, hook in enumerate(hooks):
+        failure = run_hook(hook, state, before_exec, env)
+        if failure:
+            raise GpurunError(f"error running {name} hook #{index}: {failure}")
+
+
+def run_hook(hook: OciHook, state: str, before_exec: Callable[[], None] | None = None, env: tuple[str, ...] = ()) -> str:
+    """Run one hook to its end; returns "" or what went wrong."""
+    stdin_r, stdin_w = posix.pipe2(O_CLOEXEC)
+    output_r, output_w = posix.pipe2(O_CLOEXEC)
+    exec_r, exec_w = posix.pipe2(O_CLOEXEC)
+    pid = posix.fork()
+    if pid == 0:
+        _exec_hook(hook, (stdin_r, output_w, exec_w), before_exec, hook.env or env)
+    for fd in (stdin_r, output_w, exec_w):
+        posix.close(fd)
+    deadline = time.monotonic() + hook.timeout if hook.timeout else None
+    try:
+        return _watch(hook, pid, state.encode("utf-8", "surrogateescape"), (stdin_w, output_r, exec_r), deadline)
+    finally:
+        posix.close(output_r)
+        posix.close(exec_r)
+
+
+def _exec_hook(
+    hook: OciHook, pipes: tuple[int, int, int], before_exec: Callable[[], None] | None, env: tuple[str, ...]
+) -> None:
+    stdin, output, report = pipes
+    try:
+        posix.dup2(stdin, 0)
+        posix.dup2(output, 1)
+        posix.dup2(output, 2)
+        if before_exec:
+            before_exec()
+        default_signals()
+        if report != 3:
+            posix.dup2(report, 3, False)
+            report = 3
+        close_range(4)
+        posix.execve(hook.path, list(hook.args or (hook.path,)), dict([e.split("=", 1) for e in env]))
+    except OSError as e:
+        posix.write(report, strerror_lower(e.errno).encode())
+    finally:
+        posix._exit(127)
+
+
+def _watch(hook: OciHook, pid: int, state: bytes, pipes: tuple[int, int, int], deadline: float | None) -> str:
+    """Feed and drain the hook until it ends or its time is over."""
+    stdin_w, output_r, exec_r = pipes
+    pidfd = posix.pidfd_open(pid, 0)
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.register(output_r, select.POLLIN)
+    poll.register(stdin_w, select.POLLOUT)
+    posix.set_blocking(stdin_w, False)
+    output = b""
+    ended = timed_out = False
+    stdin_open = output_open = True
+    try:
+        while not ended or output_open:
+            wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+            events = dict(poll.poll(None if wait is None else wait * 1000))
+            if not events:
+                if ended:
+                    break  # someone the hook left behind holds its output: what came is enough
+                timed_out = True
+                posix.kill(pid, 9)
+                deadline = None
+                continue
+            if stdin_w in events and stdin_open:
+                try:
+                    state = state[posix.write(stdin_w, state) :]
+                except BrokenPipeError:
+                    state = b""  # a hook need not read its stdin
+                except BlockingIOError:
+                    pass  # the pipe is full, poll says when it is not
+                if not state:
+                    poll.unregister(stdin_w)
+                    posix.close(stdin_w)
+                    stdin_open = False
+            if output_r in events and output_open:
+                chunk = posix.read(output_r, 65536)
+                if not chunk:
+                    poll.unregister(output_r)
+                    output_open = False
+                elif len(output) < _OUTPUT_LIMIT:
+                    output += chunk
+            if pidfd in events and not ended:
+                ended = True
+                poll.unregister(pidfd)
+                deadline = time.monotonic() + _DRAIN_SECONDS
+    finally:
+        posix.close(pidfd)
+        if stdin_open:
+            posix.close(stdin_w)
+    status = posix.waitpid(pid, 0)[1]
+    if timed_out:
+        return f"hook ran past specified timeout of {float(hook.timeout or 0):.1f}s"
+    failed = posix.read(exec_r, 1000)
+    if failed:
+        return f"{hook.path}: {failed.decode()}"
+    if status == 0:
+        return ""
+    code = posix.waitstatus_to_exitcode(status)
+    text = output.decode("utf-8", "replace").strip()
+    how = f"exit status {code}" if code >= 0 else f"killed by signal {-code}"
+    return f"{how}, stdout: , stderr: {text}"

@@ -1,0 +1,301 @@
+"""The container's init, from its interpreter's start to execve(2) of the user's process.
+
+It runs in a fresh, isolated interpreter, from a sealed executable, in the container's namespaces and cgroup.  It gets its part
+of the plan over a pipe and imports everything it will ever need before it leaves the host's tree: what is imported later
+would come from the image, with the host's privileges.
+"""
+
+from __future__ import annotations
+
+import posix
+import sys
+
+from gpurun.engine import sync
+from gpurun.engine.hooks import run_hooks
+from gpurun.engine.lookup import check_cwd, find_executable, home_directory
+from gpurun.engine.plan import InitPlan
+from gpurun.engine.process import ProcessPlan
+from gpurun.engine.signals import default_signals
+from gpurun.engine.state import State, state_json
+from gpurun.errors import GpurunError, StepError, oserror_text
+from gpurun.hook.edits import ContainerEdits
+from gpurun.linux import process as lp
+from gpurun.linux.fs import (
+    O_CLOEXEC,
+    O_DIRECTORY,
+    O_NOFOLLOW,
+    O_PATH,
+    PROC_SUPER_MAGIC,
+    RESOLVE_BENEATH,
+    RESOLVE_NO_MAGICLINKS,
+    RESOLVE_NO_SYMLINKS,
+    close_range,
+    fstatfs_type,
+    openat2,
+    write_all,
+)
+from gpurun.linux.mount import open_tree_path
+from gpurun.linux.keyring import join_session_keyring
+from gpurun.ns import devices, rootfs
+from gpurun.ns.loopback import loopback_up
+from gpurun.ns.path import make_dirs, open_in_root
+from gpurun.record import Record, from_wire
+from gpurun.security.capabilities import drop_bounding, set_capabilities
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+class Descriptors(Record):
+    """The numbers of the open files the init is started with; -1 for none.  *sources*: (index of the mount, tree)."""
+
+    receive: int
+    send: int
+    fifo: int
+    mount_namespace: int = -1
+    root_tree: int = -1
+    sources: tuple[tuple[int, int], ...] = ()
+
+
+def main() -> NoReturn:
+    """Entry point of the child interpreter: ``argv[1]`` is the descriptor of the pipe with the plan."""
+    lp.prctl(lp.PR_SET_DUMPABLE, 0)
+    fds = Descriptors(receive=int(sys.argv[1]), send=int(sys.argv[2]), fifo=int(sys.argv[3]))
+    try:
+        _run(fds)
+    except BaseException as e:  # nothing may leave here but by _exit: the parent tells the error
+        try:
+            sync.send(fds.send, "failed", _error_text(e))
+        except OSError:
+            posix.write(2, f"gpurun init: {_error_text(e)}\n".encode("utf-8", "replace"))
+    posix._exit(1)
+
+
+def _error_text(e: BaseException) -> str:
+    if isinstance(e, GpurunError):
+        return str(e)
+    return oserror_text(e) if isinstance(e, OSError) else f"{type(e).__name__}: {e}"
+
+
+def _run(fds: Descriptors) -> None:
+    message = sync.receive(fds.receive)
+    if message is None:
+        posix._exit(1)  # the parent is gone, and with it whoever could be told
+    plan: InitPlan = from_wire(message[1])
+    fds = from_wire(message[2])
+    posix.setsid()
+    posix.umask(0)
+    proc_fd = _open_proc()
+    if plan.process.oom_score_adj is not None:
+        _write_proc(proc_fd, "self/oom_score_adj", str(plan.process.oom_score_adj))
+    if fds.mount_namespace >= 0:
+        lp.setns(fds.mount_namespace, lp.CLONE_NEWNS)
+        proc_fd = _open_proc()
+    if plan.session_keyring:
+        join_session_keyring(f"_ses.{plan.id}")
+    if plan.new_network:
+        loopback_up()
+    apply_edits = _import_all(plan)
+    null_tree = open_tree_path("/dev/null", recursive=False)
+
+    root_fd = _enter(plan, fds)
+    late = rootfs.mount_all(root_fd, plan.rootfs, plan.mounts, dict(fds.sources), (plan.cgroup_root, plan.cgroup_path))
+    if not plan.dev_is_bind:
+        devices.make_devices(root_fd, plan.devices, plan.user_namespace)
+        devices.make_dev_links(root_fd)
+    created = apply_edits(plan.edits, root_fd, plan.user_namespace) if apply_edits else ()
+    if plan.parent_hooks:
+        sync.send(fds.send, "hooks", created)
+        _expect_go(fds)
+    state = State(plan.id, plan.bundle, plan.rootfs, plan.cgroup_path, True, posix.getpid(), annotations=plan.annotations)
+    if plan.create_container:
+        posix.fchdir(root_fd)
+        run_hooks("createContainer", plan.create_container, state_json(state, "creating"))
+    _leave_host(plan, root_fd)
+
+    _null_stdio(root_fd)
+    posix.close(make_dirs(root_fd, plan.process.cwd))
+    for fd, _ in late:
+        rootfs.make_readonly(fd, "a mount")
+        posix.close(fd)
+    if plan.readonly:
+        rootfs.make_readonly(root_fd, "the rootfs")
+    if plan.hostname:
+        lp.sethostname(plan.hostname)
+    if plan.domainname:
+        lp.setdomainname(plan.domainname)
+    for path, value in plan.sysctl:
+        _write_proc(proc_fd, f"sys/{path}", value)
+    rootfs.readonly_paths(root_fd, plan.readonly_paths)
+    rootfs.mask_paths(root_fd, plan.masked_paths, null_tree)
+    posix.close(null_tree)
+    posix.close(proc_fd)
+    posix.umask(plan.process.umask)
+    env = _environment(plan.process, root_fd)
+    posix.close(root_fd)
+    if plan.process.no_new_privileges:
+        lp.prctl(lp.PR_SET_NO_NEW_PRIVS, 1)
+    sync.send(fds.send, "ready", created)
+    _expect_go(fds)
+    path = become_process(plan.process, env)
+    sync.send(fds.send, "created")
+    posix.close(fds.send)
+    posix.close(fds.receive)
+    if fds.fifo >= 0:
+        if not posix.read(fds.fifo, 1):
+            posix._exit(1)
+        posix.close(fds.fifo)
+    if plan.start_container:
+        hook_env = tuple([f"{k}={v}" for k, v in env.items()])
+        run_hooks("startContainer", plan.start_container, state_json(state, "created"), env=hook_env)
+    execute(path, plan.process.args, env)
+
+
+def _import_all(plan: InitPlan):  # type: ignore[no-untyped-def]
+    """Import what the rest of the road needs, then take the means to import away.  Returns ``apply_edits`` if it is needed."""
+    apply_edits = None
+    if plan.edits != ContainerEdits():
+        from gpurun.hook.apply import apply_edits
+    if any(m.options.copy_up for m in plan.mounts):
+        import gpurun.ns.copyup  # noqa: F401
+    sys.path[:] = []
+    sys.path_hooks[:] = []
+    sys.meta_path[:] = []
+    return apply_edits
+
+
+def _open_proc() -> int:
+    """The host's /proc, verified to be one: everything written to /proc goes through this descriptor."""
+    fd = posix.open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC)
+    if fstatfs_type(fd) != PROC_SUPER_MAGIC:
+        raise GpurunError("/proc of the host is no proc file system")
+    return fd
+
+
+def _write_proc(proc_fd: int, path: str, value: str) -> None:
+    if path.startswith("self/"):
+        path = posix.readlink("self", dir_fd=proc_fd) + path[4:]
+    try:
+        fd = openat2(proc_fd, path, posix.O_WRONLY, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
+        try:
+            write_all(fd, value.encode())
+        finally:
+            posix.close(fd)
+    except OSError as e:
+        raise StepError("write", f'"{value}" to /proc/{path}', e.errno) from None
+
+
+def _expect_go(fds: Descriptors) -> None:
+    if sync.receive(fds.receive) != ("go",):
+        posix._exit(1)  # the parent gave up (and has told why) or was killed
+
+
+def _enter(plan: InitPlan, fds: Descriptors) -> int:
+    if not plan.mount_namespace:
+        return posix.open(plan.rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)
+    return rootfs.enter_root(plan.rootfs, plan.propagation, fds.root_tree)
+
+
+def _leave_host(plan: InitPlan, root_fd: int) -> None:
+    if not plan.mount_namespace:
+        posix.fchdir(root_fd)
+        posix.chroot(".")
+        posix.chdir("/")
+    elif plan.no_pivot:
+        rootfs.move_root(root_fd)
+    else:
+        rootfs.pivot(root_fd)
+    rootfs.set_root_propagation(root_fd, plan.propagation)
+
+
+def _null_stdio(root_fd: int) -> None:
+    """Where stdin, stdout or stderr is the host's /dev/null, put the container's in its place."""
+    for fd in (0, 1, 2):
+        found = posix.fstat(fd)
+        if found.st_mode & 0o170000 != 0o020000 or found.st_rdev != posix.makedev(1, 3):
+            continue
+        try:
+            null = open_in_root(root_fd, "/dev/null", posix.O_RDWR | O_NOFOLLOW)
+        except OSError:
+            return  # a container without one keeps what it was given
+        found = posix.fstat(null)
+        if found.st_mode & 0o170000 == 0o020000 and found.st_rdev == posix.makedev(1, 3):
+            posix.dup2(null, fd)
+        posix.close(null)
+
+
+def _environment(process: ProcessPlan, root_fd: int) -> dict[str, str]:
+    env = dict(process.env)
+    if not env.get("HOME"):
+        env["HOME"] = home_directory(root_fd, process.uid)
+    return env
+
+
+def become_process(process: ProcessPlan, env: dict[str, str]) -> str:
+    """Take the user, groups and capabilities of the process; returns the path of its program, looked up as that user."""
+    masks = process.capabilities
+    if masks is not None:
+        drop_bounding(masks.bounding, process.last_cap)
+    lp.prctl(lp.PR_SET_KEEPCAPS, 1)
+    _own_stdio(process.uid)
+    # As root first: the directory may be closed to the user, or (below) open to the user alone.
+    entered = _try_chdir(process.cwd)
+    try:
+        posix.setgroups(list(process.groups))
+    except PermissionError:
+        if process.groups:
+            raise StepError("set the additional groups", str(list(process.groups)), 1) from None
+    try:
+        posix.setresgid(process.gid, process.gid, process.gid)
+    except OSError as e:
+        raise StepError("setgid", f"{process.gid} (is it mapped in the user namespace?)", e.errno) from None
+    try:
+        posix.setresuid(process.uid, process.uid, process.uid)
+    except OSError as e:
+        raise StepError("setuid", f"{process.uid} (is it mapped in the user namespace?)", e.errno) from None
+    if not entered:
+        try:
+            posix.chdir(process.cwd)
+        except OSError as e:
+            raise GpurunError(
+                f'chdir to cwd ("{process.cwd}") set in config.json failed: {oserror_text(OSError(e.errno, ""))}'
+            ) from None
+    check_cwd()
+    lp.prctl(lp.PR_SET_KEEPCAPS, 0)
+    if masks is not None:
+        set_capabilities(masks)
+    return find_executable(process.args[0], env.get("PATH", ""))
+
+
+def _try_chdir(path: str) -> bool:
+    try:
+        posix.chdir(path)
+        return True
+    except OSError:
+        return False  # tried again as the user
+
+
+def _own_stdio(uid: int) -> None:
+    """Give the user the pipes it inherits, so that it can open /dev/stdout; never the host's /dev/null."""
+    for fd in (0, 1, 2):
+        found = posix.fstat(fd)
+        is_null = found.st_mode & 0o170000 == 0o020000 and found.st_rdev == posix.makedev(1, 3)
+        if found.st_uid == uid or is_null:
+            continue
+        try:
+            posix.fchown(fd, uid, -1)
+        except OSError as e:
+            if e.errno not in (1, 22, 30):  # EPERM, EINVAL (id not mapped), EROFS: it works without, as in runc
+                raise StepError("change the owner of the standard stream", str(fd), e.errno) from None
+
+
+def execute(path: str, args: tuple[str, ...], env: dict[str, str]) -> None:
+    """Close everything, reset the signals and become the user's program; returns never, failing with status 255."""
+    default_signals()
+    close_range(3)
+    try:
+        posix.execve(path, list(args), env)
+    except OSError as e:
+        posix.write(2, f"exec {path}: {oserror_text(OSError(e.errno, ''))}\n".encode("utf-8", "replace"))
+        posix._exit(255)

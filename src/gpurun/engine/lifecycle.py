@@ -1,0 +1,223 @@
+"""start, kill, delete, run: what happens to a container after it was created."""
+
+from __future__ import annotations
+
+import posix
+import time
+
+from gpurun.engine import state as store
+from gpurun.engine.signals import SIGKILL
+from gpurun.errors import ContainerNotFound, GpurunError, NotRunning, StepError
+from gpurun.linux.fs import O_CLOEXEC, read_file
+from gpurun.linux.proc import is_alive
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.oci.config import Hooks
+
+#: How long a killed init may take to end.
+_KILL_SECONDS = 10.0
+
+
+def start(root: str, container_id: str) -> store.State:
+    """Release the init of a created container; its process runs when this returns (but execve may still fail).
+
+    Whoever removes the FIFO is the one who starts the container, so of two starts at once one is refused.
+    """
+    state = store.load(root, container_id)
+    now = store.status(root, state)
+    if now == "stopped":
+        raise GpurunError("cannot start a container that has stopped")
+    if now == "paused":
+        raise GpurunError("cannot start a container in the paused state")
+    if now != "created":
+        raise GpurunError("cannot start an already running container")
+    fifo = store.fifo_path(root, container_id)
+    try:
+        fd = posix.open(fifo, posix.O_WRONLY | posix.O_NONBLOCK | O_CLOEXEC)
+        posix.unlink(fifo)
+    except FileNotFoundError:
+        raise GpurunError("cannot start an already running container") from None
+    except OSError as e:
+        if e.errno == 6:  # ENXIO: no init has it open
+            raise GpurunError("cannot start a container that has stopped") from None
+        raise StepError("open", fifo, e.errno) from None
+    posix.write(fd, b"0")
+    posix.close(fd)
+    hooks = _saved_hooks(root, container_id)
+    if hooks is not None and hooks.poststart:
+        _run_poststart(state, hooks)
+    return state
+
+
+def _run_poststart(state: store.State, hooks: Hooks) -> None:
+    """A failing poststart hook is a warning: the process runs already (runtime.md "Lifecycle", step 9)."""
+    import sys
+
+    from gpurun.engine.hooks import run_hook
+
+    text = store.state_json(state, "running")
+    for index, hook in enumerate(hooks.poststart):
+        failure = run_hook(hook, text, lambda: posix.chdir(state.bundle))
+        if failure:
+            sys.stderr.write(f"gpurun: warning: error running poststart hook #{index}: {failure}\n")
+
+
+def _saved_hooks(root: str, container_id: str) -> Hooks | None:
+    """The hooks of the saved config, if the word occurs in it at all: most containers have none, and then JSON costs nothing."""
+    try:
+        data = read_file(f"{root}/{container_id}/config.json", 64 << 20)
+    except FileNotFoundError:
+        return None  # a create that did not get that far
+    if b'"hooks"' not in data or b'"poststart"' not in data and b'"poststop"' not in data:
+        return None
+    from gpurun.oci.config import read_config
+
+    return read_config(data).hooks
+
+
+def kill(root: str, container_id: str, signal: int, all_processes: bool = False) -> None:
+    """Send *signal* to the init; SIGKILL to a container without a pid namespace of its own reaches all its processes."""
+    state = store.load(root, container_id)
+    shared = signal == SIGKILL and not state.private_pid
+    if shared or all_processes and signal == SIGKILL:
+        from gpurun.cgroup import manager
+
+        if manager.processes(state.cgroup):
+            manager.kill(state.cgroup)
+            return
+    pidfd = _open_init(state)
+    if pidfd is None:
+        if all_processes:
+            return  # what --all is asked to make sure is already so
+        raise NotRunning
+    try:
+        import _signal
+
+        _signal.pidfd_send_signal(pidfd, signal)
+    except ProcessLookupError:
+        raise NotRunning from None
+    finally:
+        posix.close(pidfd)
+
+
+def _open_init(state: store.State) -> int | None:
+    """A pidfd of the container's init, or None when it has ended; looked at again after opening: pids are reused."""
+    if state.pid == 0:
+        return None
+    try:
+        pidfd = posix.pidfd_open(state.pid, 0)
+    except ProcessLookupError:
+        return None
+    if not is_alive(state.pid, state.start_time):
+        posix.close(pidfd)
+        return None
+    return pidfd
+
+
+def delete(root: str, container_id: str, force: bool = False) -> None:
+    """Remove a stopped or created container with all that belongs to it; with *force* a running one too.
+
+    With *force*, a container that does not exist is fine, and one whose state is damaged or that was half made is removed.
+    """
+    try:
+        state = store.load(root, container_id)
+    except ContainerNotFound:
+        store.remove_directory(root, container_id)  # a create that was killed before it could write anything
+        if force:
+            return
+        raise
+    except GpurunError:
+        if not force:
+            raise
+        store.remove_directory(root, container_id)
+        return
+    now = store.status(root, state)
+    if now in ("running", "paused") and not force:
+        raise GpurunError(f"cannot delete container {container_id} that is not stopped: {now}")
+    if now != "stopped":
+        _end_init(state, now == "paused")
+    destroy(root, state)
+
+
+def _end_init(state: store.State, paused: bool) -> None:
+    pidfd = _open_init(state)
+    if pidfd is not None:
+        import _signal
+
+        try:
+            _signal.pidfd_send_signal(pidfd, SIGKILL)
+        except ProcessLookupError:
+            pass  # it ended by itself just now
+        posix.close(pidfd)
+    if paused:
+        from gpurun.cgroup import manager
+
+        manager.thaw(state.cgroup)
+    deadline = time.monotonic() + _KILL_SECONDS
+    while state.pid and is_alive(state.pid, state.start_time):
+        if time.monotonic() > deadline:
+            raise GpurunError("container init still running")
+        time.sleep(0.001)
+
+
+def destroy(root: str, state: store.State) -> None:
+    """Remove what is left of a container whose init has ended: its processes, cgroup, traces in the rootfs, state; then the
+    poststop hooks run, whose failure is a warning (runtime.md "Lifecycle", step 13)."""
+    hooks = _saved_hooks(root, state.id)
+    _remove_cgroup(state)
+    try:
+        created = read_file(f"{root}/{state.id}/created", 1 << 20)
+    except FileNotFoundError:
+        created = b""
+    if created:
+        from gpurun.engine.create import remove_created
+
+        remove_created(state.rootfs, tuple(created.decode("utf-8", "surrogateescape").split("\0")))
+    store.remove_directory(root, state.id)
+    if hooks is not None:
+        import sys
+
+        from gpurun.engine.hooks import run_hook
+
+        text = store.state_json(state, "stopped")
+        for index, hook in enumerate(hooks.poststop):
+            failure = run_hook(hook, text)
+            if failure:
+                sys.stderr.write(f"gpurun: warning: error running poststop hook #{index}: {failure}\n")
+
+
+def _remove_cgroup(state: store.State) -> None:
+    """Most often one rmdir does it; else there are processes left (shared pid namespace) or cgroups made by the container."""
+    try:
+        posix.rmdir(state.cgroup)
+    except FileNotFoundError:
+        return
+    except OSError:
+        from gpurun.cgroup import manager
+
+        if not state.private_pid or manager.processes(state.cgroup):
+            manager.kill(state.cgroup)
+        manager.remove(state.cgroup)
+
+
+def wait_foreground(pid: int, pidfd: int) -> int:
+    """Wait for the foreground container's init, passing on every signal we get; returns the exit code for ``run``."""
+    import _signal
+
+    from gpurun.linux.process import pidfd_send_signal
+
+    blocked = set(range(1, 65)) - {9, 19, 11, 7, 4, 8, 5, 32, 33}  # not those that tell of a fault of our own
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, blocked)
+    while True:
+        number = _signal.sigwait(blocked)
+        if number == 17:  # SIGCHLD
+            ended, status = posix.waitpid(pid, posix.WNOHANG)
+            if ended:
+                code = posix.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+        elif number not in (28, 23):  # SIGWINCH is for terminals, SIGURG has no meaning here
+            try:
+                pidfd_send_signal(pidfd, number)
+            except ProcessLookupError:
+                continue  # it has ended: SIGCHLD is on its way

@@ -1,0 +1,248 @@
+"""The plan: everything that create, start and delete will do for one container, as plain data.
+
+:func:`make_plan` is pure: the same config, host facts and device edits give the same plan, and nothing is touched.  All bad
+input is refused here.
+"""
+
+from __future__ import annotations
+
+from gpurun.cgroup.devices import compile_filter, container_rules, describe_rule, emulate
+from gpurun.cgroup.resources import CgroupWrite, plan_resources
+from gpurun.cgroup.tree import Tree, cgroup_path
+from gpurun.engine.process import ProcessPlan, plan_process
+from gpurun.errors import ConfigError, UnsupportedError
+from gpurun.hook.edits import ContainerEdits
+from gpurun.jsontext import dumps
+from gpurun.linux.mount import MS_PRIVATE, MS_SHARED, MS_SLAVE, MS_UNBINDABLE
+from gpurun.linux.process import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS
+from gpurun.ns.namespaces import NamespacePlan, plan_namespaces
+from gpurun.ns.steps import DeviceStep, MountStep, clean_path, dev_is_bind, join_path, plan_devices, plan_mounts
+from gpurun.ns.sysctl import plan_sysctl
+from gpurun.oci.config import HOOK_NAMES, Config, Hooks, Linux, OciHook
+from gpurun.oci.resources import DeviceRule, Resources
+from gpurun.record import Record, replace
+
+#: linux.rootfsPropagation → (MS_* flag, recursive)
+ROOTFS_PROPAGATION = {
+    "": (MS_SLAVE, True),
+    "shared": (MS_SHARED, False),
+    "rshared": (MS_SHARED, True),
+    "slave": (MS_SLAVE, False),
+    "rslave": (MS_SLAVE, True),
+    "private": (MS_PRIVATE, False),
+    "rprivate": (MS_PRIVATE, True),
+    "unbindable": (MS_UNBINDABLE, False),
+    "runbindable": (MS_UNBINDABLE, True),
+}
+
+
+class Host(Record):
+    """What a plan depends on besides the config: facts that were read, not decided."""
+
+    tree: Tree
+    own_cgroup: str  # path of our own cgroup below the tree's root
+    last_cap: int  # /proc/sys/kernel/cap_last_cap
+
+
+class CgroupPlan(Record):
+    """The cgroup's directory, its limits, and who may open which device (*rules* in words, *program* as eBPF, empty when all is allowed)."""
+
+    path: str
+    root: str
+    writes: tuple[CgroupWrite, ...]
+    rules: tuple[str, ...]
+    program: bytes
+
+
+class InitPlan(Record):
+    """What the container's init does, in the order of the fields; it is sent to it as it stands."""
+
+    id: str
+    bundle: str
+    rootfs: str
+    mount_namespace: bool
+    user_namespace: bool
+    new_network: bool
+    propagation: tuple[int, bool]
+    no_pivot: bool
+    mounts: tuple[MountStep, ...]
+    devices: tuple[DeviceStep, ...]
+    dev_is_bind: bool
+    edits: ContainerEdits
+    readonly: bool
+    hostname: str
+    domainname: str
+    sysctl: tuple[tuple[str, str], ...]
+    readonly_paths: tuple[str, ...]
+    masked_paths: tuple[str, ...]
+    process: ProcessPlan
+    parent_hooks: bool  # whether the parent runs hooks before pivot_root
+    create_container: tuple[OciHook, ...]
+    start_container: tuple[OciHook, ...]
+    annotations: str  # JSON text
+    cgroup_root: str
+    cgroup_path: str
+    session_keyring: bool
+
+
+class Plan(Record):
+    """All of it.  *warnings* are told once, in the log."""
+
+    id: str
+    bundle: str
+    rootfs: str
+    namespaces: NamespacePlan
+    cgroup: CgroupPlan
+    init: InitPlan
+    hooks: Hooks
+    annotations: str  # JSON text
+    private_pid: bool
+    warnings: tuple[str, ...]
+
+
+def make_plan(
+    config: Config,
+    container_id: str,
+    bundle: str,
+    host: Host,
+    edits: ContainerEdits,
+    no_pivot: bool = False,
+    new_keyring: bool = True,
+) -> Plan:
+    """The plan of *config* in *bundle* (an absolute path); raises :class:`ConfigError` for what cannot be done."""
+    linux = config.linux
+    _refuse(linux)
+    namespaces = plan_namespaces(linux)
+    _check_contradictions(config, namespaces)
+    if not config.root_path:
+        raise ConfigError("root.path", "must not be empty")
+    rootfs = clean_path(join_path(bundle, config.root_path))
+    mounts = plan_mounts(config, bundle)
+    process, warnings = plan_process(config.process, host.last_cap, groups=edits.additional_gids)
+    process = _with_env(process, edits.env)
+    private_mounts = namespaces.has(CLONE_NEWNS)
+    user_namespace = namespaces.has(CLONE_NEWUSER)
+    cgroup = _plan_cgroup(linux, container_id, host, edits)
+    init = InitPlan(
+        id=container_id,
+        bundle=bundle,
+        rootfs=rootfs,
+        mount_namespace=private_mounts,
+        user_namespace=user_namespace,
+        new_network=bool(namespaces.new & CLONE_NEWNET),
+        propagation=_propagation(linux.rootfs_propagation),
+        no_pivot=no_pivot,
+        mounts=mounts,
+        devices=plan_devices(linux.devices),
+        dev_is_bind=dev_is_bind(mounts),
+        edits=edits,
+        readonly=config.root_readonly,
+        hostname=config.hostname,
+        domainname=config.domainname,
+        sysctl=plan_sysctl(linux.sysctl, namespaces),
+        readonly_paths=_absolute_paths(linux.readonly_paths, "linux.readonlyPaths"),
+        masked_paths=_absolute_paths(linux.masked_paths, "linux.maskedPaths"),
+        process=process,
+        parent_hooks=bool(config.hooks.prestart or config.hooks.create_runtime),
+        create_container=config.hooks.create_container,
+        start_container=config.hooks.start_container,
+        annotations=dumps(config.annotations),
+        cgroup_root=host.tree.root,
+        cgroup_path=cgroup.path,
+        session_keyring=new_keyring,
+    )
+    return Plan(
+        id=container_id,
+        bundle=bundle,
+        rootfs=rootfs,
+        namespaces=namespaces,
+        cgroup=cgroup,
+        init=init,
+        hooks=_checked_hooks(config.hooks),
+        annotations=init.annotations,
+        private_pid=bool(namespaces.new & CLONE_NEWPID),
+        warnings=warnings + edits.warnings,
+    )
+
+
+def _refuse(linux: Linux) -> None:
+    """What of the specification is not built yet is refused, never ignored."""
+    for value, name in (
+        (linux.seccomp, "seccomp"),
+        (linux.mount_label, "mountLabel"),
+        (linux.personality, "personality"),
+        (linux.intel_rdt, "intelRdt"),
+        (linux.memory_policy, "memoryPolicy"),
+        (linux.net_devices, "netDevices"),
+    ):
+        if value:
+            raise UnsupportedError(f"linux.{name}", "is not supported yet, remove it")
+
+
+def _check_contradictions(config: Config, namespaces: NamespacePlan) -> None:
+    if config.hostname and not namespaces.has(CLONE_NEWUTS):
+        raise ConfigError("hostname", "unable to set hostname without a private UTS namespace")
+    if config.domainname and not namespaces.has(CLONE_NEWUTS):
+        raise ConfigError("domainname", "unable to set domainname without a private UTS namespace")
+    if not namespaces.has(CLONE_NEWNS):
+        for paths, name in ((config.linux.masked_paths, "maskedPaths"), (config.linux.readonly_paths, "readonlyPaths")):
+            if paths:
+                raise ConfigError(f"linux.{name}", "unable to restrict sys entries without a private MNT namespace")
+
+
+def _propagation(word: str) -> tuple[int, bool]:
+    if word not in ROOTFS_PROPAGATION:
+        known = ", ".join([w for w in ROOTFS_PROPAGATION if w])
+        raise ConfigError("linux.rootfsPropagation", f'"{word}" is unknown, it must be one of {known}')
+    return ROOTFS_PROPAGATION[word]
+
+
+def _absolute_paths(paths: tuple[str, ...], where: str) -> tuple[str, ...]:
+    """The paths, clean and without duplicates, in their order."""
+    for i, path in enumerate(paths):
+        if not path.startswith("/"):
+            raise ConfigError(f"{where}[{i}]", f'"{path}" must be an absolute path')
+    return tuple(dict.fromkeys([clean_path(p) for p in paths]))
+
+
+def _checked_hooks(hooks: Hooks) -> Hooks:
+    for name, field in zip(HOOK_NAMES, Hooks._fields):
+        for i, hook in enumerate(getattr(hooks, field)):
+            where = f"hooks.{name}[{i}]"
+            if not hook.path.startswith("/"):
+                raise ConfigError(f"{where}.path", f'"{hook.path}" must be an absolute path')
+            if hook.timeout is not None and hook.timeout <= 0:
+                raise ConfigError(f"{where}.timeout", f"{hook.timeout} must be greater than zero seconds")
+            for k, entry in enumerate(hook.env):
+                if "=" not in entry:
+                    raise ConfigError(f"{where}.env[{k}]", f"missing '=' in \"{entry}\"")
+    return hooks
+
+
+def _with_env(process: ProcessPlan, env: tuple[str, ...]) -> ProcessPlan:
+    """*process* with the edits' variables, which replace those of the image."""
+    if not env:
+        return process
+    pairs = dict(process.env)
+    pairs.update([(e.partition("=")[0], e.partition("=")[2]) for e in env])
+    return replace(process, env=tuple(pairs.items()))
+
+
+def _plan_cgroup(linux: Linux, container_id: str, host: Host, edits: ContainerEdits) -> CgroupPlan:
+    resources = linux.resources or Resources()
+    rules = resources.devices + tuple(
+        [
+            DeviceRule(True, node.type, node.major, node.minor, node.permissions)
+            for node in edits.device_nodes
+            if node.type in ("c", "b") and node.permissions
+        ]
+    )
+    rules = container_rules(rules, tuple([device.path for device in linux.devices]))
+    devices = emulate(rules)
+    return CgroupPlan(
+        path=cgroup_path(host.tree, linux.cgroups_path, container_id, host.own_cgroup),
+        root=host.tree.root,
+        writes=plan_resources(resources, host.tree.controllers, host.tree.bound_to_v1),
+        rules=tuple([("allow " if rule.allow else "deny ") + describe_rule(rule) for rule in rules]),
+        program=b"" if devices.enforces_nothing() else compile_filter(devices),
+    )

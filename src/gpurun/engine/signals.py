@@ -1,0 +1,46 @@
+"""Signals: their names, and the state in which a container's process must find them (signal(7))."""
+
+from __future__ import annotations
+
+import _signal
+
+from gpurun.errors import GpurunError
+
+SIGKILL = 9
+
+NUMBERS = {
+    name: number
+    for number, name in enumerate(
+        "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP TSTP TTIN TTOU URG XCPU"
+        " XFSZ VTALRM PROF WINCH IO PWR SYS".split(),
+        1,
+    )
+}
+NUMBERS.update(IOT=6, POLL=29, CLD=17, UNUSED=31)
+
+
+def parse_signal(text: str) -> int:
+    """The number of the signal *text*: a number, or a name with or without ``SIG`` in any case, also ``RTMIN+n``."""
+    if text.isascii() and text.isdigit() and int(text) <= 64:
+        return int(text)
+    name = text.upper()
+    name = name[3:] if name.startswith("SIG") else name
+    if name in NUMBERS:
+        return NUMBERS[name]
+    for base, number, sign in (("RTMIN", 34, "+"), ("RTMAX", 64, "-")):
+        if name == base:
+            return number
+        if name.startswith(base + sign) and name[6:].isdigit() and int(name[6:]) <= 30:
+            return number + int(sign + name[6:])
+    raise GpurunError(f'unknown signal "{text}"')
+
+
+def default_signals() -> None:
+    """Give every signal its default disposition and unblock all.
+
+    CPython ignores SIGPIPE and SIGXFSZ, callers hand others down ignored, and ignored dispositions survive execve(2).
+    """
+    for number in range(1, 65):
+        if number not in (9, 19, 32, 33):  # KILL and STOP cannot be changed, 32 and 33 belong to the C library
+            _signal.signal(number, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())

@@ -1,0 +1,52 @@
+"""The messages between the parent (create) and the container's init: a small set, over two pipes.
+
+    init → parent   hooks                       the mounts are made, the parent's hooks may run
+                    ready CREATED               all but the process itself is set up; CREATED: what was made in the rootfs
+                    created                     nothing can fail any more but execve: create may return
+                    failed TEXT                 the error, told once, by the parent
+    parent → init   plan PLAN, go
+
+A message is a tuple, marshalled, after its length in four bytes.  Both ends are the same build of the same interpreter.
+"""
+
+from __future__ import annotations
+
+import marshal
+import posix
+
+from gpurun.linux.fs import write_all
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_MAX_MESSAGE = 64 << 20
+
+
+def send(fd: int, *message: Any) -> None:
+    """Write one message; raises BrokenPipeError when the other side is gone."""
+    data = marshal.dumps(message)
+    write_all(fd, len(data).to_bytes(4, "little") + data)
+
+
+def receive(fd: int) -> tuple[Any, ...] | None:
+    """The next message, or None when the other side has closed (or died within a message)."""
+    head = _read_exactly(fd, 4)
+    if head is None:
+        return None
+    size = int.from_bytes(head, "little")
+    data = _read_exactly(fd, size) if size <= _MAX_MESSAGE else None
+    if data is None:
+        return None
+    message: tuple[Any, ...] = marshal.loads(data)
+    return message
+
+
+def _read_exactly(fd: int, size: int) -> bytes | None:
+    data = b""
+    while len(data) < size:
+        chunk = posix.read(fd, size - len(data))
+        if not chunk:
+            return None
+        data += chunk
+    return data

@@ -1,0 +1,22 @@
+"""What /proc says of a process (proc(5))."""
+
+from __future__ import annotations
+
+from gpurun.linux.fs import read_file
+
+
+def stat(pid: int) -> tuple[str, int] | None:
+    """(state letter, start time in clock ticks since boot) of *pid*; None when there is no such process."""
+    try:
+        data = read_file(f"/proc/{pid}/stat", 4096)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The name of the program is in parentheses and may hold anything, parentheses and blanks included.
+    fields = data[data.rindex(b")") + 2 :].split()
+    return fields[0].decode(), int(fields[19])
+
+
+def is_alive(pid: int, start_time: int) -> bool:
+    """Whether *pid* is still the process that started at *start_time* and has not ended (a zombie has)."""
+    found = stat(pid)
+    return found is not None and found[1] == start_time and found[0] not in ("Z", "X")

@@ -1,0 +1,101 @@
+"""Device nodes and the links of /dev, made in a rootfs by descriptor (config-linux.md "Devices", "Default Devices")."""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun.errors import GpurunError, StepError
+from gpurun.linux import mount as lm
+from gpurun.linux.fs import AT_FDCWD, O_CLOEXEC, O_NOFOLLOW, O_PATH
+from gpurun.ns.mount import attach
+from gpurun.ns.path import make_dirs, make_target
+from gpurun.ns.steps import DeviceStep
+
+_DEV_LINKS = (
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+)
+
+
+def make_devices(root_fd: int, steps: tuple[DeviceStep, ...], user_namespace: bool) -> None:
+    """Make the device nodes; where mknod(2) is not allowed (user namespaces) the host's nodes are bound instead."""
+    for step in steps:
+        make_device(root_fd, step, step.path, user_namespace)
+
+
+def make_device(root_fd: int, step: DeviceStep, host_path: str, bind: bool, created: list[str] | None = None) -> None:
+    """One device node in the rootfs; *host_path* is bound in its place with *bind* or where mknod(2) gives EPERM."""
+    parent_path, _, name = step.path.rpartition("/")
+    kind = {"c": 0o020000, "b": 0o060000, "p": 0o010000}[step.type]
+    try:
+        parent = make_dirs(root_fd, parent_path or "/", created)
+        try:
+            if not bind:
+                try:
+                    _make_node(parent, name, kind, step)
+                    if created is not None:
+                        created.append(step.path.lstrip("/"))
+                    return
+                except PermissionError:
+                    pass  # no CAP_MKNOD over this file system: bind, as below
+        finally:
+            posix.close(parent)
+        _bind_node(root_fd, step, host_path, kind, created)
+    except OSError as e:
+        raise StepError("make the device node", step.path, e.errno) from None
+
+
+def _make_node(parent: int, name: str, kind: int, step: DeviceStep) -> None:
+    device = posix.makedev(step.major, step.minor)
+    try:
+        posix.mknod(name, kind | step.mode, device, dir_fd=parent)
+    except FileExistsError:
+        fd = posix.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=parent)
+        found = posix.fstat(fd)
+        posix.close(fd)
+        if found.st_mode & 0o170000 != kind or (kind != 0o010000 and found.st_rdev != device):
+            raise GpurunError(f'cannot make the device node "{step.path}": something else has that name') from None
+        return
+    posix.chown(name, step.uid, step.gid, dir_fd=parent, follow_symlinks=False)
+
+
+def _bind_node(root_fd: int, step: DeviceStep, host_path: str, kind: int, created: list[str] | None) -> None:
+    tree = lm.open_tree(AT_FDCWD, host_path, lm.OPEN_TREE_CLONE)
+    try:
+        found = posix.fstat(tree)
+        if found.st_mode & 0o170000 != kind or (kind != 0o010000 and found.st_rdev != posix.makedev(step.major, step.minor)):
+            raise GpurunError(f'"{host_path}" of the host is not the device {step.type} {step.major}:{step.minor}')
+        lm.mount_setattr(tree, propagation=lm.MS_PRIVATE)
+        target = make_target(root_fd, step.path, directory=False, created=created)
+        attach(tree, target)
+        posix.close(target)
+    finally:
+        posix.close(tree)
+
+
+def make_dev_links(root_fd: int) -> None:
+    """The links of config-linux.md "Default Devices" / "Dev symbolic links"; what the image has stays."""
+    dev = make_dirs(root_fd, "/dev")
+    links = list(_DEV_LINKS)
+    try:
+        posix.stat("/proc/kcore")
+        links.append(("core", "/proc/kcore"))
+    except FileNotFoundError:
+        pass  # a kernel without it
+    try:
+        for name, text in links:
+            try:
+                posix.symlink(text, name, dir_fd=dev)
+            except FileExistsError:
+                pass  # the image's own
+        try:
+            posix.unlink("ptmx", dir_fd=dev)
+        except FileNotFoundError:
+            pass  # the usual case: /dev is a fresh tmpfs
+        posix.symlink("pts/ptmx", "ptmx", dir_fd=dev)
+    except OSError as e:
+        raise StepError("make the links in", "/dev", e.errno) from None
+    finally:
+        posix.close(dev)

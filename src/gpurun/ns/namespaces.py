@@ -1,0 +1,127 @@
+"""Which namespaces to make and which to join, and the id maps; pure (``linux.namespaces``, user_namespaces(7))."""
+
+from __future__ import annotations
+
+from gpurun.errors import ConfigError
+from gpurun.linux.process import (
+    CLONE_NEWCGROUP,
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
+    CLONE_NEWNS,
+    CLONE_NEWPID,
+    CLONE_NEWTIME,
+    CLONE_NEWUSER,
+    CLONE_NEWUTS,
+)
+from gpurun.oci.config import IdMapping, Linux
+from gpurun.record import Record
+
+#: OCI name → (CLONE_NEW* flag, name in /proc/PID/ns), in the order in which namespaces are joined.
+NAMESPACES: dict[str, tuple[int, str]] = {
+    "user": (CLONE_NEWUSER, "user"),
+    "ipc": (CLONE_NEWIPC, "ipc"),
+    "uts": (CLONE_NEWUTS, "uts"),
+    "network": (CLONE_NEWNET, "net"),
+    "pid": (CLONE_NEWPID, "pid"),
+    "mount": (CLONE_NEWNS, "mnt"),
+    "cgroup": (CLONE_NEWCGROUP, "cgroup"),
+    "time": (CLONE_NEWTIME, "time"),
+}
+
+
+class Join(Record):
+    """A namespace to enter: its CLONE_NEW* flag and the file that names it."""
+
+    type: str
+    flag: int
+    path: str
+
+
+class NamespacePlan(Record):
+    """*new*: CLONE_NEW* flags to make; *joins*: what to enter instead.  Maps and offsets are the lines the kernel takes."""
+
+    new: int
+    joins: tuple[Join, ...] = ()
+    uid_map: str = ""
+    gid_map: str = ""
+    time_offsets: str = ""
+    root_uid: int = 0  # the host's id of the container's root
+    root_gid: int = 0
+
+    def has(self, flag: int) -> bool:
+        """Whether the container is in another namespace of that kind than the runtime."""
+        return bool(self.new & flag) or any(j.flag == flag for j in self.joins)
+
+    @property
+    def needs_helper(self) -> bool:
+        """Whether the init must be cloned from inside a joined (or already made) namespace: see ns/spawn.py."""
+        return bool(self.new & CLONE_NEWTIME) or any(j.flag in (CLONE_NEWUSER, CLONE_NEWPID) for j in self.joins)
+
+
+def plan_namespaces(linux: Linux) -> NamespacePlan:
+    """The namespaces of *linux*; raises :class:`ConfigError` for what contradicts itself."""
+    new = 0
+    joins: list[Join] = []
+    seen: set[str] = set()
+    for i, namespace in enumerate(linux.namespaces):
+        where = f"linux.namespaces[{i}]"
+        if namespace.type not in NAMESPACES:
+            raise ConfigError(f"{where}.type", f'namespace "{namespace.type}" does not exist')
+        if namespace.type in seen:
+            raise ConfigError(where, f"malformed spec file: duplicated ns {namespace.type}")
+        seen.add(namespace.type)
+        flag = NAMESPACES[namespace.type][0]
+        if not namespace.path:
+            new |= flag
+        elif not namespace.path.startswith("/"):
+            raise ConfigError(f"{where}.path", f'"{namespace.path}" must be an absolute path')
+        else:
+            joins.append(Join(namespace.type, flag, namespace.path))
+    uid, gid = linux.uid_mappings, linux.gid_mappings
+    if (uid or gid) and "user" not in seen:
+        raise ConfigError(
+            "linux.uidMappings" if uid else "linux.gidMappings",
+            "user namespace mappings specified, but user namespace isn't enabled in the config",
+        )
+    if new & CLONE_NEWUSER:
+        # As crun does: a new user namespace without maps gets the identity, rather than a container without any user.
+        identity = (IdMapping(0, 0, 4294967295),)
+        if bool(uid) != bool(gid):
+            missing = "gidMappings" if uid else "uidMappings"
+            raise ConfigError(f"linux.{missing}", "is missing: a user namespace needs both uidMappings and gidMappings")
+        uid, gid = uid or identity, gid or identity
+    if linux.time_offsets and not new & CLONE_NEWTIME:
+        what = "a joined one has its own" if "time" in seen else "add one to linux.namespaces"
+        raise ConfigError("linux.timeOffsets", f"time offsets need a new time namespace: {what}")
+    offsets = []
+    for offset in linux.time_offsets:
+        if offset.clock not in ("monotonic", "boottime"):
+            raise ConfigError(
+                f"linux.timeOffsets.{offset.clock}", "is no clock of a time namespace, use monotonic or boottime"
+            )
+        offsets.append(f"{offset.clock} {offset.secs} {offset.nanosecs}\n")
+    return NamespacePlan(
+        new=new,
+        joins=tuple(sorted(joins, key=lambda j: list(NAMESPACES).index(j.type))),
+        uid_map=_map_lines(uid, "linux.uidMappings") if new & CLONE_NEWUSER else "",
+        gid_map=_map_lines(gid, "linux.gidMappings") if new & CLONE_NEWUSER else "",
+        time_offsets="".join(offsets),
+        root_uid=_host_root(uid, "linux.uidMappings") if "user" in seen and uid else 0,
+        root_gid=_host_root(gid, "linux.gidMappings") if "user" in seen and gid else 0,
+    )
+
+
+def _map_lines(mappings: tuple[IdMapping, ...], where: str) -> str:
+    for i, mapping in enumerate(mappings):
+        if mapping.size == 0:
+            raise ConfigError(f"{where}[{i}].size", "must not be 0")
+        if max(mapping.container_id, mapping.host_id) + mapping.size > 1 << 32:
+            raise ConfigError(f"{where}[{i}]", "reaches beyond the last id, 4294967295")
+    return "".join([f"{m.container_id} {m.host_id} {m.size}\n" for m in mappings])
+
+
+def _host_root(mappings: tuple[IdMapping, ...], where: str) -> int:
+    for mapping in mappings:
+        if mapping.container_id <= 0 < mapping.container_id + mapping.size:
+            return mapping.host_id - mapping.container_id
+    raise ConfigError(where, "must map the container's id 0: gpurun sets the container up as its root")

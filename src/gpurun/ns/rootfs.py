@@ -1,0 +1,316 @@
+"""Building the container's root file system, inside its namespaces and before (then after) pivot_root(2).
+
+Everything is done by descriptor: *root_fd* is the root of the rootfs mount, targets come from :mod:`gpurun.ns.path`, and a mount
+is made completely before it is attached.  Steps and their order are decided in :mod:`gpurun.ns.steps`.
+"""
+
+from __future__ import annotations
+
+import posix
+import time
+from errno import EBUSY, EINVAL, ENOENT, ENOTDIR, EPERM
+
+from gpurun.errors import GpurunError, StepError, strerror_lower
+from gpurun.linux import mount as lm
+from gpurun.linux.fs import (
+    AT_RECURSIVE,
+    O_CLOEXEC,
+    O_DIRECTORY,
+    O_PATH,
+    PROC_SUPER_MAGIC,
+    RESOLVE_IN_ROOT,
+    RESOLVE_NO_MAGICLINKS,
+    RESOLVE_NO_SYMLINKS,
+    fstatfs_type,
+    openat2,
+)
+from gpurun.ns.mount import attach, filesystem
+from gpurun.ns.path import make_dirs, make_target, open_in_root
+from gpurun.ns.steps import PROC_TARGETS, MountStep
+
+_REPLACED = lm.MOUNT_ATTR_RDONLY | lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NODEV | lm.MOUNT_ATTR_NOEXEC
+_REPLACED |= lm.MOUNT_ATTR_NOSYMFOLLOW
+#: File systems whose superblock is shared or special: read-only is a matter of the mount alone.
+_MOUNT_ONLY_RO = frozenset(("tmpfs", "proc", "sysfs", "devpts", "mqueue", "cgroup2"))
+
+
+def enter_root(rootfs: str, propagation: tuple[int, bool], tree: int = -1) -> int:
+    """Cut the new mount namespace off the host's and mount *rootfs* on itself; returns the root's descriptor.
+
+    *tree* is the rootfs' mount tree if the parent has opened it already (a user namespace may be unable to reach it).
+    """
+    flag, recursive = propagation
+    try:
+        lm.mount("", "/", "", flag | (lm.MS_REC if recursive else 0))
+        if flag in (lm.MS_SHARED, lm.MS_UNBINDABLE):
+            _make_parent_private(rootfs)
+        if tree < 0:
+            tree = lm.open_tree_path(rootfs, recursive=True)
+        try:
+            place = posix.open(rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)
+        except PermissionError:
+            place = posix.open("/", O_PATH | O_DIRECTORY | O_CLOEXEC)
+        attach(tree, place)
+        posix.close(place)
+    except OSError as e:
+        raise StepError("mount the rootfs", rootfs, e.errno) from None
+    return tree
+
+
+def _make_parent_private(rootfs: str) -> None:
+    """pivot_root(2) refuses a root whose parent mount is shared: make the mount that *rootfs* lies on private."""
+    path = rootfs
+    while True:
+        try:
+            lm.mount("", path, "", lm.MS_PRIVATE)
+            return
+        except OSError as e:
+            if e.errno != EINVAL or path == "/":
+                raise
+            path = path.rpartition("/")[0] or "/"
+
+
+def mount_all(
+    root_fd: int, root: str, steps: tuple[MountStep, ...], sources: dict[int, int], cgroup: tuple[str, str]
+) -> tuple[tuple[int, int], ...]:
+    """Carry out *steps* in order; returns (descriptor, attributes) of mounts that become read-only at the end.
+
+    *sources* holds, by index of the step, source trees that the parent has opened.  *cgroup* is (root of the cgroup tree,
+    the container's cgroup), for when cgroup2 cannot be mounted.
+    """
+    late: list[tuple[int, int]] = []
+    for index, step in enumerate(steps):
+        try:
+            if step.kind == "bind":
+                fd = _bind(root_fd, root, step, sources.pop(index, -1))
+            else:
+                fd = _new_filesystem(root_fd, root, step, cgroup)
+            for flag, recursive in step.options.propagation:
+                lm.mount_setattr(fd, propagation=flag, recursive=recursive)
+            if step.options.rec_set or step.options.rec_clr:
+                lm.mount_setattr(fd, step.options.rec_set, step.options.rec_clr, recursive=True)
+        except OSError as e:
+            raise GpurunError(
+                f'{step.where}: error mounting "{step.source or step.kind}" to rootfs at "{step.destination}": '
+                f"{strerror_lower(e.errno)}"
+            ) from None
+        if step.kind != "bind" and _late_readonly(step) and step.options.attr_set & lm.MOUNT_ATTR_RDONLY:
+            late.append((fd, lm.MOUNT_ATTR_RDONLY))
+        else:
+            posix.close(fd)
+    return tuple(late)
+
+
+def _late_readonly(step: MountStep) -> bool:
+    """Device nodes and mount points must still be made in a tmpfs and in /dev after they are mounted."""
+    return step.kind == "tmpfs" or step.destination == "/dev"
+
+
+def _bind(root_fd: int, root: str, step: MountStep, tree: int) -> int:
+    options = step.options
+    if tree < 0:
+        tree = lm.open_tree_path(step.source, options.recursive)
+    directory = posix.fstat(tree).st_mode & 0o170000 == 0o040000
+    target = make_target(root_fd, step.destination, directory)
+    _check_proc_target(root, target, step, tree)
+    named = options.attr_set | options.attr_clr
+    if named:
+        # As mount(2) does on a bind remount, the flags given replace those of the source; a user namespace that may not
+        # clear what the host has locked keeps it, unless clearing it was asked for.
+        wanted = options.attr_clr | (_REPLACED & ~options.attr_set)
+        try:
+            lm.mount_setattr(tree, options.attr_set, wanted)
+        except PermissionError:
+            lm.mount_setattr(tree, options.attr_set, options.attr_clr)
+    attach(tree, target)
+    posix.close(target)
+    return tree
+
+
+def _check_proc_target(root: str, target: int, step: MountStep, tree: int) -> None:
+    """Nothing may cover /proc or what is in it: later writes to /proc (labels, sysctl) would go astray."""
+    if fstatfs_type(target) != PROC_SUPER_MAGIC:
+        if step.destination == "/proc" and (tree < 0 or fstatfs_type(tree) != PROC_SUPER_MAGIC):
+            raise GpurunError(f'{step.where}: "/proc" cannot be mounted because it is not of type proc')
+        return
+    seen = posix.readlink(f"/proc/self/fd/{target}")
+    inside = seen[len(root) :].partition("/proc/")[2] if seen.startswith(root) else seen
+    if step.destination == "/proc" and tree >= 0 and fstatfs_type(tree) == PROC_SUPER_MAGIC:
+        return
+    if inside not in PROC_TARGETS:
+        raise GpurunError(f'{step.where}: "{step.destination}" cannot be mounted because it is inside /proc')
+
+
+def _new_filesystem(root_fd: int, root: str, step: MountStep, cgroup: tuple[str, str]) -> int:
+    options = step.options
+    fstype = "cgroup2" if step.kind == "cgroup" else step.kind
+    if fstype in ("proc", "sysfs"):
+        target = _ordinary_directory(root_fd, step)
+    else:
+        target = make_target(root_fd, step.destination, directory=True)
+        if fstatfs_type(target) == PROC_SUPER_MAGIC:
+            raise GpurunError(f'{step.where}: "{step.destination}" cannot be mounted because it is inside /proc')
+    pairs: list[tuple[str, str | None]] = []
+    for entry in options.data:
+        for word in entry.split(","):
+            key, equals, value = word.partition("=")
+            pairs.append((key, value if equals else None))
+    pairs += [(key, None) for key in options.superblock]
+    attributes = options.attr_set
+    if fstype == "tmpfs" and not any(key == "mode" for key, _ in pairs):
+        pairs.append(("mode", f"{posix.fstat(target).st_mode & 0o7777:o}"))
+    if attributes & lm.MOUNT_ATTR_RDONLY:
+        if _late_readonly(step):
+            attributes &= ~lm.MOUNT_ATTR_RDONLY
+        elif fstype not in _MOUNT_ONLY_RO:
+            pairs.append(("ro", None))
+    try:
+        fd = filesystem(fstype, tuple(pairs), attributes, step.source or fstype)
+    except OSError as e:
+        if fstype != "cgroup2" or e.errno not in (EPERM, EBUSY):
+            raise
+        fd = _bind_cgroup(cgroup, attributes)
+    if options.copy_up:
+        from gpurun.ns.copyup import copy_up
+
+        copy_up(target, fd)
+    attach(fd, target)
+    posix.close(target)
+    return fd
+
+
+def _bind_cgroup(cgroup: tuple[str, str], attributes: int) -> int:
+    """A user namespace without a cgroup namespace of its own cannot mount cgroup2: the host's is bound, or our part of it."""
+    tree_root, own = cgroup
+    for path in (own, tree_root):
+        try:
+            fd = lm.open_tree_path(path, recursive=False)
+            break
+        except FileNotFoundError:
+            continue
+    else:
+        raise OSError(ENOENT, posix.strerror(ENOENT), tree_root)
+    lm.mount_setattr(fd, attributes)
+    return fd
+
+
+def _ordinary_directory(root_fd: int, step: MountStep) -> int:
+    """The target of proc and sysfs: a link there would let an image redirect what the runtime writes to /proc."""
+    relative = step.destination.lstrip("/")
+    resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS
+    try:
+        return openat2(root_fd, relative, O_PATH | O_DIRECTORY, resolve)
+    except FileNotFoundError:
+        posix.close(make_dirs(root_fd, step.destination))
+        return openat2(root_fd, relative, O_PATH | O_DIRECTORY, resolve)
+    except OSError:
+        raise GpurunError(
+            f'{step.where}: filesystem "{step.kind}" must be mounted on ordinary directory, "{step.destination}" is none'
+        ) from None
+
+
+def pivot(root_fd: int) -> None:
+    """Make *root_fd* the root directory and let go of the host's tree (pivot_root(2))."""
+    old = posix.open("/", O_PATH | O_DIRECTORY | O_CLOEXEC)
+    try:
+        posix.fchdir(root_fd)
+        lm.pivot_root(".", ".")
+        posix.fchdir(old)
+        # The old root is let go without any unmount reaching the host.
+        lm.mount("", ".", "", lm.MS_SLAVE | lm.MS_REC)
+        lm.umount2(".", lm.MNT_DETACH)
+        posix.chdir("/")
+    except OSError as e:
+        raise StepError("pivot_root", "", e.errno) from None
+    finally:
+        posix.close(old)
+
+
+def move_root(root_fd: int) -> None:
+    """--no-pivot: for a host whose root is a ramfs.  Moves the rootfs over ``/`` and changes the root directory to it."""
+    posix.fchdir(root_fd)
+    try:
+        lm.mount(".", "/", "", lm.MS_MOVE)
+        posix.chroot(".")
+        posix.chdir("/")
+    except OSError as e:
+        raise StepError("move the rootfs to", "/", e.errno) from None
+
+
+def set_root_propagation(root_fd: int, propagation: tuple[int, bool]) -> None:
+    """Give the new root what ``linux.rootfsPropagation`` asks for, where that differs from what it already has."""
+    flag, recursive = propagation
+    if flag in (lm.MS_SHARED, lm.MS_UNBINDABLE):
+        lm.mount_setattr(root_fd, propagation=flag, recursive=recursive)
+
+
+def mask_paths(root_fd: int, paths: tuple[str, ...], null_tree: int) -> None:
+    """Hide each path: a file behind /dev/null (*null_tree*: a detached copy of the host's), a directory behind one empty
+    read-only tmpfs.
+
+    A detached mount cannot be copied (before Linux 6.15), an attached one can: so the first cover of each kind is attached and
+    the others are copies of it.
+    """
+    covers = {False: null_tree, True: -1}
+    used = {False: False, True: False}
+    for path in paths:
+        try:
+            target = open_in_root(root_fd, path)
+        except OSError as e:
+            if e.errno in (ENOENT, ENOTDIR):  # ENOTDIR: its parent is a file, so it is not there either
+                continue
+            raise StepError("mask", path, e.errno) from None
+        try:
+            directory = posix.fstat(target).st_mode & 0o170000 == 0o040000
+            if directory and covers[True] < 0:
+                covers[True] = _empty_tmpfs()
+            cover = covers[directory]
+            if used[directory]:
+                cover = lm.open_tree(cover, "", lm.OPEN_TREE_CLONE)
+            attach(cover, target)
+            if used[directory]:
+                posix.close(cover)
+            used[directory] = True
+        except OSError as e:
+            raise StepError("mask", path, e.errno) from None
+        finally:
+            posix.close(target)
+    if covers[True] >= 0:
+        posix.close(covers[True])
+
+
+def _empty_tmpfs() -> int:
+    options: tuple[tuple[str, str | None], ...] = (("nr_blocks", "1"), ("nr_inodes", "1"))
+    return filesystem("tmpfs", options, lm.MOUNT_ATTR_RDONLY, "tmpfs")
+
+
+def readonly_paths(root_fd: int, paths: tuple[str, ...]) -> None:
+    """Cover each path with a read-only bind of itself (and of what is mounted below it)."""
+    for path in paths:
+        try:
+            target = open_in_root(root_fd, path)
+        except OSError as e:
+            if e.errno in (ENOENT, ENOTDIR):
+                continue
+            raise StepError("make read-only", path, e.errno) from None
+        try:
+            tree = lm.open_tree(target, "", lm.OPEN_TREE_CLONE | AT_RECURSIVE)
+            lm.mount_setattr(tree, lm.MOUNT_ATTR_RDONLY)
+            attach(tree, target)
+            posix.close(tree)
+        except OSError as e:
+            raise StepError("make read-only", path, e.errno) from None
+        finally:
+            posix.close(target)
+
+
+def make_readonly(fd: int, what: str) -> None:
+    """Make the mount of *fd* read-only."""
+    for attempt in range(6):
+        try:
+            lm.mount_setattr(fd, lm.MOUNT_ATTR_RDONLY)
+            return
+        except OSError as e:
+            if e.errno != EBUSY or attempt == 5:
+                raise StepError("make read-only", what, e.errno) from None
+        time.sleep(0.1)

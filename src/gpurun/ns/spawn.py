@@ -1,0 +1,205 @@
+"""Making the container's first process in its namespaces and its cgroup (clone3(2), setns(2), user_namespaces(7)).
+
+The usual case is one clone3(2): the child is born in all new namespaces and in its cgroup.  When a user or pid namespace is
+joined, or a time namespace made, a helper goes first: it enters or makes these, clones the child as its own sibling
+(CLONE_PARENT, so that the caller is the parent and can wait for it) and ends.
+
+The child runs in a copy of this interpreter until it execs, so what it does here is little and imports nothing.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun.errors import GpurunError, StepError, oserror_text
+from gpurun.linux.fs import O_CLOEXEC, write_all
+from gpurun.linux.process import (
+    CLONE_NEWCGROUP,
+    CLONE_NEWNS,
+    CLONE_NEWTIME,
+    CLONE_NEWUSER,
+    CLONE_PARENT,
+    clone3,
+    pidfd_open,
+    setns,
+    unshare,
+)
+from gpurun.ns.namespaces import Join, NamespacePlan
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def open_joins(plan: NamespacePlan) -> tuple[tuple[Join, int], ...]:
+    """Descriptors of the namespaces to join, all opened before any is entered."""
+    opened: list[tuple[Join, int]] = []
+    for join in plan.joins:
+        try:
+            opened.append((join, posix.open(join.path, posix.O_RDONLY | O_CLOEXEC)))
+        except OSError as e:
+            for _, fd in opened:
+                posix.close(fd)
+            raise GpurunError(f"open the {join.type} namespace {join.path}: {oserror_text(OSError(e.errno, ''))}") from None
+    return tuple(opened)
+
+
+def spawn(
+    plan: NamespacePlan, joins: tuple[tuple[Join, int], ...], cgroup_fd: int, child: Callable[[], None]
+) -> tuple[int, int]:
+    """Make the process that runs ``child()`` in the namespaces of *plan*, born in the cgroup; returns (pid, pidfd).
+
+    *child* must exec; if it returns or raises, the process ends with status 1 and the text of the error is raised here or,
+    once this function has returned, lost: *child* tells its own errors.  A mount namespace to join is left to the init
+    (its interpreter must still see the host's files).
+    """
+    ask_r, ask_w = posix.pipe2(O_CLOEXEC)
+    answer_r, answer_w = posix.pipe2(O_CLOEXEC)
+    flags = plan.new & ~CLONE_NEWCGROUP
+    helper = plan.needs_helper
+    pid, pidfd = clone3(0 if helper else flags, cgroup_fd)
+    if pid == 0:
+        _in_child(plan, joins, child, (ask_w, answer_r), helper)
+    posix.close(ask_w)
+    posix.close(answer_r)
+    try:
+        answered = _serve(plan, pid, ask_r, answer_w)
+        if helper:
+            posix.close(pidfd)
+            posix.waitpid(pid, 0)
+            pid = answered
+            pidfd = pidfd_open(pid)
+        return pid, pidfd
+    except BaseException:
+        posix.kill(pid, 9)
+        posix.waitpid(pid, 0)
+        raise
+    finally:
+        posix.close(ask_r)
+        posix.close(answer_w)
+
+
+def _serve(plan: NamespacePlan, pid: int, ask_r: int, answer_w: int) -> int:
+    """Do for the child *pid* what only we may: write its id maps and clock offsets; returns the pid a helper reports.
+
+    The child asks with lines: ``maps``, ``offsets``, ``pid N``, ``done``, ``error TEXT``.
+    """
+    pending = b""
+    reported = 0
+    while True:
+        chunk = posix.read(ask_r, 4096)
+        if not chunk:
+            raise GpurunError("the process of the container ended while its namespaces were made")
+        pending += chunk
+        while b"\n" in pending:
+            line, _, pending = pending.partition(b"\n")
+            word, _, rest = line.decode("utf-8", "replace").partition(" ")
+            if word == "maps":
+                _write_proc(pid, "uid_map", plan.uid_map)
+                _write_proc(pid, "gid_map", plan.gid_map)
+                posix.write(answer_w, b"\n")
+            elif word == "offsets":
+                _write_proc(pid, "timens_offsets", plan.time_offsets)
+                posix.write(answer_w, b"\n")
+            elif word == "pid":
+                reported = int(rest)
+                return reported
+            elif word == "done":
+                return reported
+            else:
+                raise GpurunError(rest)
+
+
+def _write_proc(pid: int, name: str, text: str) -> None:
+    path = f"/proc/{pid}/{name}"
+    try:
+        fd = posix.open(path, posix.O_WRONLY | O_CLOEXEC)
+        try:
+            write_all(fd, text.encode())  # the kernel takes these files in one write
+        finally:
+            posix.close(fd)
+    except OSError as e:
+        raise StepError("write", f'"{text.strip()}" to {path}', e.errno) from None
+
+
+def _in_child(
+    plan: NamespacePlan,
+    joins: tuple[tuple[Join, int], ...],
+    child: Callable[[], None],
+    pipes: tuple[int, int],
+    helper: bool,
+) -> None:
+    """The road from clone3 to exec; never returns."""
+    ask_w, answer_r = pipes
+
+    def ask(word: str) -> None:
+        posix.write(ask_w, word.encode() + b"\n")
+        if not posix.read(answer_r, 1):
+            posix._exit(1)  # the parent gave up
+
+    try:
+        new = plan.new
+        if helper:
+            _join(joins)
+            if new & CLONE_NEWUSER:
+                unshare(CLONE_NEWUSER)
+                ask("maps")
+                _become_root()
+            if new & CLONE_NEWTIME:
+                unshare(CLONE_NEWTIME)
+                if plan.time_offsets:
+                    ask("offsets")
+            rest = new & ~(CLONE_NEWUSER | CLONE_NEWTIME | CLONE_NEWCGROUP)
+            pid, _ = clone3(rest | CLONE_PARENT)
+            if pid:
+                posix.write(ask_w, b"pid %d\n" % pid)
+                posix._exit(0)
+        else:
+            if new & CLONE_NEWUSER:
+                ask("maps")
+                _become_root()
+            _join(joins)
+        if new & CLONE_NEWCGROUP:
+            # Only now: clone3 would take the root of the new namespace from the parent's cgroup.
+            unshare(CLONE_NEWCGROUP)
+        if not helper:
+            posix.write(ask_w, b"done\n")
+        child()
+    except BaseException as e:  # whatever it is, this copy of the parent must not go on as the parent
+        text = oserror_text(e) if isinstance(e, OSError) else str(e)
+        posix.write(ask_w, b"error " + text.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")
+    posix._exit(1)
+
+
+def _become_root() -> None:
+    """Take the ids of the user namespace's root; the caller's groups mean nothing in it."""
+    posix.setresgid(0, 0, 0)
+    posix.setresuid(0, 0, 0)
+
+
+def _join(joins: tuple[tuple[Join, int], ...]) -> None:
+    """Enter the namespaces: those that need host privilege before the user namespace, those it owns after it."""
+    left = [(join, fd) for join, fd in joins if join.flag != CLONE_NEWNS]
+    user = [(join, fd) for join, fd in left if join.flag == CLONE_NEWUSER]
+    others = [(join, fd) for join, fd in left if join.flag != CLONE_NEWUSER]
+    failed: list[tuple[Join, int]] = []
+    for join, fd in others:
+        try:
+            setns(fd, join.flag)
+        except PermissionError:
+            if not user:
+                raise StepError("join the namespace", join.path, 1) from None
+            failed.append((join, fd))
+        except OSError as e:
+            raise StepError("join the namespace", join.path, e.errno) from None
+    for join, fd in user:
+        try:
+            setns(fd, join.flag)
+        except OSError as e:
+            raise StepError("join the namespace", join.path, e.errno) from None
+        _become_root()
+    for join, fd in failed:
+        try:
+            setns(fd, join.flag)
+        except OSError as e:
+            raise StepError("join the namespace", join.path, e.errno) from None

@@ -1,0 +1,124 @@
+"""What is to be put into the root file system: mounts, device nodes, masks; pure (config.md "Mounts", config-linux.md).
+
+The steps made here are carried out by :mod:`gpurun.ns.rootfs`, inside the container's namespaces.
+"""
+
+from __future__ import annotations
+
+from gpurun.errors import ConfigError, UnsupportedError
+from gpurun.ns.options import MountOptions, parse_options
+from gpurun.oci.config import Config, Device, Mount
+from gpurun.record import Record
+
+
+class MountStep(Record):
+    """One entry of ``mounts``.  *kind* is ``bind`` or the file system type; *source* of a bind is an absolute host path."""
+
+    kind: str
+    source: str
+    destination: str
+    options: MountOptions
+    where: str
+
+
+class DeviceStep(Record):
+    """A device node: *type* is c, b or p; *mode* its permission bits; ids as the container sees them."""
+
+    path: str
+    type: str
+    major: int
+    minor: int
+    mode: int = 0o666
+    uid: int = 0
+    gid: int = 0
+
+
+#: config-linux.md "Default Devices" (console and ptmx come with the terminal and devpts).
+DEFAULT_DEVICES = (
+    DeviceStep("/dev/null", "c", 1, 3),
+    DeviceStep("/dev/zero", "c", 1, 5),
+    DeviceStep("/dev/full", "c", 1, 7),
+    DeviceStep("/dev/random", "c", 1, 8),
+    DeviceStep("/dev/urandom", "c", 1, 9),
+    DeviceStep("/dev/tty", "c", 5, 0),
+)
+
+#: What may be mounted below /proc: files that lxcfs and its like replace.  runc refuses all others, and so does gpurun.
+PROC_TARGETS = frozenset(
+    "cpuinfo diskstats meminfo stat swaps uptime loadavg slabinfo sys/kernel/ns_last_pid sys/crypto/fips_enabled".split()
+)
+
+
+def clean_path(path: str) -> str:
+    """*path* made lexically clean and absolute: no ``.``, ``..``, doubled or trailing slashes."""
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            if parts:
+                parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
+    return "/" + "/".join(parts)
+
+
+def join_path(base: str, path: str) -> str:
+    """*path* if it is absolute, else below *base*."""
+    return path if path.startswith("/") else f"{base.rstrip('/')}/{path}"
+
+
+def plan_mounts(config: Config, bundle: str) -> tuple[MountStep, ...]:
+    """The steps of ``mounts``, in their order; *bundle* is what relative bind sources are relative to."""
+    return tuple([_mount_step(mount, f"mounts[{i}]", bundle) for i, mount in enumerate(config.mounts)])
+
+
+def _mount_step(mount: Mount, where: str, bundle: str) -> MountStep:
+    if not mount.destination:
+        raise ConfigError(f"{where}.destination", "is missing, a path in the container is needed")
+    destination = clean_path(mount.destination)
+    if destination == "/":
+        raise ConfigError(f"{where}.destination", f'"{mount.destination}" is the root itself, which root.path gives')
+    options = parse_options(mount.options)
+    if options.idmap or mount.uid_mappings or mount.gid_mappings:
+        raise UnsupportedError(where, "idmapped mounts are not supported yet")
+    if options.bind or mount.type == "bind":
+        if options.data:
+            words = ", ".join(options.data)
+            raise ConfigError(
+                f"{where}.options", f"bind mounts cannot have any filesystem-specific options applied ({words})"
+            )
+        if not mount.source:
+            raise ConfigError(f"{where}.source", "is missing, a bind mount needs one")
+        return MountStep("bind", join_path(bundle, mount.source), destination, options, where)
+    kind = mount.type or "none"
+    if kind == "none":
+        raise ConfigError(f"{where}.type", "is missing: name a file system, or add the option bind or rbind")
+    if kind == "cgroup2":
+        kind = "cgroup"
+    if kind in ("proc", "sysfs") and options.copy_up:
+        raise ConfigError(f"{where}.options", "tmpcopyup is for tmpfs")
+    if destination.startswith("/proc/"):
+        raise ConfigError(f"{where}.destination", f'"{destination}" cannot be mounted because it is inside /proc')
+    return MountStep(kind, mount.source, destination, options, where)
+
+
+def plan_devices(devices: tuple[Device, ...]) -> tuple[DeviceStep, ...]:
+    """The default devices and those of ``linux.devices``; an entry of the same path replaces a default one."""
+    steps = {d.path: d for d in DEFAULT_DEVICES}
+    for i, device in enumerate(devices):
+        where = f"linux.devices[{i}]"
+        if not device.path.startswith("/"):
+            raise ConfigError(f"{where}.path", f'"{device.path}" must be an absolute path')
+        kind = {"c": "c", "u": "c", "b": "b", "p": "p"}.get(device.type)
+        if kind is None:
+            raise ConfigError(f"{where}.type", f'invalid device type "{device.type}", it must be c, u, b or p')
+        path = clean_path(device.path)
+        if path == "/dev/ptmx":
+            continue  # always a link to the container's own devpts
+        mode = 0o666 if device.file_mode is None else device.file_mode & 0o7777
+        steps[path] = DeviceStep(path, kind, device.major, device.minor, mode, device.uid or 0, device.gid or 0)
+    return tuple(steps.values())
+
+
+def dev_is_bind(mounts: tuple[MountStep, ...]) -> bool:
+    """Whether /dev is the host's (or another's) directory, in which gpurun then makes nothing."""
+    return any(m.destination == "/dev" and m.kind == "bind" for m in mounts)

@@ -1,0 +1,68 @@
+"""Capabilities: names → masks (pure), and the calls that set them (capabilities(7))."""
+
+from __future__ import annotations
+
+from gpurun.linux import process as lp
+from gpurun.oci.config import Capabilities
+from gpurun.record import Record
+
+#: The names in the order of their numbers (uapi/linux/capability.h).
+NAMES = (
+    "CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH CAP_FOWNER CAP_FSETID CAP_KILL CAP_SETGID CAP_SETUID CAP_SETPCAP"
+    " CAP_LINUX_IMMUTABLE CAP_NET_BIND_SERVICE CAP_NET_BROADCAST CAP_NET_ADMIN CAP_NET_RAW CAP_IPC_LOCK CAP_IPC_OWNER"
+    " CAP_SYS_MODULE CAP_SYS_RAWIO CAP_SYS_CHROOT CAP_SYS_PTRACE CAP_SYS_PACCT CAP_SYS_ADMIN CAP_SYS_BOOT CAP_SYS_NICE"
+    " CAP_SYS_RESOURCE CAP_SYS_TIME CAP_SYS_TTY_CONFIG CAP_MKNOD CAP_LEASE CAP_AUDIT_WRITE CAP_AUDIT_CONTROL"
+    " CAP_SETFCAP CAP_MAC_OVERRIDE CAP_MAC_ADMIN CAP_SYSLOG CAP_WAKE_ALARM CAP_BLOCK_SUSPEND CAP_AUDIT_READ CAP_PERFMON"
+    " CAP_BPF CAP_CHECKPOINT_RESTORE"
+).split()
+
+
+class CapabilityMasks(Record):
+    """The five sets as bit masks."""
+
+    bounding: int
+    effective: int
+    inheritable: int
+    permitted: int
+    ambient: int
+
+
+def capability_masks(capabilities: Capabilities, last_cap: int) -> tuple[CapabilityMasks, tuple[str, ...]]:
+    """The masks of *capabilities* and the names that are unknown or that this kernel lacks (> *last_cap*): these are
+    ignored with a warning, as runc does, because profiles list capabilities of newer kernels."""
+    unknown: set[str] = set()
+
+    def mask(names: tuple[str, ...]) -> int:
+        bits = 0
+        for name in names:
+            number = NAMES.index(name) if name in NAMES else -1
+            if 0 <= number <= last_cap:
+                bits |= 1 << number
+            else:
+                unknown.add(name)
+        return bits
+
+    c = capabilities
+    masks = CapabilityMasks(mask(c.bounding), mask(c.effective), mask(c.inheritable), mask(c.permitted), mask(c.ambient))
+    return masks, tuple(sorted(unknown))
+
+
+def drop_bounding(keep: int, last_cap: int) -> None:
+    """Drop from the bounding set what *keep* does not have; needs CAP_SETPCAP, so it comes before the user changes."""
+    for number in range(last_cap + 1):
+        if not keep >> number & 1:
+            lp.prctl(lp.PR_CAPBSET_DROP, number)
+
+
+def set_capabilities(masks: CapabilityMasks) -> tuple[int, ...]:
+    """capset(2), then the ambient set; returns the numbers of ambient capabilities that the kernel refused."""
+    lp.capset(masks.effective, masks.permitted, masks.inheritable)
+    lp.prctl(lp.PR_CAP_AMBIENT, lp.PR_CAP_AMBIENT_CLEAR_ALL)
+    refused = []
+    for number in range(64):
+        if masks.ambient >> number & 1:
+            try:
+                lp.prctl(lp.PR_CAP_AMBIENT, lp.PR_CAP_AMBIENT_RAISE, number)
+            except OSError:
+                refused.append(number)
+    return tuple(refused)
