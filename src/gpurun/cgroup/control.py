@@ -60,7 +60,8 @@ def kill(path: str) -> None:
     try:
         _write(fd, "cgroup.kill", "1")
     except OSError as e:
-        if e.errno not in (ENOENT, ENODEV, EOPNOTSUPP):
+        # Only the root of the tree has no cgroup.type, and its processes are all those of the host.
+        if e.errno not in (ENOENT, ENODEV, EOPNOTSUPP) or not _exists(f"{path}/cgroup.type"):
             raise StepError("cannot kill the processes of the cgroup", path, e.errno or EINVAL) from None
         _kill_one_by_one(path)
     finally:
