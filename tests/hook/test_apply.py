@@ -1,0 +1,311 @@
+"""Edits put into a rootfs in a mount namespace of its own; what the container sees, and what the image is left with."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.errors import GpurunError, StepError
+from gpurun.hook.apply import apply_edits, remove_created
+from gpurun.hook.edits import ContainerEdits, DeviceNode, EditMount, Link
+from gpurun.hook.gpu import gpu_edits
+from gpurun.hook.ldcache import parse
+from gpurun.linux.mount import mount
+from tests.simdriver import SimulatedDriver, bus_id, minor
+
+LIB = (
+    "usr/lib/x86_64-linux-gnu/nvidia/current"
+    if os.uname().machine == "x86_64"
+    else "usr/lib/aarch64-linux-gnu/nvidia/current"
+)
+V = "999.88.77"
+
+pytestmark = pytest.mark.native
+
+
+@pytest.fixture
+def rootfs(tmp_path: Path) -> Path:
+    root = tmp_path / "rootfs"
+    for directory in ("dev", "proc", "etc", "usr/bin"):
+        (root / directory).mkdir(parents=True)
+    (root / "lib").symlink_to("usr/lib")
+    (root / "usr/lib").mkdir()
+    return root
+
+
+def listing(root: Path) -> dict[str, tuple[Any, ...]]:
+    """Everything in a tree that could have been changed, but for the times of directories."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for path in sorted(root.rglob("*")):
+        s = path.lstat()
+        content = os.readlink(path) if path.is_symlink() else path.read_bytes() if stat.S_ISREG(s.st_mode) else b""
+        found[str(path.relative_to(root))] = (s.st_mode, s.st_uid, s.st_gid, s.st_rdev, content)
+    return found
+
+
+def edits_of(sim: SimulatedDriver, *env: str) -> ContainerEdits:
+    made = gpu_edits(env, {}, False, sim.env)
+    assert made is not None
+    return made
+
+
+def opened(rootfs: Path) -> int:
+    return os.open(rootfs, os.O_PATH | os.O_DIRECTORY)
+
+
+def mount_basics(rootfs: Path) -> None:
+    mount("proc", str(rootfs / "proc"), "proc", 0)
+    mount("tmpfs", str(rootfs / "dev"), "tmpfs", 0)
+
+
+def applied(rootfs: Path, edits: ContainerEdits, user_namespace: bool = False) -> tuple[str, ...]:
+    mount_basics(rootfs)
+    fd = opened(rootfs)
+    try:
+        return apply_edits(edits, fd, user_namespace)
+    finally:
+        os.close(fd)
+
+
+def test_what_the_container_sees(sim: SimulatedDriver, rootfs: Path, in_mount_namespace: Any) -> None:
+    edits = edits_of(sim, "NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_DRIVER_CAPABILITIES=compute,utility")
+
+    def look() -> dict[str, Any]:
+        applied(rootfs, edits)
+        proc = rootfs / "proc/driver/nvidia"
+        mine = rootfs / f"dev/nvidia{minor(1, 2)}"
+        cuda = ctypes.CDLL(str(rootfs / LIB / f"libcuda.so.{V}"))
+        return {
+            "node": (stat.S_ISCHR(mine.stat().st_mode), mine.stat().st_mode & 0o777, mine.stat().st_rdev),
+            "dev": sorted(os.listdir(rootfs / "dev")),
+            "gpus": os.listdir(proc / "gpus"),
+            "params": (proc / "params").read_text(),
+            "links": {n: os.readlink(rootfs / LIB / n) for n in ("libcuda.so", "libcuda.so.1", "libnvidia-nvvm.so.4")},
+            "cuInit": cuda.cuInit(0),
+            "cache": [e.soname for e in parse((rootfs / "etc/ld.so.cache").read_bytes())],
+            "smi": subprocess.run([rootfs / "usr/bin/nvidia-smi"], capture_output=True, text=True).returncode,
+            "mounts": [
+                line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(rootfs) in line
+            ],
+        }
+
+    seen = in_mount_namespace(look)
+    assert seen["node"] == (True, 0o666, os.makedev(195, minor(1, 2)))
+    assert seen["dev"] == sorted(["nvidia-uvm", "nvidia-uvm-tools", f"nvidia{minor(1, 2)}", "nvidiactl"])
+    assert seen["gpus"] == [bus_id(1)]
+    assert "ModifyDeviceFiles: 0\n" in seen["params"] and "ModifyDeviceFiles: 1" not in seen["params"]
+    assert seen["links"] == {
+        "libcuda.so": "libcuda.so.1",
+        "libcuda.so.1": f"libcuda.so.{V}",
+        "libnvidia-nvvm.so.4": f"libnvidia-nvvm.so.{V}",
+    }
+    assert seen["cuInit"] == 100 and seen["smi"] == 0
+    assert "libcuda.so.1" in seen["cache"] and "libnvidia-ml.so.1" in seen["cache"]
+    for fields in seen["mounts"]:
+        if "/nvidia" in fields[4] or fields[4].endswith("ld.so.cache"):
+            assert "nosuid" in fields[5] and "nodev" in fields[5], fields
+            if not fields[4].endswith("socket"):
+                assert fields[5].startswith("ro,"), fields
+    assert not any(line[4] == str(rootfs) for line in seen["mounts"]), "the helper tmpfs is still on the rootfs"
+
+
+@pytest.mark.parametrize("user_namespace", [False, True])
+def test_the_image_is_left_as_it_was(
+    sim: SimulatedDriver, rootfs: Path, in_mount_namespace: Any, user_namespace: bool
+) -> None:
+    (rootfs / "etc/ld.so.cache").write_bytes(b"not a cache")
+    before = listing(rootfs)
+    edits = edits_of(sim, "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
+    created = in_mount_namespace(lambda: applied(rootfs, edits, user_namespace))
+    during = listing(rootfs)
+    assert set(during) - set(before) == {c.partition(" -> ")[0] for c in created}
+    assert all(during[path] == before[path] for path in before)
+    assert not any(path.startswith("dev/") for path in during), "the nodes are on the container's own /dev"
+    fd = opened(rootfs)
+    remove_created(fd, created)
+    os.close(fd)
+    assert listing(rootfs) == before
+
+
+def test_what_the_container_changed_is_kept(sim: SimulatedDriver, rootfs: Path, in_mount_namespace: Any) -> None:
+    edits = edits_of(sim, "NVIDIA_VISIBLE_DEVICES=0")
+    created = in_mount_namespace(lambda: applied(rootfs, edits))
+    (rootfs / LIB / "theirs").write_text("x")
+    (rootfs / LIB / f"libcuda.so.{V}").write_text("x")
+    (rootfs / LIB / "libcuda.so").unlink()
+    (rootfs / LIB / "libcuda.so").symlink_to("elsewhere")
+    fd = opened(rootfs)
+    remove_created(fd, created)
+    os.close(fd)
+    assert sorted(os.listdir(rootfs / LIB)) == ["libcuda.so", f"libcuda.so.{V}", "theirs"]
+
+
+def test_created_is_told_also_when_a_step_fails(rootfs: Path, in_mount_namespace: Any, tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("x")
+    edits = ContainerEdits(
+        mounts=(
+            EditMount(str(tmp_path / "there"), "/opt/a/there", ("ro",)),
+            EditMount(str(tmp_path / "absent"), "/opt/b/absent", ("ro",)),
+        )
+    )
+
+    def attempt() -> tuple[str, list[str]]:
+        created: list[str] = []
+        fd = opened(rootfs)
+        try:
+            apply_edits(edits, fd, False, created)
+        except StepError as e:
+            return str(e), created
+        raise AssertionError("no error")
+
+    message, created = in_mount_namespace(attempt)
+    assert message == f"mount {tmp_path}/absent: no such file or directory"
+    assert created == ["opt", "opt/a", "opt/a/there"]
+
+
+def test_a_stale_library_of_the_image_is_covered_not_replaced(
+    sim: SimulatedDriver, rootfs: Path, in_mount_namespace: Any
+) -> None:
+    (rootfs / LIB).mkdir(parents=True)
+    (rootfs / LIB / "libcuda.so.1").symlink_to("libcuda.so.470.1")
+    (rootfs / LIB / "libcuda.so.470.1").write_text("stale")
+    (rootfs / LIB / "libnvidia-ml.so.1").write_text("stub")
+    before = listing(rootfs)
+    edits = edits_of(sim, "NVIDIA_VISIBLE_DEVICES=0")
+
+    def look() -> tuple[tuple[str, ...], bool, bool]:
+        created = applied(rootfs, edits)
+        host = sim.path / LIB
+        return (
+            created,
+            os.path.samefile(rootfs / LIB / "libcuda.so.1", host / f"libcuda.so.{V}"),
+            os.path.samefile(rootfs / LIB / "libnvidia-ml.so.1", host / f"libnvidia-ml.so.{V}"),
+        )
+
+    created, cuda, ml = in_mount_namespace(look)
+    assert cuda and ml
+    fd = opened(rootfs)
+    remove_created(fd, created)
+    os.close(fd)
+    assert listing(rootfs) == before
+
+
+def evil_links(rootfs: Path, outside: Path) -> None:
+    """Every directory that anything is put into leads out of the rootfs, if it is followed as a host path."""
+    (rootfs / "lib").unlink()
+    (rootfs / "usr/lib").rmdir()
+    (rootfs / "usr/bin").rmdir()
+    (rootfs / "etc").rmdir()
+    for name in ("usr/lib", "usr/bin", "etc", "lib", "run"):
+        (rootfs / name).symlink_to(f"../../../../..{outside}/{Path(name).name}")
+        (outside / Path(name).name).mkdir(exist_ok=True)
+
+
+def test_links_of_the_image_lead_nowhere_else(
+    sim: SimulatedDriver, rootfs: Path, in_mount_namespace: Any, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    evil_links(rootfs, outside)
+    before_outside, before = listing(outside), listing(rootfs)
+    edits = edits_of(sim, "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
+    created = in_mount_namespace(lambda: applied(rootfs, edits))
+    assert listing(outside) == before_outside
+    fd = opened(rootfs)
+    remove_created(fd, created)
+    os.close(fd)
+    assert listing(outside) == before_outside and listing(rootfs) == before
+
+
+def test_a_loader_cache_that_is_a_link_to_the_host_is_not_read(
+    sim: SimulatedDriver, rootfs: Path, in_mount_namespace: Any, tmp_path: Path
+) -> None:
+    """A process in the container would see its own root behind that link: there is no such file there."""
+    (tmp_path / "secret").write_bytes(b"host secret")
+    (rootfs / "etc/ld.so.cache").symlink_to(tmp_path / "secret")
+    edits = edits_of(sim, "NVIDIA_VISIBLE_DEVICES=0")
+
+    def look() -> bytes:
+        applied(rootfs, edits)
+        return (rootfs / str(tmp_path / "secret").lstrip("/")).read_bytes()
+
+    assert in_mount_namespace(look).startswith(b"glibc-ld.so.cache1.1")
+    assert (tmp_path / "secret").read_bytes() == b"host secret"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "device"])
+def test_a_loader_cache_that_is_no_file(sim: SimulatedDriver, rootfs: Path, in_mount_namespace: Any, kind: str) -> None:
+    path = rootfs / "etc/ld.so.cache"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))
+    edits = edits_of(sim, "NVIDIA_VISIBLE_DEVICES=0")
+    if kind == "directory":
+        with pytest.raises(GpurunError, match=r"compose the loader's cache /etc/ld\.so\.cache"):
+            in_mount_namespace(lambda: applied(rootfs, edits))
+    else:
+        in_mount_namespace(lambda: applied(rootfs, edits))
+
+
+def test_no_procfs_no_mask(sim: SimulatedDriver, rootfs: Path, in_mount_namespace: Any) -> None:
+    edits = edits_of(sim, "NVIDIA_VISIBLE_DEVICES=0")
+
+    def look() -> list[str]:
+        fd = opened(rootfs)
+        apply_edits(edits, fd, False)
+        return os.listdir(rootfs / "proc")
+
+    assert in_mount_namespace(look) == []
+
+
+def wrong_node(tmp_path: Path) -> DeviceNode:
+    os.mknod(tmp_path / "node", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    return DeviceNode("/dev/nvidia0", str(tmp_path / "node"), "c", 195, 0)
+
+
+def test_a_host_node_with_other_numbers_is_never_bound(rootfs: Path, in_mount_namespace: Any, tmp_path: Path) -> None:
+    edits = ContainerEdits(device_nodes=(wrong_node(tmp_path),))
+    with pytest.raises(GpurunError, match="is not the device c 195:0"):
+        in_mount_namespace(lambda: applied(rootfs, edits, True))
+
+
+def test_a_missing_host_node_is_named(rootfs: Path, in_mount_namespace: Any) -> None:
+    edits = ContainerEdits(device_nodes=(DeviceNode("/dev/nvidia0", "/nowhere/nvidia0", "c", 195, 0),))
+    with pytest.raises(GpurunError, match="bind the device node of the host /nowhere/nvidia0: no such file or directory"):
+        in_mount_namespace(lambda: applied(rootfs, edits, True))
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda p: (p / "a").symlink_to("/etc/passwd"),
+        lambda p: (p / "a").mkdir(),
+    ],
+    ids=["link", "directory"],
+)
+def test_sources_that_are_not_what_discovery_saw(
+    rootfs: Path, in_mount_namespace: Any, tmp_path: Path, break_it: Callable[[Path], None]
+) -> None:
+    break_it(tmp_path)
+    edits = ContainerEdits(mounts=(EditMount(str(tmp_path / "a"), "/opt/a", ("ro",)),))
+    with pytest.raises(GpurunError, match=f"mount {tmp_path}/a"):
+        in_mount_namespace(lambda: applied(rootfs, edits))
+
+
+def test_a_link_over_something_of_the_image_that_no_library_can_cover(rootfs: Path, in_mount_namespace: Any) -> None:
+    (rootfs / "etc/x").write_text("the image's")
+    (rootfs / "etc/y").write_text("the image's too")
+    edits = ContainerEdits(links=(Link("/etc/x", "y"),))
+    with pytest.raises(GpurunError, match="make the link /etc/x"):
+        in_mount_namespace(lambda: applied(rootfs, edits))
+    assert (rootfs / "etc/x").read_text() == "the image's"
