@@ -87,7 +87,7 @@ class Library(Record):
     """A shared library of the driver: *path* is its place below the driver root, and in the container."""
 
     name: str  # file name
-    capability: str
+    capabilities: tuple[str, ...]
     host_path: str
     path: str
     soname: str
@@ -137,23 +137,22 @@ def library_dirs(root: DriverRoot, compat32: bool = False) -> tuple[str, ...]:
 
 def find_libraries(root: DriverRoot, version: str, capabilities: Iterable[str], compat32: bool) -> tuple[Library, ...]:
     """The libraries that *capabilities* need, of exactly that driver version.  What is not there is left out."""
-    wanted: dict[str, str] = {}  # file name or SONAME-like name → capability
+    wanted: dict[str, tuple[str, ...]] = {}  # name → the capabilities that need it
     for capability in capabilities:
-        for name in VERSIONED.get(capability, ()):
-            wanted.setdefault(f"{name}.so.{version}", capability)
-        for name in UNVERSIONED.get(capability, ()):
-            wanted.setdefault(name, capability)
+        names = [f"{name}.so.{version}" for name in VERSIONED.get(capability, ())]
+        for name in (*names, *UNVERSIONED.get(capability, ())):
+            wanted[name] = (*wanted.get(name, ()), capability)
     flags = (FLAGS_COMPAT32 if compat32 else FLAGS_NATIVE).get(root.machine, 0)
     machine = _MACHINES[root.machine][1 if compat32 else 0]
     places = _from_cache(root, version, wanted, flags)
     missing = [name for name in wanted if name not in places]
     if missing:
         _from_dirs(root, missing, library_dirs(root, compat32), places)
-    found = [_library(root, name, wanted[name], places[name], flags, machine, compat32) for name in wanted if name in places]
+    found = [_library(root, wanted[name], places[name], flags, machine, compat32) for name in wanted if name in places]
     return tuple([library for library in found if library is not None])
 
 
-def _from_cache(root: DriverRoot, version: str, wanted: dict[str, str], flags: int) -> dict[str, str]:
+def _from_cache(root: DriverRoot, version: str, wanted: Iterable[str], flags: int) -> dict[str, str]:
     """Name → real path of those that the loader's cache of the driver root knows, in the version wanted."""
     try:
         fd = open_in_root(root.fd, "/etc/ld.so.cache", posix.O_RDONLY | posix.O_NONBLOCK)
@@ -192,7 +191,7 @@ def _from_dirs(root: DriverRoot, names: list[str], dirs: tuple[str, ...], places
 
 
 def _library(
-    root: DriverRoot, name: str, capability: str, path: str, flags: int, machine: int, compat32: bool
+    root: DriverRoot, capabilities: tuple[str, ...], path: str, flags: int, machine: int, compat32: bool
 ) -> Library | None:
     """*path* as a library, when it is a file of the right machine that only root may have written."""
     try:
@@ -211,7 +210,7 @@ def _library(
     directory, _, base = path.rpartition("/")
     stem = base[: base.find(".so") + 3]
     dev_link = resolve(root, f"{directory}/{stem}") == path
-    return Library(base, capability, root.path + path, path, elf.soname or base, flags, dev_link, compat32)
+    return Library(base, capabilities, root.path + path, path, elf.soname or base, flags, dev_link, compat32)
 
 
 def find_binaries(root: DriverRoot, capabilities: Iterable[str]) -> tuple[HostFile, ...]:

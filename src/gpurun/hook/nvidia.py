@@ -60,7 +60,7 @@ def edits(request: GpuRequest, driver: Driver) -> ContainerEdits:
     params = any(f.name == "params" for f in driver.proc_files)
     return ContainerEdits(
         device_nodes=tuple(nodes),
-        mounts=tuple([_library_mount(lib) for lib in libraries] + [_file_mount(f) for f in files]),
+        mounts=tuple([_library_mount(lib, needed) for lib in libraries] + [_file_mount(f) for f in files]),
         links=tuple({link.path: link for link in links}.values()),
         ldcache=tuple([entry for lib in libraries for entry in _cache_entries(lib)]),
         proc_trees=tuple(trees),
@@ -96,7 +96,7 @@ def find_gpu(device: str, gpus: tuple[Gpu, ...], source: str = "") -> Gpu:
 
 
 def _wanted(library: Library, needed: tuple[str, ...], capabilities: tuple[str, ...]) -> bool:
-    return library.capability in needed and (not library.compat32 or "compat32" in capabilities)
+    return any(c in needed for c in library.capabilities) and (not library.compat32 or "compat32" in capabilities)
 
 
 def _control_wanted(node: HostNode, compute: bool, display: bool) -> bool:
@@ -116,9 +116,9 @@ def _device_node(node: HostNode, reason: str, mode: int | None = None) -> Device
     return DeviceNode(node.path, node.host_path, "c", node.major, node.minor, file_mode, 0, gid, "rw", reason)
 
 
-def _library_mount(library: Library) -> EditMount:
+def _library_mount(library: Library, needed: tuple[str, ...]) -> EditMount:
     bits = "32-bit " if library.compat32 else ""
-    reason = f"{bits}library of capability {library.capability}"
+    reason = f"{bits}library of capability {', '.join([c for c in library.capabilities if c in needed])}"
     return EditMount(library.host_path, library.path, FILE_OPTIONS, "file", reason)
 
 
