@@ -46,7 +46,9 @@ class Bed:
         self.cgroup_root = Path(self.view, "sys/fs/cgroup")
         self.controllers = frozenset((self.cgroup_root / "cgroup.controllers").read_text().split())
         self.subtree = f"/gpurun-test-{os.getpid()}-{secrets.token_hex(3)}"
-        self.cgroup(self.subtree).mkdir()
+        # Commands get a cgroup of their own: a runtime that mistakes its own for the container's kills only itself.
+        self.callers = self.cgroup(self.subtree) / "callers"
+        self.callers.mkdir(parents=True)
         # As a shim does: containers that lose their runtime become ours, and we are the one who learns how they ended.
         if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
@@ -70,17 +72,19 @@ class Bed:
         """Processes of the bed itself, which are no leak."""
         return frozenset([self._holder.pid]) if self._holder else frozenset()
 
-    def enter(self, cwd: str | None = None) -> Callable[[], None] | None:
+    def enter(self, cwd: str | None = None) -> Callable[[], None]:
         """What a child must call between fork and exec (``preexec_fn``) to be in the bed; entering loses the cwd."""
-        if self._namespace < 0:
-            return None
         namespace, setns, get_errno = self._namespace, _libc.setns, ctypes.get_errno
         directory = os.path.abspath(cwd or os.getcwd())
+        procs = str(self.callers / "cgroup.procs")
 
         def enter() -> None:
-            if setns(namespace, CLONE_NEWNS):
-                raise OSError(get_errno(), "setns")
-            os.chdir(directory)
+            with open(procs, "w") as f:
+                f.write("0")
+            if namespace >= 0:
+                if setns(namespace, CLONE_NEWNS):
+                    raise OSError(get_errno(), "setns")
+                os.chdir(directory)
 
         return enter
 

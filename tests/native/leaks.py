@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from gpurun.linux import bpf
 from tests.native.bed import Bed, below
 from tests.native.bundle import Bundle, tree_listing
 from tests.native.runtime import Runtime
@@ -19,6 +20,7 @@ class Leaks:
         self.bundles: list[Bundle] = []
         self.rootfs_may_change = False
         self.bed_mounts, self.host_mounts = self._mounts(bed.mounts()), self._mounts(_host_mounts())
+        self.programs = self._programs()
         self.children = self._children()
         self.descriptors = self._descriptors()
         self.ids: list[str] = []
@@ -52,11 +54,12 @@ class Leaks:
     def _dynamic(self, ids: tuple[str, ...]) -> list[str]:
         found = [f"mount in the bed: {m}" for m in self._mounts(self.bed.mounts()) - self.bed_mounts]
         found += [f"mount on the host: {m}" for m in self._mounts(_host_mounts()) - self.host_mounts]
+        if self._programs() != self.programs:
+            found.append(f"device programs above the containers: {self._programs()}, before {self.programs}")
         found += [f"child: {_describe(pid)}" for pid in self._children() - self.children]
         found += [f"process: {_describe(pid)}" for pid in _processes_named(ids)]
         found += [f"descriptor: {d}" for d in self._descriptors() - self.descriptors]
         found += [f"cgroup: {path}" for path in below(self.bed.cgroup(self.bed.subtree)) if path.name in ids]
-        found += [f"cgroup: {path}" for i in ids if (path := self.bed.cgroup_root / i).exists()]
         if self.runtime.root.exists():
             found += [f"state: {path}" for path in self.runtime.root.iterdir() if path.name in ids]
         return found
@@ -66,6 +69,15 @@ class Leaks:
         ours = str(self.runtime.directory)
         fields = [line.split() for line in lines]
         return {f"{f[3]} {f[4]} {f[f.index('-') + 1]}" for f in fields if self.bed.own_pids or ours in f[3] + f[4]}
+
+    def _programs(self) -> list[tuple[int, ...]]:
+        """Device programs on the cgroups above the containers: one there denies devices to the whole machine."""
+        found = []
+        for path in (self.bed.cgroup_root, self.bed.cgroup(self.bed.subtree), self.bed.callers):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            found.append(bpf.prog_query(fd))
+            os.close(fd)
+        return found
 
     def _children(self) -> set[int]:
         return {int(p) for p in Path("/proc/thread-self/children").read_text().split()} - self.bed.own_pids

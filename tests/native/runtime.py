@@ -171,8 +171,7 @@ class Runtime:
             stdin = os.dup(stdin) if stdin >= 0 else os.open(os.devnull, os.O_RDWR)
 
         def before_exec() -> None:
-            if enter:
-                enter()
+            enter()
             if preexec:
                 preexec()
 
@@ -186,7 +185,7 @@ class Runtime:
                     cwd=cwd,
                     env=dict(ENVIRONMENT if env is None else env),
                     pass_fds=pass_fds,
-                    preexec_fn=before_exec if enter or preexec else None,
+                    preexec_fn=before_exec,
                 )
             finally:
                 os.close(stdin)
