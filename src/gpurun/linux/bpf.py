@@ -34,6 +34,7 @@ INSN_SIZE = 8
 _LOAD_ATTEMPTS = 30
 # Up to `revision`: kernels that know this member write it even when the size given ends before it.
 _QUERY_SIZE = 64
+_QUERY_SLOTS = 64
 
 
 def _bpf(command: int, attr: Any, size: int) -> int:
@@ -83,7 +84,7 @@ def prog_detach(cgroup_fd: int, prog_fd: int) -> None:
 
 def prog_query(cgroup_fd: int) -> tuple[int, ...]:
     """The ids of the device programs attached to the cgroup itself (not of those it inherits)."""
-    slots = 64
+    slots = _QUERY_SLOTS
     while True:
         ids = buffer(4 * slots)
         attr = buffer(pack("=IIIIQI", cgroup_fd, BPF_CGROUP_DEVICE, 0, 0, address(ids), slots).ljust(_QUERY_SIZE, b"\0"))
