@@ -1,0 +1,122 @@
+"""gpurun's entry point: picks the machine or the human path, and turns every error into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import posix
+import sys
+
+from gpurun import log
+from gpurun.cli.parse import CommandUsageError, UnknownCommand, parse_command, parse_globals
+from gpurun.cli.table import COMMANDS
+from gpurun.errors import GpurunError, oserror_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gpurun.invocation import Invocation
+
+#: The hook's name in other runtimes' configurations; under that name gpurun is the hook.
+HOOK_NAME = "nvidia-container-runtime-hook"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (``sys.argv`` by default) and return the exit code; raises nothing but what ends a process."""
+    open_standard_descriptors()
+    words = list(sys.argv if argv is None else argv)
+    if words and words[0].rpartition("/")[2] == HOOK_NAME:
+        words.insert(1, "hook")
+    if b"_GPURUN_COMPLETE" in posix.environ:
+        from gpurun.cli.human import complete
+
+        return complete()
+    try:
+        code = _run(words[1:])
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException as e:
+        code = _failed(e)
+    log.close(code == 0)
+    return code
+
+
+def _run(words: list[str]) -> int:
+    options, rest = parse_globals(words)
+    log.open_log(options)
+    invocation = parse_command(options, rest)
+    if invocation.command == "version":
+        from gpurun.cli.version import version
+
+        return version(invocation)
+    if invocation.command == "help":
+        from gpurun.cli.human import show_help
+
+        return show_help(invocation)
+    return handler(invocation.command)(invocation)
+
+
+def handler(command: str) -> Callable[[Invocation], int]:
+    """The function that does *command*, imported now."""
+    module, _, function = COMMANDS[command][4].partition(":")
+    __import__(module)
+    found: Callable[[Invocation], int] = getattr(sys.modules[module], function)
+    return found
+
+
+def open_standard_descriptors() -> None:
+    """Open /dev/null on those of the descriptors 0 to 2 that are closed.
+
+    What is opened next would take their numbers, and an error message or a container's output would end in it.
+    """
+    for fd in (0, 1, 2):
+        try:
+            posix.fstat(fd)
+        except OSError:
+            posix.set_inheritable(posix.open("/dev/null", posix.O_RDWR), True)  # the lowest free number: *fd*
+
+
+def _failed(error: BaseException) -> int:
+    """Tell *error* to the log and stderr, and return the exit code."""
+    if log.debugging() and not isinstance(error, (GpurunError, SystemExit)):
+        log.debug(_traceback(error))
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, GpurunError):
+        log.error(_usage(error) if isinstance(error, (CommandUsageError, UnknownCommand)) else str(error))
+        return error.exit_code
+    if isinstance(error, OSError):
+        log.error(oserror_text(error))
+    elif isinstance(error, MemoryError):
+        log.error("cannot allocate memory")
+    else:
+        hint = "" if log.debugging() else "; --debug logs where"
+        log.error(f"internal error in gpurun: {type(error).__name__}: {error}{hint}")
+    return 1
+
+
+def _usage(error: CommandUsageError | UnknownCommand) -> str:
+    """The text of a wrong command line; people get the help or the nearest command with it."""
+    try:
+        from gpurun.cli.human import did_you_mean, show_usage
+
+        if isinstance(error, UnknownCommand):
+            return f"{error}{did_you_mean(error.name)}"
+        show_usage(error)
+    except (ImportError, GpurunError):  # no click here, or stdout is gone: the error itself matters more
+        pass
+    return str(error)
+
+
+def _traceback(error: BaseException) -> str:
+    """Where *error* was raised, outermost call first, on one line: ``traceback`` and what it imports cost 10 ms."""
+    places = []
+    step = error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        places.append(f"{code.co_filename}:{step.tb_lineno} {code.co_name}")
+        step = step.tb_next
+    return f"{type(error).__name__}: {error} at " + " > ".join(places)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""The machine parser: a command line → an :class:`Invocation`, as strictly and with the same words as runc.
+
+``--flag value``, ``--flag=value``, one dash or two (go-runc sends ``-no-subreaper``), short names, ``--switch=false``;
+an option that is given twice counts once, with its last value; ``--`` ends the options.  Global options come before the
+command; a command's own may stand before and after its arguments, unless its row says that the first argument ends them.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun.cli.table import COMMANDS, GLOBALS
+from gpurun.errors import GpurunError, UsageError
+from gpurun.invocation import Globals, Invocation
+from gpurun.paths import absolute_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    Values = dict[str, str | int | bool]
+
+# What Go's strconv.ParseBool takes.
+_TRUE = ("1", "t", "T", "true", "TRUE", "True")
+_FALSE = ("0", "f", "F", "false", "FALSE", "False")
+
+
+class UnknownCommand(UsageError):
+    """No such command; the exit code is the one of runc's command line library."""
+
+    exit_code = 3
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"No help topic for '{name}'")
+        self.name = name
+
+
+class CommandUsageError(UsageError):
+    """The options or arguments of *command* are wrong, or the global options (*command* is empty)."""
+
+    def __init__(self, command: str, message: str) -> None:
+        super().__init__(message)
+        self.command = command
+
+
+def parse(args: Sequence[str]) -> Invocation:
+    """The command line *args* (without the program's name): :func:`parse_globals`, then :func:`parse_command`."""
+    options, rest = parse_globals(args)
+    return parse_command(options, rest)
+
+
+def parse_globals(args: Sequence[str]) -> tuple[Globals, list[str]]:
+    """The options before the command, and the words from the command on.
+
+    ``--version`` and ``--help`` stand for the commands ``version`` and ``help``, and so does an empty command line.
+    Raises :class:`UsageError` on what the table does not know, :class:`GpurunError` on a value that cannot be.
+    """
+    values, rest = _options("", GLOBALS, args, stop=True)
+    manager = str(values.get("cgroup-manager", ""))
+    if manager not in ("", "cgroupfs", "systemd", "disabled"):
+        raise GpurunError(f"invalid cgroup-manager: {manager} (cgroupfs, systemd or disabled)")
+    options = Globals(
+        root=_root(values),
+        root_given="root" in values,
+        log=str(values.get("log", "")),
+        log_format=_log_format(values),
+        debug=bool(values.get("debug")),
+        systemd_cgroup=bool(values.get("systemd-cgroup")) or manager == "systemd",
+        cgroup_manager=manager,
+        rootless=str(values.get("rootless", "auto")),
+    )
+    if values.get("version"):
+        return options, ["version"]
+    if values.get("help") or not rest:
+        return options, ["help"]
+    return options, rest
+
+
+def parse_command(options: Globals, words: Sequence[str]) -> Invocation:
+    """The command *words*; asking for its help is the command ``help`` with the topic as its argument.
+
+    Raises :class:`UnknownCommand`, :class:`CommandUsageError`.
+    """
+    name = words[0]
+    if name == "version":
+        return Invocation(name, (), {}, options)
+    if name in ("help", "h"):
+        return Invocation("help", tuple(words[1:2]), {}, options)
+    row = COMMANDS.get(name)
+    if row is None:
+        raise UnknownCommand(name)
+    _, least, most, stop, _, _, rows = row
+    values, arguments = _options(name, rows, words[1:], stop)
+    if values.pop("help", False):
+        return Invocation("help", (name,), {}, options)
+    _check_count(name, len(arguments), least, most)
+    return Invocation(name, tuple(arguments), values, options)
+
+
+def _options(command: str, rows: tuple[tuple[Any, ...], ...], args: Sequence[str], stop: bool) -> tuple[Values, list[str]]:
+    """The options of *args* by their long names, and the arguments."""
+    values: Values = {}
+    rest: list[str] = []
+    i, count = 0, len(args)
+    while i < count:
+        arg = args[i]
+        i += 1
+        if len(arg) < 2 or arg[0] != "-":
+            rest.append(arg)
+            if stop:
+                break
+            continue
+        if arg == "--":
+            break
+        given, equals, value = arg[2 if arg[1] == "-" else 1 :].partition("=")
+        if not given or given[0] == "-":
+            raise CommandUsageError(command, f"bad flag syntax: {arg}")
+        for row in rows:
+            if given == row[0] or given == row[1]:  # noqa: PLR1714 - `in` would make a tuple for each row
+                break
+        else:
+            if given in ("help", "h"):
+                values["help"] = True
+                continue
+            raise CommandUsageError(command, f"flag provided but not defined: -{given}")
+        name, kind = row[0], row[2]
+        if kind == "switch":
+            values[name] = _boolean(command, given, value) if equals else True
+            continue
+        if not equals:
+            if i == count:
+                raise CommandUsageError(command, f"flag needs an argument: -{given}")
+            value = args[i]
+            i += 1
+        values[name] = _number(command, given, value) if kind == "number" else value
+    rest.extend(args[i:])
+    return values, rest
+
+
+def _boolean(command: str, name: str, value: str) -> bool:
+    if value in _TRUE:
+        return True
+    if value in _FALSE:
+        return False
+    raise CommandUsageError(command, f'invalid boolean value "{value}" for -{name}: parse error')
+
+
+def _number(command: str, name: str, value: str) -> int:
+    digits = value[1:] if value[:1] in ("-", "+") else value
+    if not (digits.isascii() and digits.isdigit()):
+        raise CommandUsageError(command, f'invalid value "{value}" for flag -{name}: parse error')
+    return int(value)
+
+
+def _check_count(command: str, count: int, least: int, most: int) -> None:
+    if least == most and count != least:
+        raise CommandUsageError(command, f'gpurun: "{command}" requires exactly {least} argument(s)')
+    if count < least:
+        raise CommandUsageError(command, f'gpurun: "{command}" requires a minimum of {least} argument(s)')
+    if count > most >= 0:
+        raise CommandUsageError(command, f'gpurun: "{command}" requires a maximum of {most} argument(s)')
+
+
+def _log_format(values: Values) -> str:
+    given = str(values.get("log-format", "")) or "text"
+    if given not in ("text", "json"):
+        raise GpurunError(f"invalid log-format: {given}")
+    return given
+
+
+def _root(values: Values) -> str:
+    """``--root`` made absolute, else the default of :func:`default_root`."""
+    given = str(values.get("root", ""))
+    if not given:
+        return default_root(posix.environ, posix.geteuid(), _in_user_namespace)
+    root = absolute_path(given)
+    if root == "/":
+        raise GpurunError("Option --root argument should not be set to /")
+    return root
+
+
+def default_root(environ: dict[bytes, bytes], euid: int, in_user_namespace: Any) -> str:
+    """``/run/gpurun``, or ``$XDG_RUNTIME_DIR/gpurun`` for whoever is not the host's root.
+
+    Root of a user namespace keeps /run when ``$USER`` says root (that is how a nested container's root looks);
+    *in_user_namespace* is asked only when it matters, for it reads a file.
+    """
+    runtime_dir = environ.get(b"XDG_RUNTIME_DIR", b"").decode("utf-8", "surrogateescape")
+    if not runtime_dir:
+        return "/run/gpurun"
+    if euid == 0 and (environ.get(b"USER") == b"root" or not in_user_namespace()):
+        return "/run/gpurun"
+    return absolute_path(f"{runtime_dir}/gpurun")
+
+
+def _in_user_namespace() -> bool:
+    """Whether user ids are mapped here: the initial namespace has the one identity map over all 2^32 - 1 ids."""
+    try:
+        fd = posix.open("/proc/self/uid_map", posix.O_RDONLY | posix.O_CLOEXEC)
+    except OSError:  # no procfs, or a kernel without user namespaces: then there is no other one to be in
+        return False
+    try:
+        return posix.read(fd, 4096).split() != [b"0", b"0", b"4294967295"]
+    finally:
+        posix.close(fd)

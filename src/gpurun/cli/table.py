@@ -1,0 +1,145 @@
+"""The command line in one table: the machine parser and the help for people are both read from it.
+
+Rows are plain constants, which cost nothing to import: the machine parser reads them as they are, and the help makes
+records of them.
+Names, short names and argument counts are runc's; what other runtimes' callers add is accepted too.
+"""
+
+from __future__ import annotations
+
+from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Option(Record):
+    """One option.  *kind*: ``switch`` (true or false), ``text``, ``number``, ``file`` or ``dir``.
+
+    *visible* is false for what is only accepted because callers send it; the help does not show it.
+    """
+
+    name: str
+    short: str
+    kind: str
+    help: str
+    visible: bool = True
+
+
+class Command(Record):
+    """One command.  *least* and *most* count its arguments (*most* -1: any number).
+
+    *stop* ends option parsing at the first argument: what follows it is never an option.  *handler* is
+    ``module:function``, imported when the command runs; the function takes an ``Invocation`` and returns the exit code.
+    """
+
+    name: str
+    arguments: str
+    least: int
+    most: int
+    stop: bool
+    handler: str
+    help: str
+    options: tuple[Option, ...]
+
+
+#: The options before the command: (name, short, kind, help[, visible]), as in :class:`Option`.
+GLOBALS: tuple[tuple[Any, ...], ...] = (
+    ("root", "", "dir", "keep the state of containers in DIR (default: /run/gpurun, or under $XDG_RUNTIME_DIR)"),
+    ("log", "", "file", "append what goes wrong to FILE; without it, it goes to stderr"),
+    ("log-format", "", "text", "format of the log: text or json"),
+    ("debug", "", "switch", "log each step"),
+    ("systemd-cgroup", "", "switch", "let systemd make the cgroup; cgroupsPath is then slice:prefix:name"),
+    ("cgroup-manager", "", "text", "cgroupfs, systemd or disabled (as crun has it)"),
+    ("rootless", "", "text", "true, false or auto: whether to do without cgroup permissions", False),
+    ("criu", "", "file", "ignored", False),
+    ("log-level", "", "text", "ignored", False),
+    ("help", "h", "switch", "show this help"),
+    ("version", "v", "switch", "show the version"),
+)
+
+_BUNDLE = ("bundle", "b", "dir", "the bundle: the directory with config.json (default: the current one)")
+_CONFIG = ("config", "f", "file", "read FILE instead of the bundle's config.json")
+_CREATE = (
+    _BUNDLE,
+    _CONFIG,
+    ("console-socket", "", "file", "send the terminal's master side to this Unix socket"),
+    ("pidfd-socket", "", "file", "send a pidfd of the container's first process to this Unix socket"),
+    ("pid-file", "", "file", "write the pid of the container's first process to FILE"),
+    ("no-pivot", "", "switch", "use MS_MOVE and chroot instead of pivot_root (for a rootfs on the initial ramdisk)"),
+    ("no-new-keyring", "", "switch", "keep the caller's session keyring"),
+    ("preserve-fds", "", "number", "hand N more file descriptors to the container, from 3 on"),
+    ("no-subreaper", "", "switch", "ignored: gpurun never needs one", False),
+)
+_FORMAT = ("format", "f", "text", "table or json")
+
+#: name: (arguments, least, most, stop, handler, help, options), as in :class:`Command`.
+COMMANDS: dict[str, tuple[Any, ...]] = {
+    "create": (
+        "ID", 1, 1, False, "gpurun.commands.lifecycle:create",
+        "make a container from a bundle; its process waits for `start`",
+        (*_CREATE, ("detach", "d", "switch", "ignored: create always detaches", False)),
+    ),
+    "start": ("ID", 1, 1, False, "gpurun.commands.lifecycle:start", "run the process of a created container", ()),
+    "run": (
+        "ID", 1, 1, False, "gpurun.commands.lifecycle:run",
+        "create and start; without --detach wait and exit with the container's exit code",
+        (
+            *_CREATE,
+            ("detach", "d", "switch", "do not wait for the container"),
+            ("keep", "", "switch", "keep the state of the container after it has exited"),
+        ),
+    ),
+    "state": ("ID", 1, 1, False, "gpurun.commands.inspect:state", "print the state of a container as JSON", ()),
+    "kill": (
+        "ID [SIGNAL]", 1, 2, True, "gpurun.commands.lifecycle:kill",
+        "send a signal (SIGTERM) to the first process of a container",
+        (("all", "a", "switch", "obsolete: no error when the container has stopped", False),),
+    ),
+    "delete": (
+        "ID", 1, 1, False, "gpurun.commands.lifecycle:delete", "remove a stopped container",
+        (("force", "f", "switch", "kill it first if it runs; no error if there is none"),),
+    ),
+    "list": (
+        "", 0, 0, False, "gpurun.commands.inspect:list_containers", "list the containers under --root",
+        (_FORMAT, ("quiet", "q", "switch", "only the ids")),
+    ),
+    "spec": (
+        "", 0, 0, False, "gpurun.commands.documents:spec", "write a config.json to start from",
+        (
+            ("bundle", "b", "dir", "write it there (default: the current directory)"),
+            ("rootless", "", "switch", "for a container made without root"),
+        ),
+    ),
+    "features": ("", 0, 0, False, "gpurun.commands.documents:features", "print what this runtime supports as JSON", ()),
+    "explain": (
+        "", 0, 1, False, "gpurun.commands.inspect:explain",
+        "show all that create would do with a bundle, and why; change nothing",
+        (
+            _BUNDLE,
+            _CONFIG,
+            ("json", "", "switch", "as JSON"),
+        ),
+    ),
+    "hook": (
+        "prestart", 1, 1, False, "gpurun.hook.prestart:hook",
+        "be the NVIDIA hook of another runtime: the container's state is read from stdin",
+        (("config", "", "file", "ignored", False), ("debug", "", "switch", "log each step")),
+    ),
+}  # fmt: skip
+
+
+def global_options() -> tuple[Option, ...]:
+    """:data:`GLOBALS` as records."""
+    return tuple([_option(row) for row in GLOBALS])
+
+
+def command(name: str) -> Command:
+    """The row *name* of :data:`COMMANDS` as a record; raises KeyError when there is none."""
+    arguments, least, most, stop, handler, text, options = COMMANDS[name]
+    return Command(name, arguments, least, most, stop, handler, text, tuple([_option(row) for row in options]))
+
+
+def _option(row: tuple[Any, ...]) -> Option:
+    return Option(*row)

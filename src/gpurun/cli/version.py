@@ -1,0 +1,19 @@
+"""``gpurun --version``."""
+
+from __future__ import annotations
+
+from gpurun import __version__
+from gpurun.cli.output import write_stdout
+from gpurun.invocation import Invocation
+from gpurun.oci.version import SPEC_VERSION
+
+#: The commit that was built; ``make build`` fills it in.
+COMMIT = ""
+
+
+def version(invocation: Invocation) -> int:
+    """Print the lines that clients parse: go-runc looks for ``commit: `` and ``spec: `` at the start of a line, dockerd
+    takes the name and the version from any line with the word ``version``, so there is one such line only."""
+    commit = f"commit: {COMMIT}\n" if COMMIT else ""
+    write_stdout(f"gpurun version {__version__}\n{commit}spec: {SPEC_VERSION}\n")
+    return 0

@@ -1,0 +1,39 @@
+"""A parsed command line: what every command's handler is given."""
+
+from __future__ import annotations
+
+from gpurun.record import Record
+
+
+class Globals(Record):
+    """The options before the command.  *root* is absolute and lexically clean; *root_given* tells it from the default."""
+
+    root: str
+    root_given: bool = False
+    log: str = ""  # "" is stderr
+    log_format: str = "text"  # or "json"
+    debug: bool = False
+    systemd_cgroup: bool = False
+    cgroup_manager: str = ""  # "cgroupfs", "systemd", "disabled"; "" when not given
+    rootless: str = "auto"  # as given: "true", "false" or "auto"
+
+
+class Invocation(Record):
+    """One command.  *options* holds only what was given, under the long name without dashes."""
+
+    command: str
+    args: tuple[str, ...]
+    options: dict[str, str | int | bool]
+    globals: Globals
+
+    def flag(self, name: str) -> bool:
+        """Whether the switch *name* was given (and not as ``--name=false``)."""
+        return bool(self.options.get(name))
+
+    def option(self, name: str, default: str = "") -> str:
+        """The text given for option *name*."""
+        return str(self.options.get(name, default))
+
+    def number(self, name: str, default: int = 0) -> int:
+        """The number given for option *name*."""
+        return int(self.options.get(name, default))

@@ -1,0 +1,121 @@
+"""The log and the last words: text or JSON records, in the formats that runc's callers read back.
+
+With ``--log FILE`` records go to the file and errors also, as bare text, to stderr; without it records go to stderr.
+containerd's shim takes the last record of level ``error`` from the file; Podman reads the whole file as one object, so
+a warning must not stand before an error there: in a JSON file warnings wait for :func:`close`, and an error drops them.
+"""
+
+from __future__ import annotations
+
+import posix
+import time
+
+from gpurun.errors import GpurunError, oserror_text
+from gpurun.jsontext import quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.invocation import Globals
+
+_STDERR = 2
+_COLOURS = {"error": "31", "warning": "33", "debug": "37"}
+_TTY_NAMES = {"error": "ERRO", "warning": "WARN", "debug": "DEBU"}
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+class _Log:
+    """Where records go.  One for the process, as there is one stderr."""
+
+    fd = _STDERR
+    json = False
+    debug = False
+    waiting: list[str] = []
+
+
+def open_log(options: Globals) -> None:
+    """Send records where *options* say, from now on.  The file is made with mode 0644 and appended to.
+
+    Raises :class:`GpurunError` when it cannot be opened: an error nobody can read must not come after a container is made.
+    """
+    _Log.json = options.log_format == "json"
+    _Log.debug = options.debug
+    if not options.log:
+        return
+    try:
+        _Log.fd = posix.open(options.log, posix.O_WRONLY | posix.O_CREAT | posix.O_APPEND | posix.O_CLOEXEC, 0o644)
+    except OSError as e:
+        raise GpurunError(f"cannot open the log file {oserror_text(e)}") from None
+
+
+def close(success: bool) -> None:
+    """Write the warnings that waited, if the command was a *success*."""
+    if success and _Log.waiting:
+        _write(_Log.fd, "".join(_Log.waiting))
+    _Log.waiting = []
+
+
+def error(message: str) -> None:
+    """Say why the command failed: once, as the last thing."""
+    _write(_Log.fd, record("error", message))
+    if _Log.fd != _STDERR:
+        _write(_STDERR, message + "\n")
+
+
+def warning(message: str) -> None:
+    """Say what may surprise, but stops nothing."""
+    if _Log.json and _Log.fd != _STDERR and not _Log.debug:
+        _Log.waiting = [*_Log.waiting, record("warning", message)]
+    else:
+        _write(_Log.fd, record("warning", message))
+
+
+def debug(message: str) -> None:
+    """Say what is being done, with ``--debug``.  Where the text costs something to make, ask :func:`debugging` first."""
+    if _Log.debug:
+        _write(_Log.fd, record("debug", message))
+
+
+def debugging() -> bool:
+    return _Log.debug
+
+
+def record(level: str, message: str) -> str:
+    """One line of the log, in logrus' formats; the time is RFC 3339 in UTC, in whole seconds."""
+    message = message.rstrip("\n")
+    if _Log.json:
+        return f'{{"level":"{level}","msg":{quote(message)},"time":"{now()}"}}\n'
+    if _Log.fd == _STDERR and posix.isatty(_STDERR):
+        shown = _printable(message, keep='"\\')
+        return f"\x1b[{_COLOURS[level]}m{_TTY_NAMES[level]}\x1b[0m[0000] {shown}\n"
+    return f'time="{now()}" level={level} msg="{_printable(message)}"\n'
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _printable(text: str, keep: str = "") -> str:
+    """*text* on one line, without what a terminal or a reader of records would take for its own; *keep* stays as it is."""
+    if text.isprintable() and '"' not in text and "\\" not in text:
+        return text
+    out = []
+    for c in text:
+        if c in keep or (c.isprintable() and c not in _ESCAPES):
+            out.append(c)
+        elif c in _ESCAPES:
+            out.append(_ESCAPES[c])
+        elif "\udc80" <= c <= "\udcff":  # a byte of a file name that is no UTF-8
+            out.append(f"\\x{ord(c) - 0xDC00:02x}")
+        else:
+            out.append(f"\\x{ord(c):02x}" if ord(c) < 0x100 else f"\\u{ord(c):04x}")
+    return "".join(out)
+
+
+def _write(fd: int, text: str) -> None:
+    """All of *text*; what cannot be written is lost, because there is no one left to tell."""
+    data = text.encode("utf-8", "replace")
+    try:
+        while data:
+            data = data[posix.write(fd, data) :]
+    except OSError:  # a closed pipe or a full disk must not hide the exit code
+        pass
