@@ -113,7 +113,7 @@ def test_kill_one_by_one_never_signals_pid_zero(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(control, "freeze", lambda path: None)
     monkeypatch.setattr(control, "thaw", lambda path: None)
     killed = []
-    monkeypatch.setattr(control.posix, "kill", lambda pid, number: killed.append(pid))
+    monkeypatch.setattr("gpurun.cgroup.control.posix.kill", lambda pid, number: killed.append(pid))
     control._kill_one_by_one(str(tmp_path))
     assert killed == [4194999]
 

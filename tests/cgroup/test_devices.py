@@ -206,8 +206,9 @@ def by_the_letter(given: tuple[DeviceRule, ...], kind: str, major: int, minor: i
 def random_rule(source: random.Random) -> DeviceRule:
     if source.random() < 0.12:
         return DeviceRule(source.random() < 0.4, "a", None, None, "rwm")
-    number = [source.choice((None, 1, 2, 2**31)) for _ in range(2)]
-    return DeviceRule(source.random() < 0.6, source.choice("bc"), *number, source.choice(ACCESSES))
+    numbers = (None, 1, 2, 2**31)
+    major, minor = source.choice(numbers), source.choice(numbers)
+    return DeviceRule(source.random() < 0.6, source.choice("bc"), major, minor, source.choice(ACCESSES))
 
 
 def test_programs_agree_with_the_rules() -> None:
