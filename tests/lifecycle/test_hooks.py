@@ -73,7 +73,7 @@ def state(record: Path, name: str) -> dict[str, Any]:
     return json.loads((record / f"{name}.state").read_text())  # type: ignore[no-any-return]
 
 
-@pytest.mark.not_on("runc 1.1", reason="runs poststart during create")
+@pytest.mark.not_on("runc 1", reason="runs poststart during create")
 def test_order_and_moment(runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path) -> None:
     b = bundle().sh("echo main >>/tmp/order; sleep 1000")
     hooks = {k: [hook(k, place, record), hook(k, place, record, f"{k}2")] for k in KINDS}
@@ -94,7 +94,7 @@ def test_order_and_moment(runtime: Runtime, bundle: MakeBundle, place: Path, rec
     assert order(record)[-2:] == ["poststop", "poststop2"]
 
 
-@pytest.mark.not_on("runc 1.1", reason="runs poststart during create")
+@pytest.mark.not_on("runc 1", reason="runs poststart during create")
 def test_what_a_hook_is_told(runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path) -> None:
     b = with_hooks(bundle().sh("sleep 1000"), record, {k: [hook(k, place, record)] for k in KINDS})
     b.config["annotations"] = {"a/b": "c"}
@@ -143,7 +143,7 @@ def test_environment_and_arguments_are_exact(
     assert (record / f"{kind}.env").read_bytes().rstrip(b"\0").split(b"\0") == [b"X=1", b"Y=two words"]
 
 
-@pytest.mark.not_on("runc 1.1", reason="hands on its own")
+@pytest.mark.not_on("runc 1", reason="hands on its own")
 @pytest.mark.parametrize("kind", HOST)
 def test_without_an_environment_it_is_empty(
     runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path, kind: str
@@ -187,7 +187,7 @@ def test_failure_of_start_container(runtime: Runtime, bundle: MakeBundle, place:
     assert container.state()["status"] == "stopped"
 
 
-@pytest.mark.not_on("runc 1.1", reason="runs poststart during create")
+@pytest.mark.not_on("runc 1", reason="runs poststart during create")
 def test_failure_of_poststart_ends_the_container(
     runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path
 ) -> None:
