@@ -13,6 +13,7 @@ from gpurun.hook.edits import ContainerEdits
 from gpurun.hook.gpu import gpu_edits
 from gpurun.hook.nvidia import edits
 from gpurun.hook.request import GpuRequest, Policy, read_request
+from gpurun.hook.settings import Settings
 from tests.simdriver import MULTIARCH, Options, SimulatedDriver, bus_id, make, uuid
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -144,8 +145,8 @@ def test_no_request_no_driver_needed() -> None:
 
 
 def test_denied_by_policy_needs_no_driver() -> None:
-    policy = Policy(accept_envvar_when_unprivileged=False)
-    made = gpu_edits(("NVIDIA_VISIBLE_DEVICES=all",), {}, False, {"GPURUN_SYSROOT": "/nowhere"}, policy=policy)
+    settings = Settings(Policy(accept_envvar_when_unprivileged=False))
+    made = gpu_edits(("NVIDIA_VISIBLE_DEVICES=all",), {}, False, {"GPURUN_SYSROOT": "/nowhere"}, settings)
     assert made is not None and len(made.warnings) == 1
     assert made == ContainerEdits(warnings=made.warnings)
     assert edits(GpuRequest((), denied="no"), None) == ContainerEdits(warnings=("no",))  # type: ignore[arg-type]

@@ -1,16 +1,22 @@
 """The one question the engine asks of this room: what do the GPUs add to this container?
 
-A container that asks for nothing pays for one look at the names of its variables; nothing else of the room is imported.
+A container that asks for nothing pays for one look at the names of its variables and one failed look for the site's
+policy; nothing else of the room is imported.
 """
 
 from __future__ import annotations
+
+import posix
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpurun.hook.edits import ContainerEdits
-    from gpurun.hook.request import Policy
+    from gpurun.hook.settings import Settings
+
+_REQUESTS = ("NVIDIA_VISIBLE_DEVICES=", "CUDA_VERSION=")
+_SETTINGS = ("GPURUN_SYSROOT", "NVIDIA_CTK_CONFIG_FILE_PATH", "XDG_CONFIG_HOME")
 
 
 def gpu_edits(
@@ -18,19 +24,24 @@ def gpu_edits(
     annotations: Mapping[str, str],
     privileged: bool,
     own_env: Mapping[str, str],
-    driver_root: str = "/",
-    policy: Policy | None = None,
+    settings: Settings | None = None,
 ) -> ContainerEdits | None:
     """The edits for a container with that ``process.env``, or ``None`` when it asks for no GPU.
 
-    *privileged*: its bounding set has CAP_SYS_ADMIN.  *own_env* is the environment of gpurun itself (GPURUN_SYSROOT).
-    Raises :class:`ConfigError` for a bad request, :class:`GpuError` for a host that cannot serve it.  Changes nothing.
+    *privileged*: its bounding set has CAP_SYS_ADMIN.  *own_env* is the environment of gpurun itself (GPURUN_SYSROOT);
+    *settings* are read from the site's configuration file unless given.  Changes nothing.
+    Raises :class:`ConfigError` for a bad request or configuration, :class:`GpuError` for a host that cannot serve it.
     """
-    if policy is None and not any(e.startswith(("NVIDIA_VISIBLE_DEVICES=", "CUDA_VERSION=")) for e in env):
-        return None
+    if settings is None:
+        asked = any(e.startswith(_REQUESTS) for e in env)
+        if not asked and not _has_settings(own_env):
+            return None
+        from gpurun.hook.settings import read_settings, settings_path
+
+        settings = read_settings(settings_path(own_env))
     from gpurun.hook.request import read_request
 
-    request = read_request(env, annotations, privileged, policy)
+    request = read_request(env, annotations, privileged, settings.policy)
     if request is None:
         return None
     from gpurun.hook.edits import ContainerEdits
@@ -40,5 +51,16 @@ def gpu_edits(
     from gpurun.hook.driver import read_driver, roots_from_environment
     from gpurun.hook.nvidia import edits
 
-    roots = roots_from_environment(own_env, driver_root)
+    roots = roots_from_environment(own_env, settings.driver_root)
     return edits(request, read_driver(roots, request.capabilities, own_env))
+
+
+def _has_settings(own_env: Mapping[str, str]) -> bool:
+    """Whether there may be a configuration file: it can name other variables to ask with (``swarm-resource``)."""
+    if any(own_env.get(name) for name in _SETTINGS):
+        return True
+    try:
+        posix.stat("/etc/nvidia-container-runtime/config.toml")
+    except OSError:
+        return False
+    return True

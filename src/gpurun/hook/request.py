@@ -89,8 +89,7 @@ def read_request(
     found = [e for e in env if e.startswith(("NVIDIA_", "CUDA_VERSION="))]
     if not found and not (policy and policy.swarm_resource):
         return None
-    if policy is None:
-        policy = Policy()
+    policy = policy or Policy()
     wanted = found if not policy.swarm_resource else env
     variables = {name: value for name, equals, value in [e.partition("=") for e in wanted] if equals}
     legacy = bool(variables.get("CUDA_VERSION")) and not variables.get("NVIDIA_REQUIRE_CUDA")
