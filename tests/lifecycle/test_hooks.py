@@ -35,29 +35,14 @@ def record(runtime: Runtime) -> Path:
     return directory
 
 
-def shell(kind: str, place: Path) -> str:
-    """The shell for a hook of *kind*: of the image for startContainer, else the host's static one."""
-    return "/bin/sh" if kind == "startContainer" else str(place / "hook-sh")
-
-
-@pytest.fixture
-def hooks_shell(place: Path, busybox: Path) -> Path:
-    """busybox answers to the name it is called by; hooks need a path that is the same on the host and before pivot_root."""
-    path = place / "hook-sh"
-    if not path.exists():
-        path.symlink_to("busybox")
-    return path
-
-
 def hook(
     kind: str, place: Path, directory: Path, name: str | None = None, script: str = RECORD, **more: Any
 ) -> dict[str, Any]:
-    where = "/tmp" if kind == "startContainer" else str(directory)
-    path = shell(kind, place)
-    args = [path, "sh", "-c", script, "sh", where, name or kind]
-    if kind == "startContainer":
-        return {"path": path, "args": ["sh", "-c", script, "sh", where, name or kind], **more}
-    return {"path": str(place / "busybox"), "args": ["busybox", *args[1:]], **more}
+    """A hook that runs *script* in a static shell, which startContainer takes from the image."""
+    inside = kind == "startContainer"
+    path = "/bin/busybox" if inside else str(place / "busybox")
+    where = "/tmp" if inside else str(directory)
+    return {"path": path, "args": ["busybox", "sh", "-c", script, "sh", where, name or kind], **more}
 
 
 def with_hooks(b: Bundle, record: Path, hooks: dict[str, list[dict[str, Any]]]) -> Bundle:
