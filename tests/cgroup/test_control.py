@@ -202,6 +202,29 @@ def test_remove_follows_no_link(tmp_path: Path) -> None:
     assert (tmp_path / "outside" / "kept").exists()
 
 
+def test_the_root_of_the_tree_is_nobodys_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory stands in for it: like the root, it has neither cgroup.kill nor cgroup.type."""
+    (tmp_path / "system.slice").mkdir()
+    (tmp_path / "cgroup.procs").write_text("4194999\n")
+    killed: list[int] = []
+    monkeypatch.setattr("gpurun.cgroup.control.posix.kill", lambda pid, number: killed.append(pid))
+    with pytest.raises(StepError, match="cannot kill the processes"):
+        control.kill(str(tmp_path))
+    assert killed == []
+
+    real = os.rmdir
+
+    def rmdir(path: str, *, dir_fd: int | None = None) -> None:
+        if path == str(tmp_path):
+            raise OSError(EBUSY, "busy")
+        real(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr("gpurun.cgroup.control.posix.rmdir", rmdir)
+    with pytest.raises(StepError, match="cannot remove the cgroup"):
+        control.remove(str(tmp_path))
+    assert (tmp_path / "system.slice").exists()
+
+
 def test_oom_kills_are_counted(tmp_path: Path) -> None:
     (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n")
     assert control.oom_kill_count(str(tmp_path)) == 2

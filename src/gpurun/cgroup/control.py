@@ -60,8 +60,9 @@ def kill(path: str) -> None:
     try:
         _write(fd, "cgroup.kill", "1")
     except OSError as e:
-        # Only the root of the tree has no cgroup.type, and its processes are all those of the host.
-        if e.errno not in (ENOENT, ENODEV, EOPNOTSUPP) or not _exists(f"{path}/cgroup.type"):
+        if e.errno in _GONE and not _exists(path):
+            return
+        if e.errno not in (*_GONE, EOPNOTSUPP) or _is_root(path):
             raise StepError("cannot kill the processes of the cgroup", path, e.errno or EINVAL) from None
         _kill_one_by_one(path)
     finally:
@@ -180,6 +181,8 @@ def remove(path: str) -> None:
                 raise StepError("cannot remove the cgroup", path, e.errno or EINVAL) from None
         from time import monotonic, sleep
 
+        if _is_root(path):
+            raise StepError("cannot remove the cgroup", path, EBUSY)
         _remove_children(path)
         if deadline == 0.0:
             deadline = monotonic() + REMOVE_TIMEOUT
@@ -280,6 +283,11 @@ def _children(fd: int) -> list[str]:
         if e.errno in _GONE:
             return []
         raise
+
+
+def _is_root(path: str) -> bool:
+    """Only the root of the tree has no cgroup.type; what is below it is all that runs on the host."""
+    return _exists(path) and not _exists(f"{path}/cgroup.type")
 
 
 def _exists(path: str) -> bool:
