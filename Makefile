@@ -18,7 +18,7 @@ unit: setup
 build: setup build/gpurun
 
 build/gpurun: $(SOURCES) pyproject.toml
-	$(PY) src/gpurun/launcher/build.py --output build
+	PYTHONPATH=src $(PY) -m gpurun.launcher.build --output $@
 
 bench: setup-test build
 	$(PY) benchmarks/lifecycle.py

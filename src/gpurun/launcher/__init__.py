@@ -1,0 +1,2 @@
+"""The fast launcher: one file of bytecode that is its own interpreter line (see ``build``), and the way to start a fresh
+interpreter with the same modules (see ``child``)."""

@@ -1,0 +1,112 @@
+"""What the launcher runs first: modules come from the launcher's own file, each read when it is wanted.
+
+This file is compiled into the launcher (see :mod:`gpurun.launcher.build`) and must import nothing of gpurun.  The module
+search of ``importlib`` costs 15 µs for each module; here a module's dependencies, which the build has found, are
+executed straight, each before what imports it, and ``importlib`` is left with the ones that a function asks for.
+"""
+
+from __future__ import annotations
+
+import gc
+import posix
+import sys
+from marshal import loads
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, ModuleType
+    from typing import Any, NoReturn
+
+    # offset and size in the file, whether it is a package, the modules of gpurun that it imports when it is imported
+    # (None: of another project, where imports may go round in circles and importlib must do them)
+    Entry = tuple[int, int, bool, tuple[str, ...] | None]
+
+
+class Bundle:
+    """The finder and loader of the modules in the open file *fd*; *index* is what the build wrote before them."""
+
+    def __init__(self, fd: int, index: dict[str, Any]) -> None:
+        self.fd = fd
+        self.modules: dict[str, Entry] = index["modules"]
+        self.extensions: dict[str, str] = index["extensions"]
+        self.python: str = index["python"]
+        self.child_code: str = index["child_code"]
+
+    def code(self, name: str) -> CodeType | None:
+        """The code of module *name*, None when it has none."""
+        offset, size = self.modules[name][:2]
+        if not size:
+            return None
+        code: CodeType = loads(posix.pread(self.fd, size, offset))
+        return code
+
+    def load(self, name: str) -> ModuleType:
+        """Make the module *name*, after those that it imports."""
+        modules = sys.modules
+        entry = self.modules[name]
+        for wanted in entry[3] or ():
+            if wanted not in modules:
+                self.load(wanted)
+        module = type(sys)(name)
+        if entry[2]:
+            module.__path__ = []
+        modules[name] = module
+        parent, _, tail = name.rpartition(".")
+        if parent:
+            setattr(modules[parent], tail, module)
+        code = self.code(name)
+        if code is not None:
+            exec(code, module.__dict__)
+        return module
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        """importlib's question; the answer is None for what is not in the file."""
+        entry = self.modules.get(name)
+        if entry is None:
+            where = self.extensions.get(name)
+            if where is None:
+                return None
+            loader = sys.modules["_frozen_importlib_external"].ExtensionFileLoader(name, where)
+            return sys.modules["_frozen_importlib"].ModuleSpec(name, loader, origin=where)
+        for wanted in entry[3] or ():
+            if wanted not in sys.modules:
+                self.load(wanted)
+        return sys.modules["_frozen_importlib"].ModuleSpec(name, self, is_package=entry[2])
+
+    def create_module(self, spec: Any) -> None:
+        """None: importlib is to make the module object."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        code = self.code(module.__name__)
+        if code is not None:
+            exec(code, module.__dict__)
+
+
+def boot(fd: int, index: dict[str, Any], entry: str = "") -> NoReturn:
+    """Run gpurun, or with *entry* (``module:function``) a child of it, from the open file *fd*; end the process."""
+    gc.disable()  # a process that lives for milliseconds has no garbage worth looking for
+    if entry:
+        posix.set_inheritable(fd, False)
+        sys.argv = [entry, *sys.argv[3:]]
+    else:
+        sys.argv = sys.argv[1:]
+        if sys.getfilesystemencoding() != "utf-8":  # an 8-bit locale, but the paths in JSON documents are UTF-8
+            posix.execv(index["python"], [index["python"], "-IS", "-Xutf8", "-c", index["main_code"], *sys.argv])
+        low = []
+        while fd < 3:  # started with closed descriptors: leave 0 to 2 to what belongs there
+            low.append(fd)
+            fd = posix.dup(fd)
+        for number in low:
+            posix.close(number)
+    bundle = Bundle(fd, index)
+    sys.meta_path.insert(0, bundle)  # type: ignore[arg-type] # importlib asks for find_spec, no more
+    sys.gpurun_bundle = bundle  # type: ignore[attr-defined]
+    module, _, function = (entry or "gpurun.__main__:main").partition(":")
+    code = getattr(bundle.load(module), function)()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:  # the reader is gone; the exit code is all that is left to give
+            pass
+    posix._exit(code or 0)  # the interpreter's own way out takes 0.8 ms

@@ -1,0 +1,47 @@
+"""Starting a fresh interpreter that has gpurun's modules: what the engine makes the container's init of.
+
+The child may sit in a user namespace that cannot read the directories gpurun is installed in, so from the launcher it
+gets its modules through an inherited descriptor; from a source tree it gets the tree's path.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from gpurun.record import Record
+
+_SOURCE_CODE = "import sys;sys.path.insert(0,{!r});from gpurun.launcher.child import run;run()"
+
+
+class Child(Record):
+    """How to start it: execve *executable* (or a sealed copy of it) with *argv*, *fd* open and not close-on-exec.
+
+    *fd* is None when none is needed.  Words after *argv* are the child's own ``sys.argv[1:]``.
+    """
+
+    argv: tuple[str, ...]
+    executable: str
+    fd: int | None
+
+
+def child_command(entry: str) -> Child:
+    """The :class:`Child` that calls *entry* (``module:function``) and exits with what that returns (None is 0).
+
+    argv[0] is the interpreter's path, because the interpreter finds its library by it.
+    """
+    bundle = getattr(sys, "gpurun_bundle", None)
+    if bundle is not None:
+        argv = (bundle.python, "-ISBc", bundle.child_code, str(bundle.fd), entry)
+        return Child(argv, bundle.python, bundle.fd)
+    python = str(getattr(sys, "_base_executable", sys.executable))
+    source = sys.modules["gpurun"].__path__[0].rpartition("/")[0]
+    return Child((python, "-ISBc", _SOURCE_CODE.format(source), "-", entry), python, None)
+
+
+def run() -> None:
+    """The child's side when it runs from a source tree."""
+    entry = sys.argv[2]
+    sys.argv = [entry, *sys.argv[3:]]
+    module, _, function = entry.partition(":")
+    __import__(module)
+    sys.exit(getattr(sys.modules[module], function)())
