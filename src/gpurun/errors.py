@@ -63,16 +63,16 @@ class NotRunning(GpurunError):
 class StepError(GpurunError):
     """A step of the apply layer failed: *step* is its name, *target* what it worked on, *errno* the kernel's answer."""
 
-    def __init__(self, step: str, target: str, errno: int) -> None:
+    def __init__(self, step: str, target: str, errno: int | None) -> None:
         super().__init__(f"{step} {target}: {strerror_lower(errno)}" if target else f"{step}: {strerror_lower(errno)}")
         self.step = step
         self.target = target
         self.errno = errno
 
 
-def strerror_lower(errno: int) -> str:
+def strerror_lower(errno: int | None) -> str:
     """The kernel's text for *errno* as Go programs print it (``no such file or directory``): clients match it that way."""
-    text = strerror(errno)
+    text = strerror(errno or 0)
     return text[:1].lower() + text[1:]
 
 

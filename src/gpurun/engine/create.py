@@ -7,18 +7,19 @@ create that is killed at any moment leaves what ``delete --force`` can remove.
 from __future__ import annotations
 
 import posix
-import sys
 
+from gpurun import log
 from gpurun.cgroup import manager, tree
 from gpurun.engine import state as store
 from gpurun.engine import sync
-from gpurun.engine.hooks import run_hooks
+from gpurun.engine.hooks import in_directory, run_hooks
 from gpurun.engine.init import Descriptors
 from gpurun.engine.plan import Host, Plan, make_plan
+from gpurun.engine.signals import SIGKILL, send_signal
 from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
 from gpurun.hook.edits import ContainerEdits
 from gpurun.hook.gpu import gpu_edits
-from gpurun.launcher.child import Child, child_command
+from gpurun.launcher.child import child_command
 from gpurun.linux import mount as lm
 from gpurun.linux import proc
 from gpurun.linux import process as lp
@@ -107,7 +108,7 @@ def create(options: CreateOptions) -> Created:
                 step()
             except (OSError, GpurunError) as e:
                 # The first error is the one to tell; what could not be undone is left for delete --force.
-                sys.stderr.write(f"gpurun: while undoing: {e}\n")
+                log.warning(f"while undoing what create had made: {e}")
         raise
     return created
 
@@ -261,14 +262,14 @@ def _serve_init(
             raise GpurunError(_how_it_ended(pid, plan))
         word, *rest = message
         if word == "failed":
-            raise GpurunError(f"error during container init: {rest[0]}")
+            raise GpurunError(f"unable to start container process: error during container init: {rest[0]}")
         if word == "created":
             return
         if rest and rest[0]:
             _record_created(options, plan, rest[0], undo)
         if word == "hooks":
             text = store.state_json(state, "creating")
-            in_bundle = _in_directory(plan.bundle)
+            in_bundle = in_directory(plan.bundle)
             run_hooks("prestart", plan.hooks.prestart, text, in_bundle)
             run_hooks("createRuntime", plan.hooks.create_runtime, text, in_bundle)
         elif word == "ready":
@@ -278,10 +279,6 @@ def _serve_init(
                 except OSError as e:
                     raise StepError("set the limit", f"{resource} to {soft}:{hard}", e.errno) from None
         sync.send(send, "go")
-
-
-def _in_directory(path: str) -> Callable[[], None]:
-    return lambda: posix.chdir(path)
 
 
 def _record_created(options: CreateOptions, plan: Plan, created: tuple[str, ...], undo: list[Callable[[], None]]) -> None:
@@ -325,7 +322,7 @@ def _how_it_ended(pid: int, plan: Plan) -> str:
 
 def _kill(pid: int, pidfd: int) -> None:
     try:
-        lp.pidfd_send_signal(pidfd, lp.SIGKILL)
+        send_signal(pidfd, SIGKILL)
     except ProcessLookupError:
         pass  # it has ended by itself
     try:

@@ -60,6 +60,18 @@ def run_hook(hook: OciHook, state: str, before_exec: Callable[[], None] | None =
         posix.close(exec_r)
 
 
+def in_directory(path: str) -> Callable[[], None]:
+    """A *before_exec* that changes the working directory; one that has gone away leaves the hook in ``/``."""
+
+    def change() -> None:
+        try:
+            posix.chdir(path)
+        except FileNotFoundError:
+            posix.chdir("/")
+
+    return change
+
+
 def _exec_hook(
     hook: OciHook, pipes: tuple[int, int, int], before_exec: Callable[[], None] | None, env: tuple[str, ...]
 ) -> None:

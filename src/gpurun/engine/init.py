@@ -34,8 +34,8 @@ from gpurun.linux.fs import (
     openat2,
     write_all,
 )
-from gpurun.linux.mount import open_tree_path
 from gpurun.linux.keyring import join_session_keyring
+from gpurun.linux.mount import open_tree_path
 from gpurun.ns import devices, rootfs
 from gpurun.ns.loopback import loopback_up
 from gpurun.ns.path import make_dirs, open_in_root
@@ -44,7 +44,10 @@ from gpurun.security.capabilities import drop_bounding, set_capabilities
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import NoReturn
+
+    ApplyEdits = Callable[[ContainerEdits, int, bool], tuple[str, ...]]
 
 
 class Descriptors(Record):
@@ -100,7 +103,7 @@ def _run(fds: Descriptors) -> None:
     null_tree = open_tree_path("/dev/null", recursive=False)
 
     root_fd = _enter(plan, fds)
-    late = rootfs.mount_all(root_fd, plan.rootfs, plan.mounts, dict(fds.sources), (plan.cgroup_root, plan.cgroup_path))
+    late = rootfs.mount_all(root_fd, plan.rootfs, plan.mounts, dict(fds.sources), plan.cgroup_view)
     if not plan.dev_is_bind:
         devices.make_devices(root_fd, plan.devices, plan.user_namespace)
         devices.make_dev_links(root_fd)
@@ -152,17 +155,19 @@ def _run(fds: Descriptors) -> None:
     execute(path, plan.process.args, env)
 
 
-def _import_all(plan: InitPlan):  # type: ignore[no-untyped-def]
+def _import_all(plan: InitPlan) -> ApplyEdits | None:
     """Import what the rest of the road needs, then take the means to import away.  Returns ``apply_edits`` if it is needed."""
-    apply_edits = None
+    apply: ApplyEdits | None = None
     if plan.edits != ContainerEdits():
         from gpurun.hook.apply import apply_edits
+
+        apply = apply_edits
     if any(m.options.copy_up for m in plan.mounts):
         import gpurun.ns.copyup  # noqa: F401
     sys.path[:] = []
     sys.path_hooks[:] = []
     sys.meta_path[:] = []
-    return apply_edits
+    return apply
 
 
 def _open_proc() -> int:

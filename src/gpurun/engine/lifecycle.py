@@ -6,23 +6,23 @@ import posix
 import time
 
 from gpurun.engine import state as store
-from gpurun.engine.signals import SIGKILL
+from gpurun.engine.signals import SIGCHLD, SIGKILL, SIGURG, SIGWINCH, block_signals, send_signal, wait_signal
 from gpurun.errors import ContainerNotFound, GpurunError, NotRunning, StepError
 from gpurun.linux.fs import O_CLOEXEC, read_file
 from gpurun.linux.proc import is_alive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.oci.config import Hooks
+    from gpurun.oci.config import Hooks, OciHook
 
 #: How long a killed init may take to end.
 _KILL_SECONDS = 10.0
 
 
-def start(root: str, container_id: str) -> store.State:
+def start(root: str, container_id: str) -> tuple[str, ...]:
     """Release the init of a created container; its process runs when this returns (but execve may still fail).
 
-    Whoever removes the FIFO is the one who starts the container, so of two starts at once one is refused.
+    Returns warnings: a failing poststart hook is one, as the process runs already (runtime.md "Lifecycle").  Whoever removes the FIFO is the one who starts the container, so of two starts at once one is refused.
     """
     state = store.load(root, container_id)
     now = store.status(root, state)
@@ -45,22 +45,21 @@ def start(root: str, container_id: str) -> store.State:
     posix.write(fd, b"0")
     posix.close(fd)
     hooks = _saved_hooks(root, container_id)
-    if hooks is not None and hooks.poststart:
-        _run_poststart(state, hooks)
-    return state
+    if hooks is None or not hooks.poststart:
+        return ()
+    return _run_late_hooks("poststart", hooks.poststart, store.state_json(state, "running"), state.bundle)
 
 
-def _run_poststart(state: store.State, hooks: Hooks) -> None:
-    """A failing poststart hook is a warning: the process runs already (runtime.md "Lifecycle", step 9)."""
-    import sys
+def _run_late_hooks(name: str, hooks: tuple[OciHook, ...], state: str, bundle: str) -> tuple[str, ...]:
+    """Run all of *hooks*, whatever becomes of each; returns what went wrong, as warnings."""
+    from gpurun.engine.hooks import in_directory, run_hook
 
-    from gpurun.engine.hooks import run_hook
-
-    text = store.state_json(state, "running")
-    for index, hook in enumerate(hooks.poststart):
-        failure = run_hook(hook, text, lambda: posix.chdir(state.bundle))
+    warnings = []
+    for index, hook in enumerate(hooks):
+        failure = run_hook(hook, state, in_directory(bundle))
         if failure:
-            sys.stderr.write(f"gpurun: warning: error running poststart hook #{index}: {failure}\n")
+            warnings.append(f"error running {name} hook #{index}: {failure}")
+    return tuple(warnings)
 
 
 def _saved_hooks(root: str, container_id: str) -> Hooks | None:
@@ -69,7 +68,7 @@ def _saved_hooks(root: str, container_id: str) -> Hooks | None:
         data = read_file(f"{root}/{container_id}/config.json", 64 << 20)
     except FileNotFoundError:
         return None  # a create that did not get that far
-    if b'"hooks"' not in data or b'"poststart"' not in data and b'"poststop"' not in data:
+    if b'"hooks"' not in data or (b'"poststart"' not in data and b'"poststop"' not in data):
         return None
     from gpurun.oci.config import read_config
 
@@ -80,7 +79,7 @@ def kill(root: str, container_id: str, signal: int, all_processes: bool = False)
     """Send *signal* to the init; SIGKILL to a container without a pid namespace of its own reaches all its processes."""
     state = store.load(root, container_id)
     shared = signal == SIGKILL and not state.private_pid
-    if shared or all_processes and signal == SIGKILL:
+    if shared or (all_processes and signal == SIGKILL):
         from gpurun.cgroup import manager
 
         if manager.processes(state.cgroup):
@@ -92,9 +91,7 @@ def kill(root: str, container_id: str, signal: int, all_processes: bool = False)
             return  # what --all is asked to make sure is already so
         raise NotRunning
     try:
-        import _signal
-
-        _signal.pidfd_send_signal(pidfd, signal)
+        send_signal(pidfd, signal)
     except ProcessLookupError:
         raise NotRunning from None
     finally:
@@ -115,8 +112,10 @@ def _open_init(state: store.State) -> int | None:
     return pidfd
 
 
-def delete(root: str, container_id: str, force: bool = False) -> None:
+def delete(root: str, container_id: str, force: bool = False) -> tuple[str, ...]:
     """Remove a stopped or created container with all that belongs to it; with *force* a running one too.
+
+    Returns warnings: a failing poststop hook is one.
 
     With *force*, a container that does not exist is fine, and one whose state is damaged or that was half made is removed.
     """
@@ -125,28 +124,26 @@ def delete(root: str, container_id: str, force: bool = False) -> None:
     except ContainerNotFound:
         store.remove_directory(root, container_id)  # a create that was killed before it could write anything
         if force:
-            return
+            return ()
         raise
     except GpurunError:
         if not force:
             raise
         store.remove_directory(root, container_id)
-        return
+        return ()
     now = store.status(root, state)
     if now in ("running", "paused") and not force:
         raise GpurunError(f"cannot delete container {container_id} that is not stopped: {now}")
     if now != "stopped":
         _end_init(state, now == "paused")
-    destroy(root, state)
+    return destroy(root, state)
 
 
 def _end_init(state: store.State, paused: bool) -> None:
     pidfd = _open_init(state)
     if pidfd is not None:
-        import _signal
-
         try:
-            _signal.pidfd_send_signal(pidfd, SIGKILL)
+            send_signal(pidfd, SIGKILL)
         except ProcessLookupError:
             pass  # it ended by itself just now
         posix.close(pidfd)
@@ -161,7 +158,7 @@ def _end_init(state: store.State, paused: bool) -> None:
         time.sleep(0.001)
 
 
-def destroy(root: str, state: store.State) -> None:
+def destroy(root: str, state: store.State) -> tuple[str, ...]:
     """Remove what is left of a container whose init has ended: its processes, cgroup, traces in the rootfs, state; then the
     poststop hooks run, whose failure is a warning (runtime.md "Lifecycle", step 13)."""
     hooks = _saved_hooks(root, state.id)
@@ -175,16 +172,9 @@ def destroy(root: str, state: store.State) -> None:
 
         remove_created(state.rootfs, tuple(created.decode("utf-8", "surrogateescape").split("\0")))
     store.remove_directory(root, state.id)
-    if hooks is not None:
-        import sys
-
-        from gpurun.engine.hooks import run_hook
-
-        text = store.state_json(state, "stopped")
-        for index, hook in enumerate(hooks.poststop):
-            failure = run_hook(hook, text)
-            if failure:
-                sys.stderr.write(f"gpurun: warning: error running poststop hook #{index}: {failure}\n")
+    if hooks is None or not hooks.poststop:
+        return ()
+    return _run_late_hooks("poststop", hooks.poststop, store.state_json(state, "stopped"), state.bundle)
 
 
 def _remove_cgroup(state: store.State) -> None:
@@ -203,21 +193,17 @@ def _remove_cgroup(state: store.State) -> None:
 
 def wait_foreground(pid: int, pidfd: int) -> int:
     """Wait for the foreground container's init, passing on every signal we get; returns the exit code for ``run``."""
-    import _signal
-
-    from gpurun.linux.process import pidfd_send_signal
-
-    blocked = set(range(1, 65)) - {9, 19, 11, 7, 4, 8, 5, 32, 33}  # not those that tell of a fault of our own
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, blocked)
+    blocked = block_signals()
+    number = SIGCHLD  # it may have ended before SIGCHLD was blocked
     while True:
-        number = _signal.sigwait(blocked)
-        if number == 17:  # SIGCHLD
+        if number == SIGCHLD:
             ended, status = posix.waitpid(pid, posix.WNOHANG)
             if ended:
                 code = posix.waitstatus_to_exitcode(status)
                 return code if code >= 0 else 128 - code
-        elif number not in (28, 23):  # SIGWINCH is for terminals, SIGURG has no meaning here
+        elif number not in (SIGWINCH, SIGURG):  # the one is for terminals, the other has no meaning here
             try:
-                pidfd_send_signal(pidfd, number)
+                send_signal(pidfd, number)
             except ProcessLookupError:
-                continue  # it has ended: SIGCHLD is on its way
+                pass  # it has ended: SIGCHLD is on its way
+        number = wait_signal(blocked)

@@ -14,7 +14,7 @@ from gpurun.errors import ConfigError, UnsupportedError
 from gpurun.hook.edits import ContainerEdits
 from gpurun.jsontext import dumps
 from gpurun.linux.mount import MS_PRIVATE, MS_SHARED, MS_SLAVE, MS_UNBINDABLE
-from gpurun.linux.process import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS
+from gpurun.linux.process import CLONE_NEWCGROUP, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS
 from gpurun.ns.namespaces import NamespacePlan, plan_namespaces
 from gpurun.ns.steps import DeviceStep, MountStep, clean_path, dev_is_bind, join_path, plan_devices, plan_mounts
 from gpurun.ns.sysctl import plan_sysctl
@@ -80,8 +80,8 @@ class InitPlan(Record):
     create_container: tuple[OciHook, ...]
     start_container: tuple[OciHook, ...]
     annotations: str  # JSON text
-    cgroup_root: str
     cgroup_path: str
+    cgroup_view: str  # the directory of the host's tree that is the container's cgroup root; "" if it joins another's
     session_keyring: bool
 
 
@@ -147,8 +147,8 @@ def make_plan(
         create_container=config.hooks.create_container,
         start_container=config.hooks.start_container,
         annotations=dumps(config.annotations),
-        cgroup_root=host.tree.root,
         cgroup_path=cgroup.path,
+        cgroup_view=_cgroup_view(namespaces, cgroup),
         session_keyring=new_keyring,
     )
     return Plan(
@@ -163,6 +163,12 @@ def make_plan(
         private_pid=bool(namespaces.new & CLONE_NEWPID),
         warnings=warnings + edits.warnings,
     )
+
+
+def _cgroup_view(namespaces: NamespacePlan, cgroup: CgroupPlan) -> str:
+    if namespaces.new & CLONE_NEWCGROUP:
+        return cgroup.path
+    return "" if namespaces.has(CLONE_NEWCGROUP) else cgroup.root
 
 
 def _refuse(linux: Linux) -> None:

@@ -11,9 +11,24 @@ from gpurun.security.capabilities import CapabilityMasks, capability_masks
 RLIMITS = {
     name: number
     for number, name in enumerate(
-        "RLIMIT_CPU RLIMIT_FSIZE RLIMIT_DATA RLIMIT_STACK RLIMIT_CORE RLIMIT_RSS RLIMIT_NPROC RLIMIT_NOFILE"
-        " RLIMIT_MEMLOCK RLIMIT_AS RLIMIT_LOCKS RLIMIT_SIGPENDING RLIMIT_MSGQUEUE RLIMIT_NICE RLIMIT_RTPRIO"
-        " RLIMIT_RTTIME".split()
+        [
+            "RLIMIT_CPU",
+            "RLIMIT_FSIZE",
+            "RLIMIT_DATA",
+            "RLIMIT_STACK",
+            "RLIMIT_CORE",
+            "RLIMIT_RSS",
+            "RLIMIT_NPROC",
+            "RLIMIT_NOFILE",
+            "RLIMIT_MEMLOCK",
+            "RLIMIT_AS",
+            "RLIMIT_LOCKS",
+            "RLIMIT_SIGPENDING",
+            "RLIMIT_MSGQUEUE",
+            "RLIMIT_NICE",
+            "RLIMIT_RTPRIO",
+            "RLIMIT_RTTIME",
+        ]
     )
 }
 

@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 
 from gpurun.errors import GpurunError
 
-SIGKILL = 9
+SIGKILL, SIGCHLD, SIGURG, SIGWINCH = 9, 17, 23, 28
 
 NUMBERS = {
     name: number
     for number, name in enumerate(
-        "HUP INT QUIT ILL TRAP ABRT BUS FPE KILL USR1 SEGV USR2 PIPE ALRM TERM STKFLT CHLD CONT STOP TSTP TTIN TTOU URG XCPU"
-        " XFSZ VTALRM PROF WINCH IO PWR SYS".split(),
+        [
+            "HUP",
+            "INT",
+            "QUIT",
+            "ILL",
+            "TRAP",
+            "ABRT",
+            "BUS",
+            "FPE",
+            "KILL",
+            "USR1",
+            "SEGV",
+            "USR2",
+            "PIPE",
+            "ALRM",
+            "TERM",
+            "STKFLT",
+            "CHLD",
+            "CONT",
+            "STOP",
+            "TSTP",
+            "TTIN",
+            "TTOU",
+            "URG",
+            "XCPU",
+            "XFSZ",
+            "VTALRM",
+            "PROF",
+            "WINCH",
+            "IO",
+            "PWR",
+            "SYS",
+        ],
         1,
     )
 }
@@ -33,6 +64,23 @@ def parse_signal(text: str) -> int:
         if name.startswith(base + sign) and name[6:].isdigit() and int(name[6:]) <= 30:
             return number + int(sign + name[6:])
     raise GpurunError(f'unknown signal "{text}"')
+
+
+def send_signal(pidfd: int, number: int) -> None:
+    """pidfd_send_signal(2); raises ProcessLookupError when the process has ended."""
+    _signal.pidfd_send_signal(pidfd, number)
+
+
+def block_signals() -> set[int]:
+    """Block every signal but those that tell of a fault of our own; returns them, for :func:`wait_signal`."""
+    blocked = set(range(1, 65)) - {4, 5, 7, 8, 9, 11, 19, 32, 33}
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, blocked)
+    return blocked
+
+
+def wait_signal(blocked: set[int]) -> int:
+    """The number of the next of the *blocked* signals (sigwait(3))."""
+    return int(_signal.sigwait(blocked))
 
 
 def default_signals() -> None:

@@ -21,6 +21,7 @@ BPF_PROG_LOAD = 5
 BPF_PROG_ATTACH = 8
 BPF_PROG_DETACH = 9
 BPF_PROG_GET_FD_BY_ID = 13
+BPF_OBJ_GET_INFO_BY_FD = 15
 BPF_PROG_QUERY = 16
 
 BPF_PROG_TYPE_CGROUP_DEVICE = 15
@@ -103,3 +104,21 @@ def prog_get_fd_by_id(prog_id: int) -> int:
     """A descriptor of a loaded program; EPERM without CAP_SYS_ADMIN (CAP_BPF does not do), ENOENT when it is gone."""
     attr = pack("=III", prog_id, 0, 0)
     return _bpf(BPF_PROG_GET_FD_BY_ID, attr, len(attr))
+
+
+def prog_instructions(prog_fd: int) -> bytes:
+    """The instructions of a loaded program as the verifier left them (``xlated``); EPERM without CAP_SYS_ADMIN.
+
+    For a device program they are those it was loaded with: its context is not rewritten.
+    """
+    # struct bpf_prog_info: type, id, tag[8], jited_prog_len, xlated_prog_len, jited_prog_insns, xlated_prog_insns, ...
+    size = 40
+    info = buffer(size)
+    attr = pack("=IIQ", prog_fd, size, address(info))
+    _bpf(BPF_OBJ_GET_INFO_BY_FD, attr, len(attr))
+    length = int(unpack_from("=I", info.raw, 20)[0])
+    code = buffer(length)
+    info = buffer(pack("=20xIQQ", length, 0, address(code)))
+    attr = pack("=IIQ", prog_fd, size, address(info))
+    _bpf(BPF_OBJ_GET_INFO_BY_FD, attr, len(attr))
+    return bytes(code.raw)

@@ -40,7 +40,6 @@ _machine = uname().machine
 
 #: System call numbers of this machine.  From 424 on they are the same everywhere.
 NR: dict[str, int] = {
-    "pidfd_send_signal": 424,
     "open_tree": 428,
     "move_mount": 429,
     "fsopen": 430,

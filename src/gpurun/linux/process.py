@@ -21,7 +21,6 @@ CLONE_NEWNET = 0x40000000
 CLONE_INTO_CGROUP = 0x200000000
 
 SIGCHLD = 17
-SIGKILL = 9
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -86,11 +85,6 @@ def prlimit(pid: int, resource: int, soft: int, hard: int) -> None:
 def pidfd_open(pid: int) -> int:
     """pidfd_open(2)."""
     return posix.pidfd_open(pid, 0)
-
-
-def pidfd_send_signal(pidfd: int, signal: int) -> None:
-    """pidfd_send_signal(2)."""
-    syscall(NR["pidfd_send_signal"], pidfd, signal, None, 0)
 
 
 def sethostname(name: str) -> None:

@@ -35,8 +35,26 @@ ATTRIBUTES: dict[str, tuple[int, int]] = {
 
 #: The words that exist with an ``r`` before them: the same, for every mount of the tree.
 RECURSIVE = frozenset(
-    "ro rw nosuid suid nodev dev noexec exec nodiratime diratime relatime norelatime noatime atime strictatime"
-    " nostrictatime nosymfollow symfollow".split()
+    [
+        "ro",
+        "rw",
+        "nosuid",
+        "suid",
+        "nodev",
+        "dev",
+        "noexec",
+        "exec",
+        "nodiratime",
+        "diratime",
+        "relatime",
+        "norelatime",
+        "noatime",
+        "atime",
+        "strictatime",
+        "nostrictatime",
+        "nosymfollow",
+        "symfollow",
+    ]
 )
 
 #: word → key of the superblock (fsconfig(2) flag), for words that old mount(2) flags carried.

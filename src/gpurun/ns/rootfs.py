@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posix
 import time
-from errno import EBUSY, EINVAL, ENOENT, ENOTDIR, EPERM
+from errno import EBUSY, EINVAL, ENOENT, ENOTDIR
 
 from gpurun.errors import GpurunError, StepError, strerror_lower
 from gpurun.linux import mount as lm
@@ -25,6 +25,7 @@ from gpurun.linux.fs import (
     openat2,
 )
 from gpurun.ns.mount import attach, filesystem
+from gpurun.ns.options import MountOptions
 from gpurun.ns.path import make_dirs, make_target, open_in_root
 from gpurun.ns.steps import PROC_TARGETS, MountStep
 
@@ -71,12 +72,12 @@ def _make_parent_private(rootfs: str) -> None:
 
 
 def mount_all(
-    root_fd: int, root: str, steps: tuple[MountStep, ...], sources: dict[int, int], cgroup: tuple[str, str]
+    root_fd: int, root: str, steps: tuple[MountStep, ...], sources: dict[int, int], cgroup: str
 ) -> tuple[tuple[int, int], ...]:
     """Carry out *steps* in order; returns (descriptor, attributes) of mounts that become read-only at the end.
 
-    *sources* holds, by index of the step, source trees that the parent has opened.  *cgroup* is (root of the cgroup tree,
-    the container's cgroup), for when cgroup2 cannot be mounted.
+    *sources* holds, by index of the step, source trees that the parent has opened.  *cgroup* is the directory of the host's cgroup tree
+    that the container sees as its root, "" when that is another's.
     """
     late: list[tuple[int, int]] = []
     for index, step in enumerate(steps):
@@ -113,18 +114,21 @@ def _bind(root_fd: int, root: str, step: MountStep, tree: int) -> int:
     directory = posix.fstat(tree).st_mode & 0o170000 == 0o040000
     target = make_target(root_fd, step.destination, directory)
     _check_proc_target(root, target, step, tree)
-    named = options.attr_set | options.attr_clr
-    if named:
-        # As mount(2) does on a bind remount, the flags given replace those of the source; a user namespace that may not
-        # clear what the host has locked keeps it, unless clearing it was asked for.
-        wanted = options.attr_clr | (_REPLACED & ~options.attr_set)
-        try:
-            lm.mount_setattr(tree, options.attr_set, wanted)
-        except PermissionError:
-            lm.mount_setattr(tree, options.attr_set, options.attr_clr)
+    _set_attributes(tree, options)
     attach(tree, target)
     posix.close(target)
     return tree
+
+
+def _set_attributes(tree: int, options: MountOptions) -> None:
+    """As mount(2) does on a bind remount, the flags given replace those of the source; a user namespace that may not clear
+    what the host has locked keeps it, unless clearing it was asked for."""
+    if not options.attr_set | options.attr_clr:
+        return
+    try:
+        lm.mount_setattr(tree, options.attr_set, options.attr_clr | (_REPLACED & ~options.attr_set))
+    except PermissionError:
+        lm.mount_setattr(tree, options.attr_set, options.attr_clr)
 
 
 def _check_proc_target(root: str, target: int, step: MountStep, tree: int) -> None:
@@ -141,8 +145,10 @@ def _check_proc_target(root: str, target: int, step: MountStep, tree: int) -> No
         raise GpurunError(f'{step.where}: "{step.destination}" cannot be mounted because it is inside /proc')
 
 
-def _new_filesystem(root_fd: int, root: str, step: MountStep, cgroup: tuple[str, str]) -> int:
+def _new_filesystem(root_fd: int, root: str, step: MountStep, cgroup: str) -> int:
     options = step.options
+    if step.kind == "cgroup" and cgroup:
+        return _bind_cgroup(root_fd, step, cgroup)
     fstype = "cgroup2" if step.kind == "cgroup" else step.kind
     if fstype in ("proc", "sysfs"):
         target = _ordinary_directory(root_fd, step)
@@ -164,12 +170,7 @@ def _new_filesystem(root_fd: int, root: str, step: MountStep, cgroup: tuple[str,
             attributes &= ~lm.MOUNT_ATTR_RDONLY
         elif fstype not in _MOUNT_ONLY_RO:
             pairs.append(("ro", None))
-    try:
-        fd = filesystem(fstype, tuple(pairs), attributes, step.source or fstype)
-    except OSError as e:
-        if fstype != "cgroup2" or e.errno not in (EPERM, EBUSY):
-            raise
-        fd = _bind_cgroup(cgroup, attributes)
+    fd = filesystem(fstype, tuple(pairs), attributes, step.source or fstype)
     if options.copy_up:
         from gpurun.ns.copyup import copy_up
 
@@ -179,19 +180,15 @@ def _new_filesystem(root_fd: int, root: str, step: MountStep, cgroup: tuple[str,
     return fd
 
 
-def _bind_cgroup(cgroup: tuple[str, str], attributes: int) -> int:
-    """A user namespace without a cgroup namespace of its own cannot mount cgroup2: the host's is bound, or our part of it."""
-    tree_root, own = cgroup
-    for path in (own, tree_root):
-        try:
-            fd = lm.open_tree_path(path, recursive=False)
-            break
-        except FileNotFoundError:
-            continue
-    else:
-        raise OSError(ENOENT, posix.strerror(ENOENT), tree_root)
-    lm.mount_setattr(fd, attributes)
-    return fd
+def _bind_cgroup(root_fd: int, step: MountStep, cgroup: str) -> int:
+    """cgroup2 is bound from the host's tree: what the container sees is the same as of a mount of its own, which waits up to
+    10 ms for the kernel's cgroup lock, and which a user namespace without a cgroup namespace is refused."""
+    tree = lm.open_tree_path(cgroup, recursive=False)
+    target = make_target(root_fd, step.destination, directory=True)
+    _set_attributes(tree, step.options)
+    attach(tree, target)
+    posix.close(target)
+    return tree
 
 
 def _ordinary_directory(root_fd: int, step: MountStep) -> int:

@@ -45,7 +45,18 @@ DEFAULT_DEVICES = (
 
 #: What may be mounted below /proc: files that lxcfs and its like replace.  runc refuses all others, and so does gpurun.
 PROC_TARGETS = frozenset(
-    "cpuinfo diskstats meminfo stat swaps uptime loadavg slabinfo sys/kernel/ns_last_pid sys/crypto/fips_enabled".split()
+    [
+        "cpuinfo",
+        "diskstats",
+        "meminfo",
+        "stat",
+        "swaps",
+        "uptime",
+        "loadavg",
+        "slabinfo",
+        "sys/kernel/ns_last_pid",
+        "sys/crypto/fips_enabled",
+    ]
 )
 
 

@@ -7,8 +7,16 @@ from gpurun.linux.process import CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWUSER, CLON
 from gpurun.ns.namespaces import NamespacePlan
 
 _IPC = frozenset(
-    "kernel.msgmax kernel.msgmnb kernel.msgmni kernel.sem kernel.shmall kernel.shmmax kernel.shmmni"
-    " kernel.shm_rmid_forced".split()
+    [
+        "kernel.msgmax",
+        "kernel.msgmnb",
+        "kernel.msgmni",
+        "kernel.sem",
+        "kernel.shmall",
+        "kernel.shmmax",
+        "kernel.shmmni",
+        "kernel.shm_rmid_forced",
+    ]
 )
 
 

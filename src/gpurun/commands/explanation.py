@@ -1,0 +1,142 @@
+"""The plan in words: what ``explain`` prints for people."""
+
+from __future__ import annotations
+
+from gpurun.engine.plan import Plan
+from gpurun.engine.process import RLIMITS
+from gpurun.hook.edits import ContainerEdits
+from gpurun.linux import mount as lm
+from gpurun.ns.namespaces import NAMESPACES
+from gpurun.ns.options import MountOptions
+from gpurun.oci.config import HOOK_NAMES, Hooks
+from gpurun.security.capabilities import NAMES
+
+_ATTRIBUTES = (
+    (lm.MOUNT_ATTR_RDONLY, "ro"),
+    (lm.MOUNT_ATTR_NOSUID, "nosuid"),
+    (lm.MOUNT_ATTR_NODEV, "nodev"),
+    (lm.MOUNT_ATTR_NOEXEC, "noexec"),
+    (lm.MOUNT_ATTR_NOATIME, "noatime"),
+    (lm.MOUNT_ATTR_STRICTATIME, "strictatime"),
+    (lm.MOUNT_ATTR_NODIRATIME, "nodiratime"),
+    (lm.MOUNT_ATTR_NOSYMFOLLOW, "nosymfollow"),
+)
+_PROPAGATION = {lm.MS_SHARED: "shared", lm.MS_SLAVE: "slave", lm.MS_PRIVATE: "private", lm.MS_UNBINDABLE: "unbindable"}
+
+
+def explain_plan(plan: Plan) -> str:
+    """*plan* as text, in the order in which it is carried out."""
+    lines = [f"container {plan.id} from bundle {plan.bundle}", f"  rootfs {plan.rootfs}"]
+    lines += _section("warnings", list(plan.warnings))
+    lines += _section("namespaces", _namespaces(plan))
+    lines += _section("cgroup", [plan.cgroup.path, *[f"{w.file} = {w.value}   ({w.where})" for w in plan.cgroup.writes]])
+    lines += _section("devices that may be used, later rules win", list(plan.cgroup.rules))
+    if not plan.cgroup.program:
+        lines.append("  (all devices are allowed: no program is attached)")
+    lines += _section(
+        "mounts",
+        [f"{m.destination}  {m.kind} {m.source}  {_options(m.options)}".rstrip() for m in plan.init.mounts],
+    )
+    nodes = [f"{d.path}  {d.type} {d.major}:{d.minor} {d.mode:04o} {d.uid}:{d.gid}" for d in plan.init.devices]
+    lines += _section("device nodes", ["(none: /dev is bound)"] if plan.init.dev_is_bind else nodes)
+    lines += _edits(plan.init.edits)
+    lines += _section("hooks", _hooks(plan.hooks))
+    lines += _section("root file system", _rootfs(plan))
+    lines += _section("sysctl", [f"{path.replace('/', '.')} = {value}" for path, value in plan.init.sysctl])
+    lines += _section("read-only paths", list(plan.init.readonly_paths))
+    lines += _section("masked paths", list(plan.init.masked_paths))
+    lines += _section("process", _process(plan))
+    return "\n".join(lines) + "\n"
+
+
+def _section(title: str, items: list[str]) -> list[str]:
+    return [title, *[f"  {item}" for item in items]] if items else []
+
+
+def _namespaces(plan: Plan) -> list[str]:
+    new = [name for name, (flag, _) in NAMESPACES.items() if plan.namespaces.new & flag]
+    items = [f"new: {' '.join(new)}"] if new else []
+    items += [f"join {join.type}: {join.path}" for join in plan.namespaces.joins]
+    for name, text in (("uid map", plan.namespaces.uid_map), ("gid map", plan.namespaces.gid_map)):
+        items += [f"{name} (inside, outside, count): {line}" for line in text.splitlines()]
+    items += [f"clock offset: {line}" for line in plan.namespaces.time_offsets.splitlines()]
+    shared = [n for n, (flag, _) in NAMESPACES.items() if not plan.namespaces.has(flag)]
+    return [*items, f"the host's: {' '.join(shared)}"] if shared else items
+
+
+def _options(options: MountOptions) -> str:
+    words = [name for bit, name in _ATTRIBUTES if options.attr_set & bit]
+    words += [f"r{name}" for bit, name in _ATTRIBUTES if options.rec_set & bit]
+    words += [("r" if recursive else "") + _PROPAGATION[flag] for flag, recursive in options.propagation]
+    if options.recursive:
+        words.insert(0, "rbind")
+    return ",".join([*words, *options.superblock, *options.data])
+
+
+def _edits(edits: ContainerEdits) -> list[str]:
+    if edits == ContainerEdits():
+        return []
+    lines = _section("GPU: environment", list(edits.env))
+    lines += _section(
+        "GPU: device nodes",
+        [f"{n.path}  {n.type} {n.major}:{n.minor} may {n.permissions}   ({n.reason})" for n in edits.device_nodes],
+    )
+    lines += _section(
+        "GPU: files, bound read-only from the host's driver",
+        [f"{m.container_path}  from {m.host_path}   ({m.reason})" for m in edits.mounts],
+    )
+    lines += _section("GPU: links", [f"{link.path} -> {link.target}   ({link.reason})" for link in edits.links])
+    lines += _section("GPU: libraries for the loader's cache", [f"{e.soname} => {e.path}" for e in edits.ldcache])
+    for tree in edits.proc_trees:
+        shown = [f.path for f in tree.files] + [f"{b.container_path}  from {b.host_path}" for b in tree.binds]
+        lines += _section(f"GPU: a private {tree.path}   ({tree.reason})", shown)
+    return lines
+
+
+def _hooks(hooks: Hooks) -> list[str]:
+    return [
+        f"{name}: {' '.join(hook.args or (hook.path,))}" + (f"   (at most {hook.timeout} s)" if hook.timeout else "")
+        for name, field in zip(HOOK_NAMES, Hooks._fields, strict=True)
+        for hook in getattr(hooks, field)
+    ]
+
+
+def _rootfs(plan: Plan) -> list[str]:
+    init = plan.init
+    flag, recursive = init.propagation
+    items = [f"propagation: {'r' if recursive else ''}{_PROPAGATION[flag]}"]
+    if not init.mount_namespace:
+        items.append("entered by chroot: the container shares the host's mount namespace")
+    elif init.no_pivot:
+        items.append("entered by MS_MOVE and chroot (--no-pivot)")
+    else:
+        items.append("entered by pivot_root")
+    if init.readonly:
+        items.append("read-only")
+    items += [f"{name} {value}" for name, value in (("hostname", init.hostname), ("domainname", init.domainname)) if value]
+    return items
+
+
+def _process(plan: Plan) -> list[str]:
+    process = plan.init.process
+    names = {number: name for name, number in RLIMITS.items()}
+    items = [
+        f"args: {' '.join(process.args)}",
+        f"cwd: {process.cwd}",
+        f"user {process.uid}:{process.gid}"
+        + (f", groups {' '.join([str(g) for g in process.groups])}" if process.groups else "")
+        + f", umask {process.umask:04o}",
+        f"no_new_privs: {'yes' if process.no_new_privileges else 'no'}",
+    ]
+    if process.capabilities is None:
+        items.append("capabilities: those of the caller")
+    else:
+        for field in type(process.capabilities)._fields:
+            mask = getattr(process.capabilities, field)
+            held = [name for number, name in enumerate(NAMES) if mask >> number & 1]
+            items.append(f"capabilities, {field}: {' '.join(held) or 'none'}")
+    if process.oom_score_adj is not None:
+        items.append(f"oom_score_adj {process.oom_score_adj}")
+    items += [f"{names[number]} {soft}:{hard}" for number, soft, hard in process.rlimits]
+    items += [f"env {name}={value}" for name, value in process.env]
+    return items
