@@ -154,12 +154,3 @@ def _read_text(path: str) -> str:
     except FileNotFoundError:
         return ""  # a kernel built without cgroup v1 may have no /proc/cgroups
     return data.decode("utf-8", "surrogateescape")
-
-
-def exists(path: str) -> bool:
-    """Whether the cgroup directory *path* is there."""
-    try:
-        posix.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
