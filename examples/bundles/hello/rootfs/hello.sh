@@ -1,0 +1,5 @@
+echo "Hello from a container."
+echo "  hostname  $(cat /proc/sys/kernel/hostname)"
+echo "  pid       $$"
+echo "  user      $(id -u):$(id -g)"
+echo "  root      $(ls -x /)"
