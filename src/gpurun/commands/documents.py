@@ -1,0 +1,57 @@
+"""spec, features: the documents that gpurun writes about itself."""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun.cli.output import write_stdout
+from gpurun.errors import GpurunError
+from gpurun.jsontext import dumps
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.invocation import Invocation
+    from gpurun.oci.features import Built
+
+
+def spec(invocation: Invocation) -> int:
+    """``spec``: write config.json into the bundle; a file that is there is never overwritten."""
+    import json
+
+    from gpurun.oci.default_spec import default_spec
+    from gpurun.paths import absolute_path
+
+    path = absolute_path(invocation.option("bundle", ".") + "/config.json")
+    text = json.dumps(default_spec(invocation.flag("rootless"), posix.geteuid(), posix.getegid()), indent="\t")
+    try:
+        fd = posix.open(path, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL, 0o666)
+    except FileExistsError:
+        raise GpurunError("File config.json exists. Remove it first") from None
+    with open(fd, "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+    return 0
+
+
+def features(invocation: Invocation) -> int:
+    """``features``: print the features document, as containerd, CRI-O and dockerd read it."""
+    from gpurun.oci.features import features_document
+
+    write_stdout(dumps(features_document(built()), 4) + "\n")
+    return 0
+
+
+def built() -> Built:
+    """What this build does, read from the tables that do it."""
+    from gpurun.ns.namespaces import NAMESPACES
+    from gpurun.ns.options import ATTRIBUTES, PROPAGATION, RECURSIVE, SUPERBLOCK
+    from gpurun.oci.config import HOOK_NAMES
+    from gpurun.oci.features import Built
+    from gpurun.security.capabilities import NAMES
+
+    words = {"bind", "rbind", "defaults", "tmpcopyup", *ATTRIBUTES, *SUPERBLOCK, *PROPAGATION, *(f"r{w}" for w in RECURSIVE)}
+    return Built(
+        hooks=HOOK_NAMES,
+        mount_options=tuple(sorted(words)),
+        namespaces=tuple(NAMESPACES),
+        capabilities=tuple(NAMES),
+    )
