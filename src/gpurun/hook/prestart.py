@@ -1,0 +1,217 @@
+"""The stand-alone hook: ``gpurun hook prestart``, also under the name ``nvidia-container-runtime-hook``.
+
+An OCI prestart hook with which runc or crun give a container the same GPUs as gpurun does: the container's state comes on
+stdin, the request from the bundle's config.json, and the same edits are applied in the container's mount namespace before
+it pivots.  What cannot be done from outside is left out: groups and environment.
+
+Exit codes as of NVIDIA's hook: 0 done or nothing to do, 1 failed (the reason on stderr, which engines show), 2 usage.
+"""
+
+from __future__ import annotations
+
+import posix
+import sys
+
+from gpurun import __version__
+from gpurun.cgroup.tree import UNIFIED_MOUNTPOINT, find_tree, join_root, parse_own_cgroup
+from gpurun.errors import ConfigError, GpuError, GpurunError, StepError, oserror_text
+from gpurun.hook.apply import apply_edits
+from gpurun.hook.devcgroup import allow_devices
+from gpurun.hook.gpu import gpu_edits
+from gpurun.hook.settings import Settings, read_settings, settings_path
+from gpurun.linux.fs import O_CLOEXEC, O_DIRECTORY, O_PATH, read_fd, read_file, write_all
+from gpurun.linux.process import CLONE_NEWNS, CLONE_NEWUSER, PR_SET_DUMPABLE, prctl, setns
+from gpurun.oci.reader import as_object, get_array, get_object, get_string, get_string_map, get_strings, parse_json, require
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpurun.hook.edits import ContainerEdits
+    from gpurun.invocation import Invocation
+
+_LIMIT = 64 << 20
+_USAGE = """Usage: nvidia-container-runtime-hook [-debug] [-version] [-config FILE] COMMAND
+  prestart   give the GPUs asked for to the container whose state is on stdin
+  poststart  does nothing
+  poststop   does nothing
+"""
+_WRONG_MODE = (
+    "invoking the NVIDIA Container Runtime Hook directly (e.g. specifying the docker --gpus flag) is not supported. "
+    "Please use the NVIDIA Container Runtime (e.g. specify the --runtime=nvidia flag) instead"
+)
+
+
+def hook(invocation: Invocation) -> int:
+    """``gpurun hook COMMAND``."""
+    config = invocation.option("config")
+    return main([*(["-config", config] if config else []), *invocation.args])
+
+
+def main(argv: list[str]) -> int:
+    """The hook with NVIDIA's own command line (*argv* without the program name); returns the exit code."""
+    config = ""
+    words = list(argv)
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
+        name, equals, value = word.lstrip("-").partition("=")
+        if name == "version":
+            posix.write(1, f"NVIDIA Container Runtime Hook version {__version__} (gpurun)\n".encode())
+            return 0
+        if name == "config" and (equals or words):
+            config = value if equals else words.pop(0)
+        elif name != "debug":
+            return _usage()
+    if words[:1] in (["poststart"], ["poststop"]):
+        return 0
+    if words[:1] != ["prestart"]:
+        return _usage()
+    try:
+        _prestart(config)
+    except (GpurunError, OSError) as e:
+        text = oserror_text(e) if isinstance(e, OSError) else str(e)
+        posix.write(2, f"gpurun hook: {text}\n".encode("utf-8", "surrogateescape"))
+        return 1
+    return 0
+
+
+def _usage() -> int:
+    posix.write(2, _USAGE.encode())
+    return 2
+
+
+def _prestart(config: str) -> None:
+    state = as_object(parse_json(read_fd(0, _LIMIT), "the container's state on stdin"), "state")
+    pid = state.get("pid")
+    if type(pid) is not int or pid <= 0:
+        raise ConfigError("state.pid", "is missing: the hook needs the process of the container")
+    bundle = get_string(state, "bundle", "state") or get_string(state, "bundlePath", "state") or "."
+    env = {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
+    settings = read_settings(config or settings_path(env))
+    document = read_bundle_config(bundle)
+    edits = gpu_edits(document["env"], document["annotations"], document["privileged"], env, settings)
+    if edits is None:
+        return
+    for warning in edits.warnings:
+        posix.write(2, f"gpurun hook: {warning}\n".encode("utf-8", "surrogateescape"))
+    if not (edits.device_nodes or edits.mounts):
+        return
+    _check_mode(settings)
+    rootfs = document["rootfs"]
+    apply_in(pid, rootfs if rootfs.startswith("/") else f"{bundle}/{rootfs}", edits)
+    if not settings.no_cgroups:
+        warning = allow_devices(container_cgroup(pid), edits.device_nodes)
+        if warning:
+            posix.write(2, f"gpurun hook: {warning}\n".encode())
+
+
+def _check_mode(settings: Settings) -> None:
+    if settings.mode in ("csv", "cdi") and not settings.skip_mode_detection:
+        raise GpuError(_WRONG_MODE)
+
+
+def read_bundle_config(bundle: str) -> dict[str, Any]:
+    """What the hook needs of the bundle's config.json: ``env``, ``annotations``, ``privileged`` and ``rootfs``.
+
+    Read leniently: the document is another runtime's, which has accepted it already.
+    """
+    path = f"{bundle}/config.json"
+    try:
+        config = as_object(parse_json(read_file(path, _LIMIT), path), "")
+    except OSError as e:
+        raise StepError("read", path, e.errno or 0) from None
+    require(config.get("ociVersion"), "", "ociVersion")
+    process = require(get_object(config, "process", ""), "", "process")
+    root = require(get_object(config, "root", ""), "", "root")
+    return {
+        "env": get_strings(process, "env", "process"),
+        "annotations": get_string_map(config, "annotations", ""),
+        "privileged": is_privileged(process),
+        "rootfs": require(get_string(root, "path", "root") or None, "root", "path"),
+    }
+
+
+def is_privileged(process: dict[str, Any]) -> bool:
+    """Whether the bounding set has CAP_SYS_ADMIN; release candidates of the specification had one list for all sets."""
+    capabilities = process.get("capabilities")
+    if isinstance(capabilities, dict):
+        return "CAP_SYS_ADMIN" in get_array(capabilities, "bounding", "process.capabilities", lambda value, _: value)
+    return isinstance(capabilities, list) and "CAP_SYS_ADMIN" in capabilities
+
+
+def apply_in(pid: int, rootfs: str, edits: ContainerEdits) -> None:
+    """Apply *edits* to *rootfs* in the mount namespace of the process *pid*; raises :class:`GpurunError`.
+
+    A child does it, because joining is for ever.  In a container with a user namespace it becomes that one's root, so that
+    what is made belongs to the container.
+    """
+    user_fd = -1
+    if _namespace(pid, "user") != _namespace("self", "user"):
+        user_fd = posix.open(f"/proc/{pid}/ns/user", posix.O_RDONLY | O_CLOEXEC)
+    mount_fd = posix.open(f"/proc/{pid}/ns/mnt", posix.O_RDONLY | O_CLOEXEC)
+    if _namespace(pid, "mnt") == _namespace("self", "mnt"):
+        raise GpuError(f"the container's process {pid} is in the mount namespace of the host: call this as a prestart hook")
+    read, write = posix.pipe2(O_CLOEXEC) if hasattr(posix, "pipe2") else posix.pipe()
+    child = posix.fork()
+    if child == 0:
+        try:
+            text = _apply_as_child(mount_fd, user_fd, rootfs, edits)
+        except BaseException as e:  # nothing may escape into the parent's code
+            text = f"{type(e).__name__}: {e}"
+        write_all(write, text.encode("utf-8", "surrogateescape"))
+        posix._exit(0)
+    posix.close(write)
+    text = read_fd(read).decode("utf-8", "surrogateescape")
+    posix.close(read)
+    status = posix.waitpid(child, 0)[1]
+    posix.close(mount_fd)
+    if user_fd >= 0:
+        posix.close(user_fd)
+    if status and not text:
+        text = f"the process in the container's namespaces ended with status {status}"
+    if text:
+        raise GpuError(text)
+
+
+def _namespace(pid: int | str, kind: str) -> str:
+    return posix.readlink(f"/proc/{pid}/ns/{kind}")
+
+
+def _apply_as_child(mount_fd: int, user_fd: int, rootfs: str, edits: ContainerEdits) -> str:
+    """In the container's namespaces from here on: nothing is imported any more, and no program is run."""
+    sys.path[:] = []
+    sys.path_hooks[:] = []
+    sys.meta_path[:] = []
+    prctl(PR_SET_DUMPABLE, 0)
+    try:
+        if user_fd >= 0:
+            setns(user_fd, CLONE_NEWUSER)
+        setns(mount_fd, CLONE_NEWNS)
+        if user_fd >= 0:
+            posix.setgroups([])
+            posix.setresgid(0, 0, 0)
+            posix.setresuid(0, 0, 0)
+        root_fd = posix.open(rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)
+        apply_edits(edits, root_fd, user_fd >= 0)
+    except GpurunError as e:
+        return str(e)
+    except OSError as e:
+        return f"enter the container: {oserror_text(e)}"
+    return ""
+
+
+def container_cgroup(pid: int) -> str:
+    """The directory of the cgroup v2 of *pid*.  Raises :class:`GpurunError` where devices are filtered by cgroup v1."""
+    tree = find_tree()
+    text = read_file(f"/proc/{pid}/cgroup").decode("utf-8", "surrogateescape")
+    filtered = any(":devices:" in line and not line.endswith(":/") for line in text.splitlines())
+    if filtered and tree.root != UNIFIED_MOUNTPOINT:
+        raise GpuError(
+            "the container's devices are filtered by cgroup v1, which gpurun does not do: boot with "
+            "systemd.unified_cgroup_hierarchy=1 (or set no-cgroups = true and allow the devices in the container's config)"
+        )
+    return join_root(tree.root, parse_own_cgroup(text))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
