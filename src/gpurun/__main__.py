@@ -25,7 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_standard_descriptors()
     words = list(sys.argv if argv is None else argv)
     if words and words[0].rpartition("/")[2] == HOOK_NAME:
-        words.insert(1, "hook")
+        from gpurun.hook.prestart import main as hook_main  # its options are of another style: -debug, -config FILE
+
+        return hook_main(words[1:])
     if b"_GPURUN_COMPLETE" in posix.environ:
         from gpurun.cli.human import complete
 
