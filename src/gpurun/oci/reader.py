@@ -51,7 +51,8 @@ def parse_json(data: bytes, source: str) -> Any:
     from _json import make_scanner  # the import is late: a third of the commands never parse JSON
 
     try:
-        text = data.decode("utf-8-sig")
+        # Not "utf-8-sig": that codec is a file of Python that would be read for it.
+        text = (data[3:] if data.startswith(b"\xef\xbb\xbf") else data).decode()
     except UnicodeDecodeError as e:
         raise ConfigError(source, f"is not UTF-8 text (byte {e.start})") from None
     start = 0
