@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpurun.errors import ConfigError, UnsupportedError
-from gpurun.hook.request import CAPABILITIES, GpuRequest, Policy, is_nvidia_hook, read_request
+from gpurun.hook.gpu import is_replaced_hook
+from gpurun.hook.request import CAPABILITIES, GpuRequest, Policy, read_request
 
 UUID = "GPU-5b4f6a10-5197-4a6f-8c59-0a1b2c3d4e5f"
 
@@ -197,4 +198,4 @@ def test_hostile_values_are_cut_and_escaped() -> None:
     ],
 )
 def test_the_hook_that_gpurun_replaces(path: str, expected: bool) -> None:
-    assert is_nvidia_hook(path) is expected
+    assert is_replaced_hook(path) is expected

@@ -12,6 +12,7 @@ from gpurun.cgroup.tree import Tree, cgroup_path
 from gpurun.engine.process import ProcessPlan, plan_process
 from gpurun.errors import ConfigError, UnsupportedError
 from gpurun.hook.edits import ContainerEdits
+from gpurun.hook.gpu import is_replaced_hook
 from gpurun.jsontext import dumps
 from gpurun.linux.mount import MS_PRIVATE, MS_SHARED, MS_SLAVE, MS_UNBINDABLE
 from gpurun.linux.process import CLONE_NEWCGROUP, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS
@@ -120,6 +121,7 @@ def make_plan(
     mounts = plan_mounts(config, bundle)
     process, warnings = plan_process(config.process, host.last_cap, groups=edits.additional_gids)
     process = _with_env(process, edits.env)
+    hooks = _checked_hooks(config.hooks)
     private_mounts = namespaces.has(CLONE_NEWNS)
     user_namespace = namespaces.has(CLONE_NEWUSER)
     cgroup = _plan_cgroup(linux, container_id, host, edits)
@@ -143,9 +145,9 @@ def make_plan(
         readonly_paths=_absolute_paths(linux.readonly_paths, "linux.readonlyPaths"),
         masked_paths=_absolute_paths(linux.masked_paths, "linux.maskedPaths"),
         process=process,
-        parent_hooks=bool(config.hooks.prestart or config.hooks.create_runtime),
-        create_container=config.hooks.create_container,
-        start_container=config.hooks.start_container,
+        parent_hooks=bool(hooks.prestart or hooks.create_runtime),
+        create_container=hooks.create_container,
+        start_container=hooks.start_container,
         annotations=dumps(config.annotations),
         cgroup_path=cgroup.path,
         cgroup_view=_cgroup_view(namespaces, cgroup),
@@ -158,7 +160,7 @@ def make_plan(
         namespaces=namespaces,
         cgroup=cgroup,
         init=init,
-        hooks=_checked_hooks(config.hooks),
+        hooks=hooks,
         annotations=init.annotations,
         private_pid=bool(namespaces.new & CLONE_NEWPID),
         warnings=warnings + edits.warnings,
@@ -222,7 +224,7 @@ def _checked_hooks(hooks: Hooks) -> Hooks:
             for k, entry in enumerate(hook.env):
                 if "=" not in entry:
                     raise ConfigError(f"{where}.env[{k}]", f"missing '=' in \"{entry}\"")
-    return hooks
+    return replace(hooks, prestart=tuple([hook for hook in hooks.prestart if not is_replaced_hook(hook.path)]))
 
 
 def _with_env(process: ProcessPlan, env: tuple[str, ...]) -> ProcessPlan:

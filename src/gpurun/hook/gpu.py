@@ -15,8 +15,15 @@ if TYPE_CHECKING:
     from gpurun.hook.edits import ContainerEdits
     from gpurun.hook.settings import Settings
 
+#: Basenames of the hook that engines add for --gpus.
+_REPLACED_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 _REQUESTS = ("NVIDIA_VISIBLE_DEVICES=", "CUDA_VERSION=")
 _SETTINGS = ("GPURUN_SYSROOT", "NVIDIA_CTK_CONFIG_FILE_PATH", "XDG_CONFIG_HOME")
+
+
+def is_replaced_hook(path: str) -> bool:
+    """Whether the OCI prestart hook *path* does what gpurun does itself: run as well, it would do it a second time."""
+    return path.rpartition("/")[2] in _REPLACED_HOOKS
 
 
 def gpu_edits(

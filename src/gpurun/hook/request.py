@@ -37,9 +37,6 @@ _EXTRA_DEVICES = {
 }
 _MIG_ADMIN = {"NVIDIA_MIG_CONFIG_DEVICES": "MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES": "MIG_MONITOR_DEVICES"}
 
-#: Basenames of the NVIDIA prestart hook: an engine adds it, gpurun does its work itself and drops it.
-_HOOK_NAMES = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
-
 
 class Policy(Record):
     """What the administrator of the host allows, in the words of the toolkit's ``config.toml``."""
@@ -64,11 +61,6 @@ class GpuRequest(Record):
     requirements: tuple[str, ...] = ()
     source: str = DEVICES
     denied: str = ""
-
-
-def is_nvidia_hook(path: str) -> bool:
-    """Whether the OCI hook *path* is the NVIDIA prestart hook, which the engine is to drop and do itself."""
-    return path.rpartition("/")[2] in _HOOK_NAMES
 
 
 def shown(text: str, limit: int = 200) -> str:
