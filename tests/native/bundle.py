@@ -95,7 +95,7 @@ def tree_listing(root: Path) -> dict[str, tuple[object, ...]]:
             what: object = None
             if stat.S_ISLNK(info.st_mode):
                 what = os.readlink(path)
-            elif stat.S_ISREG(info.st_mode) and name != "busybox":
+            elif stat.S_ISREG(info.st_mode) and info.st_size < 1 << 20:
                 what = hashlib.sha256(Path(path).read_bytes()).hexdigest()
             size = info.st_size if stat.S_ISREG(info.st_mode) else 0
             listing[os.path.relpath(path, root)] = (info.st_mode, info.st_uid, info.st_gid, info.st_rdev, size, what)

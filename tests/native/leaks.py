@@ -21,6 +21,7 @@ class Leaks:
         self.rootfs_may_change = False
         self.bed_mounts, self.host_mounts = self._mounts(bed.mounts()), self._mounts(_host_mounts())
         self.programs = self._programs()
+        self.null = _owner("/dev/null")
         self.children = self._children()
         self.descriptors = self._descriptors()
         self.ids: list[str] = []
@@ -54,6 +55,8 @@ class Leaks:
     def _dynamic(self, ids: tuple[str, ...]) -> list[str]:
         found = [f"mount in the bed: {m}" for m in self._mounts(self.bed.mounts()) - self.bed_mounts]
         found += [f"mount on the host: {m}" for m in self._mounts(_host_mounts()) - self.host_mounts]
+        if _owner("/dev/null") != self.null:
+            found.append(f"the host's /dev/null: {_owner('/dev/null')}, before {self.null}")
         if self._programs() != self.programs:
             found.append(f"device programs above the containers: {self._programs()}, before {self.programs}")
         found += [f"child: {_describe(pid)}" for pid in self._children() - self.children]
@@ -94,6 +97,11 @@ class Leaks:
             if "gpurun" in target or target.startswith(("socket:", "pipe:", "/sys/", "/dev/pts")):
                 found.add(f"{fd} -> {target}")
         return found
+
+
+def _owner(path: str) -> tuple[int, int, str]:
+    info = os.stat(path)
+    return info.st_uid, info.st_gid, oct(info.st_mode)
 
 
 def _host_mounts() -> list[str]:

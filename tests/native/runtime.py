@@ -237,9 +237,9 @@ class Runtime:
         for container_id in reversed(self.ids):  # who joined a namespace goes before who made it
             result = self("delete", "--force", container_id)
             assert result.rc == 0 or "does not exist" in result.text, f"delete --force {container_id}: {result.text}"
+            self.reap()  # the first process of a pid namespace cannot end before those of it that are ours are reaped
         self.ids.clear()
         self.containers.clear()
-        self.reap()
 
     def reap(self) -> None:
         """Wait for the dead among our children that no test waited for."""

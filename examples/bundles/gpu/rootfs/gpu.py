@@ -46,12 +46,12 @@ def main() -> None:
     print(f"  cpu        {limit('cpu.max')}")
     nodes = sorted(glob.glob("/dev/nvidia*") + glob.glob("/dev/nvidia-caps/*"))
     nodes = [path for path in nodes if stat.S_ISCHR(os.stat(path).st_mode)]
-    print("  devices    " + ("" if nodes else "none"))
+    print("  devices" + ("" if nodes else "    none"))
     for path in nodes:
         device = os.stat(path).st_rdev
         number = f"{os.major(device)}:{os.minor(device)}"
         print(f"    {path:22} {number:8} {access(path)}")
-    print("  driver     ")
+    print("  driver")
     for library, function, *arguments in (("libcuda.so.1", "cuInit", 0), ("libnvidia-ml.so.1", "nvmlInit_v2")):
         print(f"    {library:22} {driver_call(library, function, *arguments)}")
 
