@@ -122,6 +122,8 @@ def make_plan(
     process, warnings = plan_process(config.process, host.last_cap, groups=edits.additional_gids)
     process = _with_env(process, edits.env)
     hooks = _checked_hooks(config.hooks)
+    if (edits.mounts or edits.device_nodes) and not namespaces.has(CLONE_NEWNS):
+        raise ConfigError("linux.namespaces", 'a container with GPUs needs a mount namespace: add {"type": "mount"}')
     private_mounts = namespaces.has(CLONE_NEWNS)
     user_namespace = namespaces.has(CLONE_NEWUSER)
     cgroup = _plan_cgroup(linux, container_id, host, edits)
