@@ -125,7 +125,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
     "hook": (
         "prestart", 1, 1, False, "gpurun.hook.prestart:hook",
         "be the NVIDIA hook of another runtime: the container's state is read from stdin",
-        (("config", "", "file", "ignored", False), ("debug", "", "switch", "log each step")),
+        (("config", "", "file", "read FILE as the toolkit's config.toml"), ("debug", "", "switch", "ignored", False)),
     ),
 }  # fmt: skip
 

@@ -1,0 +1,145 @@
+"""What a shim calls imports only gpurun and what is built in or C: asked of the source, and of running processes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.native.bundle import Bundle
+from tests.native.runtime import Runtime
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+PACKAGE = SOURCE / "gpurun"
+
+ALLOWED = frozenset(
+    "posix sys time errno marshal fcntl select gc _socket _signal _json _ctypes _struct _posixsubprocess __future__".split()
+)
+#: For people only; nothing on the machine path may import them.
+HUMAN = ("gpurun.cli.human", "gpurun.commands.documents", "gpurun.commands.explanation", "gpurun.launcher.build")
+HUMAN_ROOMS = (*HUMAN, "gpurun.launcher.bytecode")
+#: Imports on a path that has already failed or is a person's, inside a function: (module, what).
+LATE = {
+    ("gpurun.oci.reader", "json.decoder"),  # to say where a broken document is broken
+    ("gpurun.__main__", "gpurun.cli.human"),
+}
+
+
+def module_files() -> dict[str, Path]:
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+FILES = module_files()
+
+
+def run_time_imports(tree: ast.AST) -> Iterator[str]:
+    """Every module imported anywhere in *tree*, but for ``if TYPE_CHECKING``."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            for other in node.orelse:
+                yield from run_time_imports(other)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in FILES else str(node.module)
+        else:
+            yield from run_time_imports(node)
+
+
+def reachable(*roots: str) -> set[str]:
+    """The modules of gpurun that *roots* import, now or later, without those for people."""
+    todo, seen = list(roots), set()
+    while todo:
+        name = todo.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for wanted in run_time_imports(ast.parse(FILES[name].read_text(encoding="utf-8"))):
+            if wanted in FILES and (name, wanted) not in LATE and wanted not in HUMAN_ROOMS:
+                todo.append(wanted)
+    return seen
+
+
+@pytest.mark.parametrize("name", sorted(reachable("gpurun.__main__", "gpurun.commands.lifecycle", "gpurun.launcher.boot")))
+def test_source_imports_only_what_is_cheap(name: str) -> None:
+    for wanted in run_time_imports(ast.parse(FILES[name].read_text(encoding="utf-8"))):
+        if wanted.startswith("gpurun") or (name, wanted) in LATE:
+            continue
+        assert wanted in ALLOWED, f"{name} imports {wanted}"
+
+
+PROBE = """#!{python} -IS
+import sys
+before = set(sys.modules)
+sys.path.insert(0, {source!r})
+from gpurun.__main__ import main
+import posix
+code = main()
+data = " ".join(sorted(set(sys.modules) - before)) + chr(10)
+fd = posix.open({out!r}, posix.O_WRONLY | posix.O_CREAT | posix.O_APPEND, 0o644)
+posix.write(fd, data.encode())
+posix.close(fd)
+sys.exit(code)
+"""
+
+
+def make_probe(directory: Path) -> tuple[Path, Callable[[], set[str]]]:
+    """A gpurun that writes down what it has imported, and what it has written since the last question."""
+    out = directory / "modules"
+    program = directory / "gpurun"
+    python = getattr(sys, "_base_executable", sys.executable)
+    program.write_text(PROBE.format(python=python, source=str(SOURCE), out=str(out)))
+    program.chmod(0o755)
+
+    def taken() -> set[str]:
+        words = set(out.read_text().split())
+        out.unlink()
+        return {w for w in words if not w.startswith("gpurun")}
+
+    return program, taken
+
+
+@pytest.mark.parametrize("command", ["start", "state", "kill", "delete"])
+def test_commands_without_a_container(command: str, tmp_path: Path) -> None:
+    program, taken = make_probe(tmp_path)
+    done = subprocess.run([program, "--root", tmp_path / "state", command, "x"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "does not exist" in done.stderr
+    assert taken() <= ALLOWED
+
+
+def test_refused_config(tmp_path: Path) -> None:
+    program, taken = make_probe(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"ociVersion": "1.0.0", "root": 1}))
+    args = [program, "--root", tmp_path / "state", "create", "--bundle", tmp_path, "x"]
+    done = subprocess.run(args, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "root" in done.stderr, done
+    assert taken() <= ALLOWED
+
+
+@pytest.mark.native
+@pytest.mark.gpurun_only
+def test_a_whole_life(runtime: Runtime, bundle: Callable[..., Bundle]) -> None:
+    """create, start, state, kill, delete and run of real containers."""
+    program, taken = make_probe(runtime.directory)
+    runtime.path = str(program)
+    assert runtime.run(bundle().args("true")).rc == 0
+    assert taken() <= ALLOWED, "run"
+    container = runtime.create(bundle().args("sleep", "60"))
+    assert taken() <= ALLOWED, "create"
+    assert container.start().rc == 0
+    assert container.state()["status"] == "running"
+    assert container.kill("KILL").rc == 0
+    container.wait()
+    assert container.delete().rc == 0
+    assert taken() <= ALLOWED, "start, state, kill, delete"
