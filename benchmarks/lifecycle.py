@@ -4,7 +4,7 @@ Each command is one process, started with posix_spawn(3) and waited for, as a sh
 runtimes in turn, so that what else the machine does falls on all alike.  The container is a static busybox that runs
 ``true`` in the usual namespaces, in a private mount namespace with a cgroup2 tree at /sys/fs/cgroup.
 
-    benchmarks/lifecycle.py [--rounds N] [--json FILE] [RUNTIME ...]
+    benchmarks/lifecycle.py [--rounds N] [--json FILE] [--no-device-rules] [RUNTIME ...]
 
 Medians in milliseconds; the ratios are gpurun's time to the other's.
 """
@@ -33,15 +33,18 @@ INSIDE = "GPURUN_BENCH_INSIDE"
 Times = dict[str, list[float]]
 
 
-def config(cgroup: str, args: list[str]) -> dict[str, Any]:
+def config(cgroup: str, args: list[str], device_rules: bool) -> dict[str, Any]:
     """What ``runc spec`` writes, without a terminal."""
     sys.path.insert(0, str(REPOSITORY / "src"))
     from gpurun.oci.default_spec import default_spec
 
     spec = default_spec()
+    spec["ociVersion"] = "1.0.2"  # crun 1.8 knows no newer one
     spec["process"]["terminal"] = False
     spec["process"]["args"] = args
     spec["linux"]["cgroupsPath"] = cgroup
+    if not device_rules:
+        del spec["linux"]["resources"]
     return spec
 
 
@@ -66,11 +69,16 @@ def enter_private_namespace() -> None:
     os.execvpe("unshare", command, {**os.environ, INSIDE: "1"})
 
 
+class Failed(Exception):
+    """A runtime cannot do the work here; the text is what it said."""
+
+
 class Bench:
     """One runtime's bundle and state, and the times of its commands."""
 
-    def __init__(self, path: str, directory: Path) -> None:
+    def __init__(self, path: str, directory: Path, device_rules: bool) -> None:
         self.path = path
+        self.device_rules = device_rules
         self.name = os.path.basename(path)
         version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout
         self.version = version.partition("\n")[0].replace(" version", "")
@@ -90,13 +98,14 @@ class Bench:
     def call(self, label: str, *args: str) -> float:
         """Run one command and keep its time in milliseconds."""
         command = [self.path, "--root", str(self.directory / "state"), *args]
+        os.ftruncate(self.log, 0)
         begin = time.perf_counter_ns()
         pid = os.posix_spawn(self.path, command, os.environ, file_actions=self.actions)
         _, status = os.waitpid(pid, 0)
         taken = (time.perf_counter_ns() - begin) / 1e6
         if status:
-            said = Path(self.directory / "log").read_text(errors="replace")
-            raise SystemExit(f"lifecycle.py: {self.version}: {' '.join(args)} failed: {said}")
+            said = Path(self.directory / "log").read_text(errors="replace").strip()
+            raise Failed(f"{self.version}: {args[0]} failed: {said[-400:]}")
         self.times.setdefault(label, []).append(taken)
         return taken
 
@@ -104,7 +113,7 @@ class Bench:
         """A new config.json with a cgroup of its own; the container's id."""
         self.count += 1
         container = f"bench-{os.getpid()}-{self.count}"
-        text = json.dumps(config(f"/gpurun-bench-{self.name}/{container}", list(args)))
+        text = json.dumps(config(f"/gpurun-bench-{self.name}/{container}", list(args), self.device_rules))
         (self.directory / "config.json").write_text(text)
         return container
 
@@ -123,9 +132,11 @@ class Bench:
     def one_run(self) -> None:
         self.call("run true", "run", "--bundle", str(self.directory), self.prepare("true"))
 
-    def versions(self) -> None:
-        """The floor: a process that prints a line."""
+    def round(self) -> None:
+        """Everything once; ``--version`` is the floor: a process that prints a line."""
         self.call("--version", "--version")
+        self.one_life()
+        self.one_run()
 
 
 def table(benches: list[Bench]) -> str:
@@ -151,6 +162,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", type=Path, help="write all times there")
+    parser.add_argument("--no-device-rules", action="store_true", help="for hosts where crun 1.8 may not load them")
     parser.add_argument("runtimes", nargs="*", help="paths (default: build/gpurun, and runc and crun from PATH)")
     options = parser.parse_args()
     if os.geteuid() != 0:
@@ -162,22 +174,30 @@ def main() -> int:
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
     with tempfile.TemporaryDirectory(prefix="gpurun-bench.", dir="/var/tmp") as directory:
-        benches = [Bench(os.path.abspath(p), Path(directory, str(i))) for i, p in enumerate(paths) if p]
+        rules = not options.no_device_rules
+        benches = [Bench(os.path.abspath(p), Path(directory, str(i)), rules) for i, p in enumerate(paths) if p]
+        everyone = list(benches)
         try:
+            for bench in everyone:
+                try:
+                    bench.round()
+                except Failed as e:
+                    print(f"left out: {e}\n", file=sys.stderr)
+                    benches.remove(bench)
+            if not benches:
+                return 1
             for turn in range(options.rounds + 2):
                 if turn == 2:  # the first two only warm the caches
                     for bench in benches:
                         bench.times.clear()
                 # Each round begins with another runtime, so that none always follows the same one.
                 for bench in benches[turn % len(benches) :] + benches[: turn % len(benches)]:
-                    bench.versions()
-                    bench.one_life()
-                    bench.one_run()
+                    bench.round()
         finally:
-            for bench in benches:  # after a failure: what is still there goes with its cgroup
+            for bench in everyone:  # after a failure: what is still there goes with its cgroup
                 for kill in Path(f"/sys/fs/cgroup/gpurun-bench-{bench.name}").glob("**/cgroup.kill"):
                     kill.write_text("1")
-            remove_cgroups(benches)
+            remove_cgroups(everyone)
     print(f"{options.rounds} rounds, {os.cpu_count()} CPUs, Linux {os.uname().release}\n")
     print(table(benches))
     if options.json:
