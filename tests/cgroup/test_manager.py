@@ -284,15 +284,26 @@ def verdicts(cgroup: Path, nodes: Path, spawn: Callable[..., int]) -> dict[str, 
     return {name: int(number) for name, number in (line.split() for line in results.read_text().splitlines())}
 
 
+def attach(fd: int, code: bytes, tolerate: bool = False) -> bool:
+    """Load and attach, as create does."""
+    loaded = manager.load_devices(code, tolerate)
+    if loaded < 0:
+        return False
+    try:
+        return manager.attach_devices(fd, loaded, tolerate)
+    finally:
+        os.close(loaded)
+
+
 def test_the_kernel_enforces_the_program(cgroup: Path, directory: int, nodes: Path, spawn: Callable[..., int]) -> None:
     before = verdicts(cgroup, nodes, spawn)
     assert before["nvidia0"] != EPERM  # ENXIO where no driver is, else it opens
 
-    assert manager.attach_devices(directory, program())
+    assert attach(directory, program())
     denied = verdicts(cgroup, nodes, spawn)
     assert denied == {"null": 0, "mem": EPERM, "nvidia0": EPERM, "nvidiactl": EPERM, "mknod": 0}
 
-    assert manager.attach_devices(directory, program(GPU))
+    assert attach(directory, program(GPU))
     granted = verdicts(cgroup, nodes, spawn)
     assert granted == {**before, "mem": EPERM}
     if not os.path.exists("/dev/nvidiactl"):
@@ -301,9 +312,9 @@ def test_the_kernel_enforces_the_program(cgroup: Path, directory: int, nodes: Pa
 
 def test_one_program_is_replaced(directory: int) -> None:
     assert bpf.prog_query(directory) == ()
-    manager.attach_devices(directory, program())
+    attach(directory, program())
     first = bpf.prog_query(directory)
-    manager.attach_devices(directory, program(GPU))
+    attach(directory, program(GPU))
     second = bpf.prog_query(directory)
     assert (len(first), len(second)) == (1, 1)
     assert first != second
@@ -316,7 +327,7 @@ def test_several_programs_become_one(directory: int) -> None:
         os.close(fd)
     old = bpf.prog_query(directory)
     assert len(old) == 3
-    manager.attach_devices(directory, program(GPU))
+    attach(directory, program(GPU))
     new = bpf.prog_query(directory)
     assert len(new) == 1
     assert new[0] not in old
@@ -324,22 +335,22 @@ def test_several_programs_become_one(directory: int) -> None:
 
 def test_no_descriptor_is_left(directory: int) -> None:
     before = os.listdir("/proc/self/fd")
-    manager.attach_devices(directory, program())
-    manager.attach_devices(directory, program(GPU))
+    attach(directory, program())
+    attach(directory, program(GPU))
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_a_program_that_the_kernel_refuses(directory: int) -> None:
     endless = b"\xb4" + bytes(7)  # r0 = 0, and no exit
     with pytest.raises(StepError) as caught:
-        manager.attach_devices(directory, endless)
+        attach(directory, endless)
     assert str(caught.value).startswith("cannot restrict devices: bpf(BPF_PROG_LOAD): ")
-    assert manager.attach_devices(directory, endless, tolerate=True) is False
+    assert attach(directory, endless, tolerate=True) is False
     assert bpf.prog_query(directory) == ()
 
 
 def test_a_directory_that_is_no_cgroup(tmp_path: Path, tree: Tree) -> None:
     fd = os.open(tmp_path, os.O_RDONLY)
     with pytest.raises(StepError, match="BPF_PROG_QUERY"):
-        manager.attach_devices(fd, program())
+        attach(fd, program())
     os.close(fd)

@@ -32,6 +32,7 @@ __all__ = [
     "freeze",
     "is_frozen",
     "kill",
+    "load_devices",
     "oom_kill_count",
     "open_dir",
     "processes",
@@ -194,27 +195,37 @@ def check_memory_before_update(fd: int, limit: int, swap: int) -> None:
         raise GpurunError(f"rejecting memory limit {limit} <= usage {usage}")
 
 
-def attach_devices(fd: int, program: bytes, tolerate: bool = False) -> bool:
-    """Make *program* (:func:`gpurun.cgroup.devices.device_program`) the device program of the cgroup that *fd* is.
+def load_devices(program: bytes, tolerate: bool = False) -> int:
+    """Load *program* (:func:`gpurun.cgroup.devices.device_program`) into the kernel; returns its descriptor.
+
+    This is most of the cost of restricting devices, and needs no cgroup.  Raises :class:`StepError`; with *tolerate* (in a
+    user namespace, where the kernel takes programs from nobody, and device nodes cannot be made) it returns -1 instead.
+    """
+    try:
+        return bpf.prog_load(program)
+    except OSError as e:
+        if tolerate:
+            return -1
+        raise StepError("cannot restrict devices: bpf(BPF_PROG_LOAD)", "", e.errno or EINVAL) from None
+
+
+def attach_devices(fd: int, program_fd: int, tolerate: bool = False) -> bool:
+    """Make the loaded program *program_fd* the device program of the cgroup that *fd* is.
 
     A program that is there alone is replaced atomically; of several all are detached once the new one is attached: there
     is no moment at which the container's devices are open, nor one at which they are shut.
 
-    Raises :class:`StepError`; with *tolerate* (in a user namespace, where the kernel lets nobody attach programs and device
-    nodes cannot be made, or where all is allowed anyway) it returns False instead.
+    Raises :class:`StepError`; with *tolerate*, as for :func:`load_devices`, it returns False instead.
     """
-    step = "BPF_PROG_LOAD"
-    opened: list[int] = []
+    step = "BPF_PROG_QUERY"
+    old: list[int] = []
     try:
-        opened.append(bpf.prog_load(program))
-        step = "BPF_PROG_QUERY"
         old = _attached(fd)
-        opened += old
         step = "BPF_PROG_ATTACH"
         if len(old) == 1:
-            bpf.prog_attach(fd, opened[0], old[0])
+            bpf.prog_attach(fd, program_fd, old[0])
         else:
-            bpf.prog_attach(fd, opened[0])
+            bpf.prog_attach(fd, program_fd)
             step = "BPF_PROG_DETACH"
             for one in old:
                 bpf.prog_detach(fd, one)
@@ -223,7 +234,7 @@ def attach_devices(fd: int, program: bytes, tolerate: bool = False) -> bool:
             return False
         raise StepError(f"cannot restrict devices: bpf({step})", "", e.errno or EINVAL) from None
     finally:
-        for one in opened:
+        for one in old:
             posix.close(one)
     return True
 

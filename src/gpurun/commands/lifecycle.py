@@ -34,20 +34,20 @@ def create_options(invocation: Invocation) -> CreateOptions:
     from gpurun.engine.create import CreateOptions
 
     check_globals(invocation)
-    for name in ("console-socket", "pidfd-socket"):
-        if invocation.option(name):
-            raise UnsupportedError(f"--{name}", "is not supported yet")
-    if invocation.number("preserve-fds"):
-        raise UnsupportedError("--preserve-fds", "is not supported yet")
-    pid_file = invocation.option("pid-file")
+    paths = {name: invocation.option(name) for name in ("pid-file", "console-socket", "pidfd-socket")}
+    pid_file, console_socket, pidfd_socket = [absolute(path) if path else "" for path in paths.values()]
     return CreateOptions(
         id=invocation.args[0],
         root=invocation.globals.root,
         bundle=absolute(invocation.option("bundle", ".")),
-        pid_file=absolute(pid_file) if pid_file else "",
+        pid_file=pid_file,
         no_pivot=invocation.flag("no-pivot"),
         new_keyring=not invocation.flag("no-new-keyring"),
         config=invocation.option("config"),
+        detached=invocation.command == "create" or invocation.flag("detach"),
+        console_socket=console_socket,
+        pidfd_socket=pidfd_socket,
+        preserve_fds=invocation.number("preserve-fds"),
     )
 
 
@@ -78,14 +78,13 @@ def run(invocation: Invocation) -> int:
     from gpurun.engine.create import create as make
 
     options = create_options(invocation)
-    detach = invocation.flag("detach")
     created = make(options)
     _tell(created.plan.warnings)
     try:
         _tell(lifecycle.start(options.root, options.id))
-        if detach:
+        if options.detached:
             return 0
-        code = lifecycle.wait_foreground(created.state.pid, created.pidfd)
+        code = lifecycle.wait_foreground(created.state.pid, created.pidfd, created.master)
     except BaseException:
         lifecycle.delete(options.root, options.id, force=True)
         raise

@@ -24,6 +24,7 @@ from gpurun.linux import mount as lm
 from gpurun.linux import proc
 from gpurun.linux import process as lp
 from gpurun.linux.fs import CLOSE_RANGE_CLOEXEC, O_CLOEXEC, O_DIRECTORY, close_range, read_file
+from gpurun.ns.namespaces import host_id
 from gpurun.ns.spawn import open_joins, spawn
 from gpurun.oci.config import Config, read_config
 from gpurun.record import Record, replace, to_wire
@@ -45,14 +46,19 @@ class CreateOptions(Record):
     no_pivot: bool = False
     new_keyring: bool = True
     config: str = ""  # another name for config.json
+    detached: bool = True
+    console_socket: str = ""
+    pidfd_socket: str = ""
+    preserve_fds: int = 0
 
 
 class Created(Record):
-    """A container that waits at its FIFO; *warnings* are for the log."""
+    """A container that waits at its FIFO; *master* is that of its terminal when it is ours to serve, else -1."""
 
     state: store.State
     plan: Plan
     pidfd: int
+    master: int = -1
 
 
 def read_bundle(bundle: str, config: str = "") -> tuple[bytes, Config]:
@@ -68,10 +74,12 @@ def read_bundle(bundle: str, config: str = "") -> tuple[bytes, Config]:
     return data, read_config(data)
 
 
-def read_host() -> Host:
-    """The facts of this host that a plan depends on."""
+def read_host(config: Config) -> Host:
+    """The facts of this host that the plan for *config* depends on."""
     found = tree.find_tree()
-    return Host(found, tree.own_cgroup(), int(read_file("/proc/sys/kernel/cap_last_cap", 16)))
+    resources = config.linux.resources
+    sizes = tree.hugepage_sizes() if resources is not None and resources.hugepage_limits else None
+    return Host(found, tree.own_cgroup(), int(read_file("/proc/sys/kernel/cap_last_cap", 16)), sizes)
 
 
 def device_edits(config: Config) -> ContainerEdits:
@@ -85,10 +93,32 @@ def device_edits(config: Config) -> ContainerEdits:
 def plan_bundle(options: CreateOptions) -> tuple[bytes, Plan]:
     """Read everything and plan; touches nothing."""
     data, config = read_bundle(options.bundle, options.config)
+    listen_fds = _listen_fds()
     plan = make_plan(
-        config, options.id, options.bundle, read_host(), device_edits(config), options.no_pivot, options.new_keyring
+        config,
+        options.id,
+        options.bundle,
+        read_host(config),
+        _with_listen_fds(device_edits(config), listen_fds),
+        options.no_pivot,
+        options.new_keyring,
+        options.preserve_fds + listen_fds,
     )
     return data, plan
+
+
+def _listen_fds() -> int:
+    """How many sockets systemd has handed to us for the container (sd_listen_fds(3))."""
+    count = posix.environ.get(b"LISTEN_FDS", b"")
+    if posix.environ.get(b"LISTEN_PID") != b"%d" % posix.getpid() or not count.isdigit():
+        return 0
+    return int(count)
+
+
+def _with_listen_fds(edits: ContainerEdits, count: int) -> ContainerEdits:
+    if not count:
+        return edits
+    return replace(edits, env=(*edits.env, f"LISTEN_FDS={count}", "LISTEN_PID=1"))
 
 
 def create(options: CreateOptions) -> Created:
@@ -99,6 +129,7 @@ def create(options: CreateOptions) -> Created:
     store.check_id(options.id)
     data, plan = plan_bundle(options)
     _check_rootfs(plan)
+    _check_descriptors(options, plan)
     undo: list[Callable[[], None]] = []
     try:
         created = _apply(options, plan, data, undo)
@@ -122,6 +153,22 @@ def _check_rootfs(plan: Plan) -> None:
         raise ConfigError("root.path", f'invalid rootfs: "{plan.rootfs}" is not a directory')
 
 
+def _check_descriptors(options: CreateOptions, plan: Plan) -> None:
+    """Whether what the caller says of terminals and descriptors is there and goes together."""
+    terminal = plan.init.process.terminal
+    if terminal or options.console_socket:
+        from gpurun.engine.terminal import check_console
+
+        check_console(terminal, options.detached, options.console_socket)
+    for fd in range(3, 3 + plan.init.preserve_fds):
+        try:
+            posix.fstat(fd)
+        except OSError:
+            raise GpurunError(
+                f"unable to stat preserved-fd {fd - 3} (of {plan.init.preserve_fds}): descriptor {fd} is not open"
+            ) from None
+
+
 def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[[], None]]) -> Created:
     state = store.State(
         options.id, plan.bundle, plan.rootfs, plan.cgroup.path, plan.private_pid, annotations=plan.annotations
@@ -136,20 +183,38 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
     undo.append(lambda: manager.undo_create(made))
     undo.append(lambda: manager.remove(plan.cgroup.path))
 
-    receive, send, pid, pidfd = _spawn_init(plan, fifo, undo)
+    ours, its = _console(options, plan)
+    receive, send, pid, pidfd = _spawn_init(plan, fifo, its, undo)
     state = replace(state, pid=pid, start_time=_start_time(pid))
     store.save(options.root, state)
     try:
-        _set_cgroup(plan)
         _serve_init(options, plan, state, (receive, send), undo)
     finally:
         posix.close(receive)
         posix.close(send)
+    master = -1
+    if ours >= 0:
+        from gpurun.engine.terminal import receive_master
+
+        master = receive_master(ours)
+    if options.pidfd_socket:
+        from gpurun.engine.terminal import send_pidfd
+
+        send_pidfd(options.pidfd_socket, pidfd, b"standard")
     state = replace(state, created=store.rfc3339_now())
     store.save(options.root, state)
     if options.pid_file:
         _write_pid_file(options.pid_file, pid)
-    return Created(state, plan, pidfd)
+    return Created(state, plan, pidfd, master)
+
+
+def _console(options: CreateOptions, plan: Plan) -> tuple[int, int]:
+    """(our end, the init's end) of the way that the terminal's master takes; -1 where there is none."""
+    if not plan.init.process.terminal:
+        return -1, -1
+    from gpurun.engine.terminal import connect_socket, console_pair
+
+    return (-1, connect_socket(options.console_socket)) if options.console_socket else console_pair()
 
 
 def _start_time(pid: int) -> int:
@@ -159,7 +224,7 @@ def _start_time(pid: int) -> int:
     return found[1]
 
 
-def _spawn_init(plan: Plan, fifo: str, undo: list[Callable[[], None]]) -> tuple[int, int, int, int]:
+def _spawn_init(plan: Plan, fifo: str, console: int, undo: list[Callable[[], None]]) -> tuple[int, int, int, int]:
     """Make the init and send it its plan; returns (pipe from it, pipe to it, pid, pidfd)."""
     child = child_command(INIT_ENTRY)
     to_init_r, to_init_w = posix.pipe2(O_CLOEXEC)
@@ -170,7 +235,8 @@ def _spawn_init(plan: Plan, fifo: str, undo: list[Callable[[], None]]) -> tuple[
     joins = open_joins(plan.namespaces)
     mount_namespace = next((fd for join, fd in joins if join.flag == lp.CLONE_NEWNS), -1)
     root_tree, sources = _open_sources(plan)
-    keep = [to_init_r, from_init_w, fifo_fd, mount_namespace, root_tree, *[fd for _, fd in sources]]
+    keep = [to_init_r, from_init_w, fifo_fd, mount_namespace, root_tree, console, *[fd for _, fd in sources]]
+    keep += range(3, 3 + plan.init.preserve_fds)
     if child.fd is not None:
         keep.append(child.fd)
     argv = (*child.argv, str(to_init_r), str(from_init_w), str(fifo_fd))
@@ -187,10 +253,10 @@ def _spawn_init(plan: Plan, fifo: str, undo: list[Callable[[], None]]) -> tuple[
     undo.append(lambda: _kill(pid, pidfd))
     for fd in (to_init_r, from_init_w, fifo_fd, executable, cgroup_fd, *[fd for _, fd in joins]):
         posix.close(fd)
-    for fd in (root_tree, *[fd for _, fd in sources]):
+    for fd in (root_tree, console, *[fd for _, fd in sources]):
         if fd >= 0:
             posix.close(fd)
-    descriptors = Descriptors(to_init_r, from_init_w, fifo_fd, mount_namespace, root_tree, sources)
+    descriptors = Descriptors(to_init_r, from_init_w, fifo_fd, mount_namespace, root_tree, sources, console)
     sync.send(to_init_w, "plan", to_wire(plan.init), to_wire(descriptors))
     return from_init_r, to_init_w, pid, pidfd
 
@@ -234,14 +300,33 @@ def _open_sources(plan: Plan) -> tuple[int, tuple[tuple[int, int], ...]]:
     return root_tree, tuple(sources)
 
 
-def _set_cgroup(plan: Plan) -> None:
+def _load_devices(plan: Plan) -> int:
+    """The container's device program, loaded while the init still starts up; -1 when it needs (or can have) none."""
+    if not plan.cgroup.program:
+        return -1
+    return manager.load_devices(plan.cgroup.program, tolerate=plan.init.user_namespace)
+
+
+def _set_cgroup(plan: Plan, program_fd: int) -> None:
+    """Set the limits and the device program: once the init has made its device nodes, which the rules may forbid."""
     fd = manager.open_dir(plan.cgroup.path)
     try:
         manager.write_resources(fd, plan.cgroup.writes)
-        if plan.cgroup.program:
-            manager.attach_devices(fd, plan.cgroup.program)
+        if program_fd >= 0:
+            manager.attach_devices(fd, program_fd, tolerate=plan.init.user_namespace)
     finally:
         posix.close(fd)
+        if program_fd >= 0:
+            posix.close(program_fd)
+
+
+def _own_streams(plan: Plan) -> None:
+    """Give the container's user the pipes it inherits: from inside a user namespace it could not take them."""
+    uid = host_id(plan.namespaces.uid_map, plan.init.process.uid)
+    for fd in (0, 1, 2):
+        kind = posix.fstat(fd).st_mode & 0o170000
+        if uid >= 0 and kind in (0o010000, 0o140000):
+            posix.fchown(fd, uid, -1)
 
 
 def _serve_init(
@@ -254,6 +339,8 @@ def _serve_init(
     """Answer the init until it has said ``created``."""
     receive, send = pipes
     pid = state.pid
+    program_fd = _load_devices(plan)
+    limited = False
     if plan.hooks.poststop:
         undo.insert(0, lambda: run_hooks("poststop", plan.hooks.poststop, store.state_json(state, "stopped")))
     while True:
@@ -267,12 +354,17 @@ def _serve_init(
             return
         if rest and rest[0]:
             _record_created(options, plan, rest[0], undo)
+        if not limited:
+            _set_cgroup(plan, program_fd)
+            limited = True
         if word == "hooks":
             text = store.state_json(state, "creating")
             in_bundle = in_directory(plan.bundle)
             run_hooks("prestart", plan.hooks.prestart, text, in_bundle)
             run_hooks("createRuntime", plan.hooks.create_runtime, text, in_bundle)
         elif word == "ready":
+            if plan.namespaces.uid_map:
+                _own_streams(plan)
             for resource, soft, hard in plan.init.process.rlimits:
                 try:
                     lp.prlimit(pid, resource, soft, hard)

@@ -1,8 +1,8 @@
 """The container's init, from its interpreter's start to execve(2) of the user's process.
 
-It runs in a fresh, isolated interpreter, from a sealed executable, in the container's namespaces and cgroup.  It gets its part
-of the plan over a pipe and imports everything it will ever need before it leaves the host's tree: what is imported later
-would come from the image, with the host's privileges.
+It runs in a fresh, isolated interpreter, from a sealed executable, in the container's namespaces and cgroup.  It gets its
+part of the plan over a pipe and imports everything it will ever need before it leaves the host's tree: what is imported
+later would come from the image, with the host's privileges.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class Descriptors(Record):
     mount_namespace: int = -1
     root_tree: int = -1
     sources: tuple[tuple[int, int], ...] = ()
+    console: int = -1  # the socket that takes the terminal's master
 
 
 def main() -> NoReturn:
@@ -89,12 +90,12 @@ def _run(fds: Descriptors) -> None:
     fds = from_wire(message[2])
     posix.setsid()
     posix.umask(0)
-    proc_fd = _open_proc()
+    proc_fd = open_proc()
     if plan.process.oom_score_adj is not None:
-        _write_proc(proc_fd, "self/oom_score_adj", str(plan.process.oom_score_adj))
+        write_proc(proc_fd, "self/oom_score_adj", str(plan.process.oom_score_adj))
     if fds.mount_namespace >= 0:
         lp.setns(fds.mount_namespace, lp.CLONE_NEWNS)
-        proc_fd = _open_proc()
+        proc_fd = open_proc()
     if plan.session_keyring:
         join_session_keyring(f"_ses.{plan.id}")
     if plan.new_network:
@@ -117,8 +118,10 @@ def _run(fds: Descriptors) -> None:
         run_hooks("createContainer", plan.create_container, state_json(state, "creating"))
     _leave_host(plan, root_fd)
 
-    _null_stdio(root_fd)
+    null_stdio(root_fd)
     posix.close(make_dirs(root_fd, plan.process.cwd))
+    if plan.process.terminal:
+        _set_up_terminal(plan.process, root_fd, proc_fd, fds.console)
     for fd, _ in late:
         rootfs.make_readonly(fd, "a mount")
         posix.close(fd)
@@ -129,13 +132,13 @@ def _run(fds: Descriptors) -> None:
     if plan.domainname:
         lp.setdomainname(plan.domainname)
     for path, value in plan.sysctl:
-        _write_proc(proc_fd, f"sys/{path}", value)
+        write_proc(proc_fd, f"sys/{path}", value)
     rootfs.readonly_paths(root_fd, plan.readonly_paths)
     rootfs.mask_paths(root_fd, plan.masked_paths, null_tree)
     posix.close(null_tree)
     posix.close(proc_fd)
     posix.umask(plan.process.umask)
-    env = _environment(plan.process, root_fd)
+    env = environment(plan.process, root_fd)
     posix.close(root_fd)
     if plan.process.no_new_privileges:
         lp.prctl(lp.PR_SET_NO_NEW_PRIVS, 1)
@@ -152,11 +155,11 @@ def _run(fds: Descriptors) -> None:
     if plan.start_container:
         hook_env = tuple([f"{k}={v}" for k, v in env.items()])
         run_hooks("startContainer", plan.start_container, state_json(state, "created"), env=hook_env)
-    execute(path, plan.process.args, env)
+    execute(path, plan.process.args, env, 3 + plan.preserve_fds)
 
 
 def _import_all(plan: InitPlan) -> ApplyEdits | None:
-    """Import what the rest of the road needs, then take the means to import away.  Returns ``apply_edits`` if it is needed."""
+    """Import what the rest of the road needs, then take away the means to; returns ``apply_edits`` if it is needed."""
     apply: ApplyEdits | None = None
     if plan.edits != ContainerEdits():
         from gpurun.hook.apply import apply_edits
@@ -164,31 +167,12 @@ def _import_all(plan: InitPlan) -> ApplyEdits | None:
         apply = apply_edits
     if any(m.options.copy_up for m in plan.mounts):
         import gpurun.ns.copyup  # noqa: F401
+    if plan.process.terminal:
+        import gpurun.engine.terminal  # noqa: F401
     sys.path[:] = []
     sys.path_hooks[:] = []
     sys.meta_path[:] = []
     return apply
-
-
-def _open_proc() -> int:
-    """The host's /proc, verified to be one: everything written to /proc goes through this descriptor."""
-    fd = posix.open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC)
-    if fstatfs_type(fd) != PROC_SUPER_MAGIC:
-        raise GpurunError("/proc of the host is no proc file system")
-    return fd
-
-
-def _write_proc(proc_fd: int, path: str, value: str) -> None:
-    if path.startswith("self/"):
-        path = posix.readlink("self", dir_fd=proc_fd) + path[4:]
-    try:
-        fd = openat2(proc_fd, path, posix.O_WRONLY, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
-        try:
-            write_all(fd, value.encode())
-        finally:
-            posix.close(fd)
-    except OSError as e:
-        raise StepError("write", f'"{value}" to /proc/{path}', e.errno) from None
 
 
 def _expect_go(fds: Descriptors) -> None:
@@ -214,93 +198,10 @@ def _leave_host(plan: InitPlan, root_fd: int) -> None:
     rootfs.set_root_propagation(root_fd, plan.propagation)
 
 
-def _null_stdio(root_fd: int) -> None:
-    """Where stdin, stdout or stderr is the host's /dev/null, put the container's in its place."""
-    for fd in (0, 1, 2):
-        found = posix.fstat(fd)
-        if found.st_mode & 0o170000 != 0o020000 or found.st_rdev != posix.makedev(1, 3):
-            continue
-        try:
-            null = open_in_root(root_fd, "/dev/null", posix.O_RDWR | O_NOFOLLOW)
-        except OSError:
-            return  # a container without one keeps what it was given
-        found = posix.fstat(null)
-        if found.st_mode & 0o170000 == 0o020000 and found.st_rdev == posix.makedev(1, 3):
-            posix.dup2(null, fd)
-        posix.close(null)
+def _set_up_terminal(process: ProcessPlan, root_fd: int, proc_fd: int, console: int) -> None:
+    from gpurun.engine import terminal  # imported before the host's tree was left
 
-
-def _environment(process: ProcessPlan, root_fd: int) -> dict[str, str]:
-    env = dict(process.env)
-    if not env.get("HOME"):
-        env["HOME"] = home_directory(root_fd, process.uid)
-    return env
-
-
-def become_process(process: ProcessPlan, env: dict[str, str]) -> str:
-    """Take the user, groups and capabilities of the process; returns the path of its program, looked up as that user."""
-    masks = process.capabilities
-    if masks is not None:
-        drop_bounding(masks.bounding, process.last_cap)
-    lp.prctl(lp.PR_SET_KEEPCAPS, 1)
-    _own_stdio(process.uid)
-    # As root first: the directory may be closed to the user, or (below) open to the user alone.
-    entered = _try_chdir(process.cwd)
-    try:
-        posix.setgroups(list(process.groups))
-    except PermissionError:
-        if process.groups:
-            raise StepError("set the additional groups", str(list(process.groups)), 1) from None
-    try:
-        posix.setresgid(process.gid, process.gid, process.gid)
-    except OSError as e:
-        raise StepError("setgid", f"{process.gid} (is it mapped in the user namespace?)", e.errno) from None
-    try:
-        posix.setresuid(process.uid, process.uid, process.uid)
-    except OSError as e:
-        raise StepError("setuid", f"{process.uid} (is it mapped in the user namespace?)", e.errno) from None
-    if not entered:
-        try:
-            posix.chdir(process.cwd)
-        except OSError as e:
-            raise GpurunError(
-                f'chdir to cwd ("{process.cwd}") set in config.json failed: {oserror_text(OSError(e.errno, ""))}'
-            ) from None
-    check_cwd()
-    lp.prctl(lp.PR_SET_KEEPCAPS, 0)
-    if masks is not None:
-        set_capabilities(masks)
-    return find_executable(process.args[0], env.get("PATH", ""))
-
-
-def _try_chdir(path: str) -> bool:
-    try:
-        posix.chdir(path)
-        return True
-    except OSError:
-        return False  # tried again as the user
-
-
-def _own_stdio(uid: int) -> None:
-    """Give the user the pipes it inherits, so that it can open /dev/stdout; never the host's /dev/null."""
-    for fd in (0, 1, 2):
-        found = posix.fstat(fd)
-        is_null = found.st_mode & 0o170000 == 0o020000 and found.st_rdev == posix.makedev(1, 3)
-        if found.st_uid == uid or is_null:
-            continue
-        try:
-            posix.fchown(fd, uid, -1)
-        except OSError as e:
-            if e.errno not in (1, 22, 30):  # EPERM, EINVAL (id not mapped), EROFS: it works without, as in runc
-                raise StepError("change the owner of the standard stream", str(fd), e.errno) from None
-
-
-def execute(path: str, args: tuple[str, ...], env: dict[str, str]) -> None:
-    """Close everything, reset the signals and become the user's program; returns never, failing with status 255."""
-    default_signals()
-    close_range(3)
-    try:
-        posix.execve(path, list(args), env)
-    except OSError as e:
-        posix.write(2, f"exec {path}: {oserror_text(OSError(e.errno, ''))}\n".encode("utf-8", "replace"))
-        posix._exit(255)
+    master, peer = terminal.open_pty(root_fd, proc_fd, process.console_size)
+    terminal.bind_console(root_fd, peer)
+    terminal.send_master(console, master)
+    terminal.take_terminal(peer)

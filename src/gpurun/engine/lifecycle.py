@@ -6,7 +6,7 @@ import posix
 import time
 
 from gpurun.engine import state as store
-from gpurun.engine.signals import SIGCHLD, SIGKILL, SIGURG, SIGWINCH, block_signals, send_signal, wait_signal
+from gpurun.engine.signals import SIGCHLD, SIGKILL, SIGURG, SIGWINCH, block_signals, exit_code, send_signal, wait_signal
 from gpurun.errors import ContainerNotFound, GpurunError, NotRunning, StepError
 from gpurun.linux.fs import O_CLOEXEC, read_file
 from gpurun.linux.proc import is_alive
@@ -22,7 +22,9 @@ _KILL_SECONDS = 10.0
 def start(root: str, container_id: str) -> tuple[str, ...]:
     """Release the init of a created container; its process runs when this returns (but execve may still fail).
 
-    Returns warnings: a failing poststart hook is one, as the process runs already (runtime.md "Lifecycle").  Whoever removes the FIFO is the one who starts the container, so of two starts at once one is refused.
+    Returns warnings: a failing poststart hook is one, as the process runs already (runtime.md "Lifecycle").
+
+    Whoever removes the FIFO is the one who starts the container, so of two starts at once one is refused.
     """
     state = store.load(root, container_id)
     now = store.status(root, state)
@@ -63,7 +65,7 @@ def _run_late_hooks(name: str, hooks: tuple[OciHook, ...], state: str, bundle: s
 
 
 def _saved_hooks(root: str, container_id: str) -> Hooks | None:
-    """The hooks of the saved config, if the word occurs in it at all: most containers have none, and then JSON costs nothing."""
+    """The hooks of the saved config, if it names any at all: most containers have none, and then no JSON is read."""
     try:
         data = read_file(f"{root}/{container_id}/config.json", 64 << 20)
     except FileNotFoundError:
@@ -178,7 +180,7 @@ def destroy(root: str, state: store.State) -> tuple[str, ...]:
 
 
 def _remove_cgroup(state: store.State) -> None:
-    """Most often one rmdir does it; else there are processes left (shared pid namespace) or cgroups made by the container."""
+    """Most often one rmdir does it; else processes are left (shared pid namespace), or cgroups the container made."""
     try:
         posix.rmdir(state.cgroup)
     except FileNotFoundError:
@@ -191,16 +193,22 @@ def _remove_cgroup(state: store.State) -> None:
         manager.remove(state.cgroup)
 
 
-def wait_foreground(pid: int, pidfd: int) -> int:
-    """Wait for the foreground container's init, passing on every signal we get; returns the exit code for ``run``."""
+def wait_foreground(pid: int, pidfd: int, master: int = -1) -> int:
+    """Wait for the foreground process *pid*, passing on every signal we get; returns the exit code for ``run``.
+
+    With the *master* of its terminal, our own terminal is connected to it for as long.
+    """
+    if master >= 0:
+        from gpurun.engine.terminal import serve_foreground
+
+        return serve_foreground(pid, pidfd, master)
     blocked = block_signals()
     number = SIGCHLD  # it may have ended before SIGCHLD was blocked
     while True:
         if number == SIGCHLD:
-            ended, status = posix.waitpid(pid, posix.WNOHANG)
-            if ended:
-                code = posix.waitstatus_to_exitcode(status)
-                return code if code >= 0 else 128 - code
+            code = exit_code(pid)
+            if code is not None:
+                return code
         elif number not in (SIGWINCH, SIGURG):  # the one is for terminals, the other has no meaning here
             try:
                 send_signal(pidfd, number)

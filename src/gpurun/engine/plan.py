@@ -43,10 +43,14 @@ class Host(Record):
     tree: Tree
     own_cgroup: str  # path of our own cgroup below the tree's root
     last_cap: int  # /proc/sys/kernel/cap_last_cap
+    hugepage_sizes: tuple[str, ...] | None = None  # as hugetlb's files call them; None when nobody needs to know
 
 
 class CgroupPlan(Record):
-    """The cgroup's directory, its limits, and who may open which device (*rules* in words, *program* as eBPF, empty when all is allowed)."""
+    """The cgroup's directory, its limits, and who may open which device.
+
+    *rules* say it in words, *program* as eBPF; it is empty when all is allowed.
+    """
 
     path: str
     root: str
@@ -84,6 +88,7 @@ class InitPlan(Record):
     cgroup_path: str
     cgroup_view: str  # the directory of the host's tree that is the container's cgroup root; "" if it joins another's
     session_keyring: bool
+    preserve_fds: int  # descriptors from 3 on that the process is to inherit
 
 
 class Plan(Record):
@@ -109,6 +114,7 @@ def make_plan(
     edits: ContainerEdits,
     no_pivot: bool = False,
     new_keyring: bool = True,
+    preserve_fds: int = 0,
 ) -> Plan:
     """The plan of *config* in *bundle* (an absolute path); raises :class:`ConfigError` for what cannot be done."""
     linux = config.linux
@@ -154,6 +160,7 @@ def make_plan(
         cgroup_path=cgroup.path,
         cgroup_view=_cgroup_view(namespaces, cgroup),
         session_keyring=new_keyring,
+        preserve_fds=preserve_fds,
     )
     return Plan(
         id=container_id,
@@ -216,7 +223,7 @@ def _absolute_paths(paths: tuple[str, ...], where: str) -> tuple[str, ...]:
 
 
 def _checked_hooks(hooks: Hooks) -> Hooks:
-    for name, field in zip(HOOK_NAMES, Hooks._fields):
+    for name, field in zip(HOOK_NAMES, Hooks._fields, strict=True):
         for i, hook in enumerate(getattr(hooks, field)):
             where = f"hooks.{name}[{i}]"
             if not hook.path.startswith("/"):
@@ -252,7 +259,7 @@ def _plan_cgroup(linux: Linux, container_id: str, host: Host, edits: ContainerEd
     return CgroupPlan(
         path=cgroup_path(host.tree, linux.cgroups_path, container_id, host.own_cgroup),
         root=host.tree.root,
-        writes=plan_resources(resources, host.tree.controllers, host.tree.bound_to_v1),
+        writes=plan_resources(resources, host.tree.controllers, host.tree.bound_to_v1, host.hugepage_sizes),
         rules=tuple([("allow " if rule.allow else "deny ") + describe_rule(rule) for rule in rules]),
         program=b"" if devices.enforces_nothing() else compile_filter(devices),
     )

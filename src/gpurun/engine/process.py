@@ -48,6 +48,8 @@ class ProcessPlan(Record):
     oom_score_adj: int | None = None
     rlimits: tuple[tuple[int, int, int], ...] = ()  # (resource, soft, hard), set by the parent
     last_cap: int = 40
+    terminal: bool = False
+    console_size: tuple[int, int] | None = None  # (rows, columns)
 
 
 def plan_env(env: tuple[str, ...], where: str) -> tuple[tuple[str, str], ...]:
@@ -106,6 +108,8 @@ def plan_process(
             oom_score_adj=process.oom_score_adj,
             rlimits=tuple(limits.values()),
             last_cap=last_cap,
+            terminal=process.terminal,
+            console_size=process.console_size,
         ),
         warnings,
     )
@@ -113,8 +117,6 @@ def plan_process(
 
 def _refuse(process: Process, where: str) -> None:
     """What of the specification is not built yet is refused, never ignored."""
-    if process.terminal:
-        raise UnsupportedError(f"{where}.terminal", "terminals are not supported yet, set it to false")
     for value, name in (
         (process.apparmor_profile, "apparmorProfile"),
         (process.selinux_label, "selinuxLabel"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
+import posix
 
 from gpurun.errors import GpurunError
 
@@ -81,6 +82,29 @@ def block_signals() -> set[int]:
 def wait_signal(blocked: set[int]) -> int:
     """The number of the next of the *blocked* signals (sigwait(3))."""
     return int(_signal.sigwait(blocked))
+
+
+def exit_code(pid: int) -> int | None:
+    """The exit code of our child *pid* as a shell would say it (128 + N for signal N), None while it runs."""
+    ended, status = posix.waitpid(pid, posix.WNOHANG)
+    if not ended:
+        return None
+    code = posix.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def watch_signals() -> int:
+    """A non-blocking descriptor from which the numbers of the signals that we get can be read, a byte each."""
+    read, write = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
+    _signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    for number in range(1, 65):
+        if number not in (4, 5, 7, 8, 9, 11, 19, 32, 33):  # those that tell of a fault of our own, and the unchangeable
+            _signal.signal(number, _ignore)
+    return read
+
+
+def _ignore(number: int, frame: object) -> None:
+    """A handler, so that the signal interrupts and is written to the wake-up descriptor; SIG_IGN would lose it."""
 
 
 def default_signals() -> None:

@@ -35,7 +35,7 @@ class _Syscall(_ctypes.CFuncPtr):  # type: ignore[misc]
     _argtypes_ = (_Pointer,) * 7
 
 
-_syscall: Any = _Syscall(_ctypes.dlsym(_ctypes.dlopen(None, 0), "syscall"))  # type: ignore[attr-defined]
+_syscall: Any = _Syscall(_ctypes.dlsym(_ctypes.dlopen(None, 0), "syscall"))  # type: ignore[attr-defined,arg-type]
 _machine = uname().machine
 
 #: System call numbers of this machine.  From 424 on they are the same everywhere.
@@ -82,7 +82,7 @@ def buffer(size_or_data: int | bytes) -> Any:
     """A writable C buffer of that size (zeroed) or with that content; ``.raw`` is its bytes."""
     if isinstance(size_or_data, int):
         return (_Char * size_or_data)()
-    made = (_Char * len(size_or_data))()
+    made: Any = (_Char * len(size_or_data))()
     made.raw = size_or_data
     return made
 

@@ -42,7 +42,8 @@ def clone3(flags: int, cgroup_fd: int = -1) -> tuple[int, int]:
     pidfd = buffer(4)
     if cgroup_fd >= 0:
         flags |= CLONE_INTO_CGROUP
-    # struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup
+    # struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size,
+    # cgroup
     signal = 0 if flags & CLONE_PARENT else SIGCHLD
     args = pack("11Q", flags | CLONE_PIDFD, address(pidfd), 0, 0, signal, 0, 0, 0, 0, 0, cgroup_fd if cgroup_fd >= 0 else 0)
     pid = syscall(NR["clone3"], args, len(args))

@@ -111,6 +111,15 @@ def plan_namespaces(linux: Linux) -> NamespacePlan:
     )
 
 
+def host_id(map_lines: str, container_id: int) -> int:
+    """The host's id for *container_id* by the lines of an id map; -1 when it is not mapped."""
+    for line in map_lines.splitlines():
+        inside, outside, count = [int(word) for word in line.split()]
+        if inside <= container_id < inside + count:
+            return outside + container_id - inside
+    return -1
+
+
 def _map_lines(mappings: tuple[IdMapping, ...], where: str) -> str:
     for i, mapping in enumerate(mappings):
         if mapping.size == 0:

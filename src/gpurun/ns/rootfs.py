@@ -1,7 +1,7 @@
 """Building the container's root file system, inside its namespaces and before (then after) pivot_root(2).
 
-Everything is done by descriptor: *root_fd* is the root of the rootfs mount, targets come from :mod:`gpurun.ns.path`, and a mount
-is made completely before it is attached.  Steps and their order are decided in :mod:`gpurun.ns.steps`.
+Everything is done by descriptor: *root_fd* is the root of the rootfs mount, targets come from :mod:`gpurun.ns.path`, and
+a mount is made completely before it is attached.  Steps and their order are decided in :mod:`gpurun.ns.steps`.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def mount_all(
 ) -> tuple[tuple[int, int], ...]:
     """Carry out *steps* in order; returns (descriptor, attributes) of mounts that become read-only at the end.
 
-    *sources* holds, by index of the step, source trees that the parent has opened.  *cgroup* is the directory of the host's cgroup tree
-    that the container sees as its root, "" when that is another's.
+    *sources* holds, by index of the step, source trees that the parent has opened.  *cgroup* is the directory of the
+    host's cgroup tree that the container sees as its root, "" when that is another's.
     """
     late: list[tuple[int, int]] = []
     for index, step in enumerate(steps):
@@ -245,8 +245,8 @@ def mask_paths(root_fd: int, paths: tuple[str, ...], null_tree: int) -> None:
     """Hide each path: a file behind /dev/null (*null_tree*: a detached copy of the host's), a directory behind one empty
     read-only tmpfs.
 
-    A detached mount cannot be copied (before Linux 6.15), an attached one can: so the first cover of each kind is attached and
-    the others are copies of it.
+    A detached mount cannot be copied (before Linux 6.15), an attached one can: so the first cover of each kind is
+    attached and the others are copies of it.
     """
     covers = {False: null_tree, True: -1}
     used = {False: False, True: False}

@@ -80,12 +80,11 @@ def spawn(
 
 
 def _serve(plan: NamespacePlan, pid: int, ask_r: int, answer_w: int) -> int:
-    """Do for the child *pid* what only we may: write its id maps and clock offsets; returns the pid a helper reports.
+    """Do for the child *pid* what only we may: write its id maps and clock offsets; returns the pid of the init.
 
     The child asks with lines: ``maps``, ``offsets``, ``pid N``, ``done``, ``error TEXT``.
     """
     pending = b""
-    reported = 0
     while True:
         chunk = posix.read(ask_r, 4096)
         if not chunk:
@@ -102,10 +101,9 @@ def _serve(plan: NamespacePlan, pid: int, ask_r: int, answer_w: int) -> int:
                 _write_proc(pid, "timens_offsets", plan.time_offsets)
                 posix.write(answer_w, b"\n")
             elif word == "pid":
-                reported = int(rest)
-                return reported
+                return int(rest)
             elif word == "done":
-                return reported
+                return pid
             else:
                 raise GpurunError(rest)
 

@@ -52,7 +52,7 @@ class Rlimit(Record):
 
 
 class Process(Record):
-    """``process``: *args*, *env*, *cwd* as they stand; *raw* keeps what has readers of its own (scheduler, ioPriority ...)."""
+    """``process``; what has readers of its own (scheduler, ioPriority ...) stays a JSON object here."""
 
     args: tuple[str, ...]
     cwd: str

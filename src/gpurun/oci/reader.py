@@ -55,20 +55,21 @@ def parse_json(data: bytes, source: str) -> Any:
         text = (data[3:] if data.startswith(b"\xef\xbb\xbf") else data).decode()
     except UnicodeDecodeError as e:
         raise ConfigError(source, f"is not UTF-8 text (byte {e.start})") from None
+    scan: Any = make_scanner(_Context)  # type: ignore[arg-type]
     start = 0
     while start < len(text) and text[start] in _WHITESPACE:
         start += 1
     if start == len(text):
         raise ConfigError(source, "is empty, a JSON object is needed")
     try:
-        return make_scanner(_Context)(text, start)[0]
+        return scan(text, start)[0]
     except RecursionError:
         raise ConfigError(source, "is nested too deeply") from None
     except (StopIteration, ValueError, SystemError):
         # A SystemError: the scanner has its error class only if something has imported it.
         import json.decoder  # noqa: F401
     try:
-        make_scanner(_Context)(text, start)
+        scan(text, start)
         raise AssertionError("the scanner accepts what it refused")
     except StopIteration as e:
         position, reason = int(e.value), "a JSON value is expected"

@@ -1,0 +1,150 @@
+"""The last part of the road to a user's process, which create's init and exec share: streams, user, capabilities, execve(2).
+
+It runs inside the container, next to untrusted code: it imports nothing, opens nothing by a path that the container could
+lead elsewhere, and leaves no descriptor behind.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun.engine.lookup import check_cwd, find_executable, home_directory
+from gpurun.engine.signals import default_signals
+from gpurun.errors import GpurunError, StepError, oserror_text
+from gpurun.linux import process as lp
+from gpurun.linux.fs import (
+    O_CLOEXEC,
+    O_DIRECTORY,
+    O_NOFOLLOW,
+    O_PATH,
+    PROC_SUPER_MAGIC,
+    RESOLVE_BENEATH,
+    RESOLVE_NO_MAGICLINKS,
+    RESOLVE_NO_SYMLINKS,
+    close_range,
+    fstatfs_type,
+    openat2,
+    write_all,
+)
+from gpurun.ns.path import open_in_root
+from gpurun.security.capabilities import drop_bounding, set_capabilities
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.engine.process import ProcessPlan
+
+
+def open_proc() -> int:
+    """The host's /proc, verified to be one: everything written to /proc goes through this descriptor."""
+    fd = posix.open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC)
+    if fstatfs_type(fd) != PROC_SUPER_MAGIC:
+        raise GpurunError("/proc of the host is no proc file system")
+    return fd
+
+
+def write_proc(proc_fd: int, path: str, value: str) -> None:
+    if path.startswith("self/"):
+        path = posix.readlink("self", dir_fd=proc_fd) + path[4:]
+    try:
+        fd = openat2(proc_fd, path, posix.O_WRONLY, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS)
+        try:
+            write_all(fd, value.encode())
+        finally:
+            posix.close(fd)
+    except OSError as e:
+        raise StepError("write", f'"{value}" to /proc/{path}', e.errno) from None
+
+
+def null_stdio(root_fd: int) -> None:
+    """Where stdin, stdout or stderr is the host's /dev/null, put the container's in its place."""
+    for fd in (0, 1, 2):
+        found = posix.fstat(fd)
+        if found.st_mode & 0o170000 != 0o020000 or found.st_rdev != posix.makedev(1, 3):
+            continue
+        try:
+            null = open_in_root(root_fd, "/dev/null", posix.O_RDWR | O_NOFOLLOW)
+        except OSError:
+            return  # a container without one keeps what it was given
+        found = posix.fstat(null)
+        if found.st_mode & 0o170000 == 0o020000 and found.st_rdev == posix.makedev(1, 3):
+            posix.dup2(null, fd)
+        posix.close(null)
+
+
+def environment(process: ProcessPlan, root_fd: int) -> dict[str, str]:
+    env = dict(process.env)
+    if not env.get("HOME"):
+        env["HOME"] = home_directory(root_fd, process.uid)
+    return env
+
+
+def become_process(process: ProcessPlan, env: dict[str, str]) -> str:
+    """Take the user, groups and capabilities of the process; returns the path of its program, looked up as that user."""
+    masks = process.capabilities
+    if masks is not None:
+        drop_bounding(masks.bounding, process.last_cap)
+    lp.prctl(lp.PR_SET_KEEPCAPS, 1)
+    _own_stdio(process.uid)
+    # As root first: the directory may be closed to the user, or (below) open to the user alone.
+    entered = _try_chdir(process.cwd)
+    try:
+        posix.setgroups(list(process.groups))
+    except PermissionError:
+        if process.groups:
+            raise StepError("set the additional groups", str(list(process.groups)), 1) from None
+    try:
+        posix.setresgid(process.gid, process.gid, process.gid)
+    except OSError as e:
+        raise StepError("setgid", f"{process.gid} (is it mapped in the user namespace?)", e.errno) from None
+    try:
+        posix.setresuid(process.uid, process.uid, process.uid)
+    except OSError as e:
+        raise StepError("setuid", f"{process.uid} (is it mapped in the user namespace?)", e.errno) from None
+    if not entered:
+        try:
+            posix.chdir(process.cwd)
+        except OSError as e:
+            raise GpurunError(
+                f'chdir to cwd ("{process.cwd}") set in config.json failed: {oserror_text(OSError(e.errno, ""))}'
+            ) from None
+    check_cwd()
+    lp.prctl(lp.PR_SET_KEEPCAPS, 0)
+    if masks is not None:
+        set_capabilities(masks)
+    return find_executable(process.args[0], env.get("PATH", ""))
+
+
+def _try_chdir(path: str) -> bool:
+    try:
+        posix.chdir(path)
+        return True
+    except OSError:
+        return False  # tried again as the user
+
+
+def _own_stdio(uid: int) -> None:
+    """Give the user the pipes it inherits, so that it can open /dev/stdout; never the host's /dev/null."""
+    for fd in (0, 1, 2):
+        found = posix.fstat(fd)
+        is_null = found.st_mode & 0o170000 == 0o020000 and found.st_rdev == posix.makedev(1, 3)
+        if found.st_uid == uid or is_null:
+            continue
+        try:
+            posix.fchown(fd, uid, -1)
+        except OSError as e:
+            if e.errno not in (1, 22, 30):  # EPERM, EINVAL (id not mapped), EROFS: it works without, as in runc
+                raise StepError("change the owner of the standard stream", str(fd), e.errno) from None
+
+
+def execute(path: str, args: tuple[str, ...], env: dict[str, str], first_fd: int = 3) -> None:
+    """Close all descriptors from *first_fd* on, reset the signals and become the user's program.
+
+    Returns never; when execve(2) fails the process says so on its stderr and ends with status 255.
+    """
+    default_signals()
+    close_range(first_fd)
+    try:
+        posix.execve(path, list(args), env)
+    except OSError as e:
+        posix.write(2, f"exec {path}: {oserror_text(OSError(e.errno, ''))}\n".encode("utf-8", "replace"))
+        posix._exit(255)

@@ -1,0 +1,254 @@
+"""Terminals: ``process.terminal``, --console-socket, and the foreground of ``run`` and ``exec`` (pty(7), ioctl_tty(2)).
+
+The pty is made inside the container, from its own devpts; the master goes to whoever the caller named, or to us when we stay
+in the foreground.  Nothing is trusted by its name: a ptmx is one if it is character device 5:2, inode 2, on devpts
+(CVE-2025-52565), and the other side of the pty is got from the master itself.
+"""
+
+from __future__ import annotations
+
+import posix
+from _socket import AF_UNIX, SCM_RIGHTS, SOCK_CLOEXEC, SOCK_STREAM, SOL_SOCKET, socket, socketpair
+from _struct import pack, unpack_from
+from errno import EIO
+from fcntl import ioctl
+
+from gpurun.engine.signals import SIGCHLD, SIGURG, SIGWINCH, exit_code, send_signal, watch_signals
+from gpurun.errors import GpurunError, StepError, oserror_text
+from gpurun.linux import mount as lm
+from gpurun.linux.fs import DEVPTS_SUPER_MAGIC, O_CLOEXEC, O_NOFOLLOW, O_PATH, fstatfs_type, write_all
+from gpurun.ns.mount import attach
+from gpurun.ns.path import make_target, open_in_root
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_TCGETS, _TCSETS, _TIOCSCTTY, _TIOCSWINSZ, _TIOCGWINSZ = 0x5401, 0x5402, 0x540E, 0x5414, 0x5413
+_TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441
+_TERMIOS_SIZE = 60
+# Bits of struct termios that cfmakeraw(3) clears or sets.
+_RAW_IFLAG = 0o1 | 0o2 | 0o10 | 0o40 | 0o100 | 0o200 | 0o400 | 0o2000
+_RAW_LFLAG = 0o10 | 0o100 | 0o2 | 0o1 | 0o100000
+_OPOST, _ONLCR, _CSIZE, _PARENB, _CS8 = 0o1, 0o4, 0o60, 0o400, 0o60
+
+
+# The init's side
+
+
+def open_pty(root_fd: int, proc_fd: int, size: tuple[int, int] | None) -> tuple[int, int]:
+    """(master, peer) of a new pty of the container's devpts; *size* is (rows, columns); *proc_fd* is a verified /proc."""
+    try:
+        ptmx = open_in_root(root_fd, "/dev/pts/ptmx", O_PATH | O_NOFOLLOW)
+        found = posix.fstat(ptmx)
+        is_ptmx = found.st_rdev == posix.makedev(5, 2) and found.st_mode & 0o170000 == 0o020000 and found.st_ino == 2
+        if not is_ptmx or fstatfs_type(ptmx) != DEVPTS_SUPER_MAGIC:
+            raise GpurunError("/dev/pts/ptmx of the container is no ptmx of a devpts: process.terminal needs a devpts mount")
+        itself = posix.readlink("self", dir_fd=proc_fd)
+        master = posix.open(f"{itself}/fd/{ptmx}", posix.O_RDWR | posix.O_NOCTTY | O_CLOEXEC, dir_fd=proc_fd)
+        posix.close(ptmx)
+        ioctl(master, _TIOCSPTLCK, pack("i", 0))
+        peer = ioctl(master, _TIOCGPTPEER, posix.O_RDWR | posix.O_NOCTTY | O_CLOEXEC)
+        if size and size[0] and size[1]:
+            ioctl(master, _TIOCSWINSZ, pack("4H", size[0], size[1], 0, 0))
+        _clear_onlcr(peer)
+    except OSError as e:
+        raise StepError("make the terminal from", "/dev/pts/ptmx", e.errno) from None
+    return master, peer
+
+
+def bind_console(root_fd: int, peer: int) -> None:
+    """Mount the container's side of the terminal on /dev/console."""
+    try:
+        tree = lm.open_tree(peer, "", lm.OPEN_TREE_CLONE)
+        target = make_target(root_fd, "/dev/console", directory=False)
+        attach(tree, target)
+        posix.close(target)
+        posix.close(tree)
+    except OSError as e:
+        raise StepError("mount the terminal on", "/dev/console", e.errno) from None
+
+
+def take_terminal(peer: int) -> None:
+    """Make *peer* our standard streams and our controlling terminal; we lead a session already."""
+    for fd in (0, 1, 2):
+        posix.dup2(peer, fd)
+    posix.close(peer)
+    ioctl(0, _TIOCSCTTY, 0)
+
+
+def send_master(socket_fd: int, master: int) -> None:
+    """Hand the master over: one message with a name (which nobody uses) and exactly one descriptor."""
+    s = socket(AF_UNIX, SOCK_STREAM, 0, socket_fd)
+    try:
+        s.sendmsg([b"/dev/ptmx"], [(SOL_SOCKET, SCM_RIGHTS, pack("i", master))])
+    except OSError as e:
+        raise GpurunError(f"send the terminal to the console socket: {oserror_text(e)}") from None
+    finally:
+        s.close()
+        posix.close(master)
+
+
+# The caller's side
+
+
+def check_console(terminal: bool, detached: bool, console_socket: str) -> None:
+    """--console-socket goes with a detached container that has a terminal, and only with that."""
+    if terminal and detached and not console_socket:
+        raise GpurunError("cannot allocate tty if runc will detach without setting console socket")
+    if console_socket and not (terminal and detached):
+        raise GpurunError("cannot use console socket if runc will not detach or allocate tty")
+
+
+def connect_socket(path: str) -> int:
+    """A descriptor connected to the Unix socket *path*, which may be longer than the 107 bytes of an address."""
+    directory, _, name = path.rpartition("/")
+    try:
+        at = posix.open(directory or "/", O_PATH | O_CLOEXEC)
+        try:
+            s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)
+            s.connect(f"/proc/self/fd/{at}/{name}")
+            return s.detach()
+        finally:
+            posix.close(at)
+    except OSError as e:
+        raise StepError("connect to the socket", path, e.errno) from None
+
+
+def send_pidfd(path: str, pidfd: int, kind: bytes) -> None:
+    """Hand *pidfd* to the Unix socket *path*; *kind* says what it is of: ``standard`` (an init) or ``setns`` (exec)."""
+    s = socket(AF_UNIX, SOCK_STREAM, 0, connect_socket(path))
+    try:
+        s.sendmsg([kind], [(SOL_SOCKET, SCM_RIGHTS, pack("i", pidfd))])
+    except OSError as e:
+        raise GpurunError(f"send the pidfd to {path}: {oserror_text(e)}") from None
+    finally:
+        s.close()
+
+
+def console_pair() -> tuple[int, int]:
+    """Two connected descriptors: over one the init sends the master, from the other :func:`receive_master` takes it."""
+    ours, its = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
+    return ours.detach(), its.detach()
+
+
+def receive_master(socket_fd: int) -> int:
+    """The master that the init has sent; the socket is closed."""
+    s = socket(AF_UNIX, SOCK_STREAM, 0, socket_fd)
+    try:
+        data, control, _, _ = s.recvmsg(4096, 64)
+    finally:
+        s.close()
+    if not data or not control:
+        raise GpurunError("the container's init did not send its terminal")
+    master = int(unpack_from("i", control[0][2])[0])
+    posix.set_inheritable(master, False)
+    return master
+
+
+def _clear_onlcr(fd: int) -> None:
+    """A newline is to arrive as it was written: those who show it (conmon, a shim) decide for themselves."""
+    state = bytearray(ioctl(fd, _TCGETS, bytes(_TERMIOS_SIZE)))
+    oflag = unpack_from("I", state, 4)[0] & ~_ONLCR
+    state[4:8] = pack("I", oflag)
+    ioctl(fd, _TCSETS, bytes(state))
+
+
+def serve_foreground(pid: int, pidfd: int, master: int) -> int:
+    """Connect our terminal to *master* until the process *pid* ends, passing signals on; returns its exit code."""
+    wake = watch_signals()
+    foreground = Foreground(master)
+    code = exit_code(pid)
+
+    def on_wake() -> bool:
+        nonlocal code
+        for number in posix.read(wake, 4096):
+            if number == SIGCHLD:
+                code = exit_code(pid) if code is None else code
+            elif number == SIGWINCH:
+                foreground.resize()
+            elif number != SIGURG:
+                try:
+                    send_signal(pidfd, number)
+                except ProcessLookupError:
+                    pass  # it has ended: SIGCHLD is on its way
+        return code is not None
+
+    try:
+        foreground.copy(wake, on_wake, over=code is not None)
+    finally:
+        foreground.restore()
+    if code is None:
+        # All output is out and nobody has the terminal open any more, but the process still runs.
+        code = posix.waitstatus_to_exitcode(posix.waitpid(pid, 0)[1])
+        code = code if code >= 0 else 128 - code
+    return code
+
+
+class Foreground:
+    """Our own terminal while a container's process has it: raw, its size followed, its bytes passed in both directions."""
+
+    def __init__(self, master: int) -> None:
+        self.master = master
+        self.tty = next((fd for fd in (2, 1, 0) if posix.isatty(fd)), -1)
+        self._saved = b""
+        self._stdin_open = True
+        if self.tty >= 0:
+            self.resize()
+            self._saved = ioctl(self.tty, _TCGETS, bytes(_TERMIOS_SIZE))
+            ioctl(self.tty, _TCSETS, _raw(self._saved))
+
+    def resize(self) -> None:
+        """Give the container's terminal the size of ours."""
+        if self.tty >= 0:
+            ioctl(self.master, _TIOCSWINSZ, ioctl(self.tty, _TIOCGWINSZ, bytes(8)))
+
+    def restore(self) -> None:
+        """Give our terminal its settings back."""
+        if self._saved:
+            ioctl(self.tty, _TCSETS, self._saved)
+            self._saved = b""
+
+    def copy(self, wake_fd: int, on_wake: Callable[[], bool], over: bool = False) -> None:
+        """Pass bytes until *on_wake* (called when *wake_fd* can be read) says that it is over and all output is out."""
+        from select import POLLIN, poll
+
+        poller = poll()
+        poller.register(self.master, POLLIN)
+        poller.register(wake_fd, POLLIN)
+        poller.register(0, POLLIN)
+        while True:
+            events = dict(poller.poll(0 if over else None))
+            if wake_fd in events and not over:
+                over = on_wake()
+            if 0 in events and self._stdin_open:
+                data = _read(0)
+                if not data:
+                    self._stdin_open = False
+                    poller.unregister(0)
+                    data = b"\4"  # end of file, as a terminal says it
+                write_all(self.master, data)
+            if self.master in events:
+                data = _read(self.master)
+                if not data:
+                    return
+                write_all(1, data)
+            elif over:
+                return
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return posix.read(fd, 65536)
+    except OSError as e:
+        if e.errno == EIO:
+            return b""  # what a master says when the other side has been closed
+        raise
+
+
+def _raw(state: bytes) -> bytes:
+    iflag, oflag, cflag, lflag = unpack_from("4I", state)
+    changed = bytearray(state)
+    changed[:16] = pack("4I", iflag & ~_RAW_IFLAG, oflag & ~_OPOST, cflag & ~(_CSIZE | _PARENB) | _CS8, lflag & ~_RAW_LFLAG)
+    changed[17 + 5], changed[17 + 6] = 0, 1  # VTIME, VMIN
+    return bytes(changed)
