@@ -32,6 +32,7 @@ class ClientBed:
         missing = [name for name in NEEDED if not shutil.which(name)]
         if os.geteuid() != 0 or missing:
             raise ClientBedUnavailable(f"needs root and {', '.join(missing) or 'nothing else'}")
+        self.sysroot = sysroot
         self.wrapper = directory / "runtime"
         self._write_wrapper(runtime, sysroot)
         archive = directory / "image.tar"

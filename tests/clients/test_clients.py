@@ -104,9 +104,13 @@ def test_gpu(client: Client) -> None:
 
 
 @pytest.mark.gpurun_only
-def test_one_gpu(client: Client) -> None:
+def test_one_gpu(client: Client, clients: ClientBed) -> None:
+    """The index is the order on the PCI bus; the number of the node is the driver's own."""
+    assert clients.sysroot is not None
+    second = sorted((clients.sysroot / "proc/driver/nvidia/gpus").iterdir())[1]
+    minor = next(x.split()[-1] for x in (second / "information").read_text().splitlines() if x.startswith("Device Minor"))
     result = client("sh", "-c", "ls /dev | grep 'nvidia[0-9]'", env=GPU | {"NVIDIA_VISIBLE_DEVICES": "1"})
-    assert result.out == "nvidia1\n"
+    assert result.out == f"nvidia{minor}\n"
 
 
 @pytest.mark.gpurun_only
