@@ -122,6 +122,11 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
             ("json", "", "switch", "as JSON"),
         ),
     ),
+    "gpu": (
+        "list|doctor", 1, 1, False, "gpurun.commands.gpu:gpu",
+        "list the GPUs of this host, or look for what keeps containers from using them",
+        (_FORMAT,),
+    ),
     "hook": (
         "prestart", 1, 1, False, "gpurun.hook.prestart:hook",
         "be the NVIDIA hook of another runtime: the container's state is read from stdin",
