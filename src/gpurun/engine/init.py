@@ -11,36 +11,21 @@ import posix
 import sys
 
 from gpurun.engine import sync
+from gpurun.engine.become import become_process, environment, execute, null_stdio, open_proc, write_proc
 from gpurun.engine.hooks import run_hooks
-from gpurun.engine.lookup import check_cwd, find_executable, home_directory
 from gpurun.engine.plan import InitPlan
 from gpurun.engine.process import ProcessPlan
-from gpurun.engine.signals import default_signals
 from gpurun.engine.state import State, state_json
-from gpurun.errors import GpurunError, StepError, oserror_text
+from gpurun.errors import GpurunError, oserror_text
 from gpurun.hook.edits import ContainerEdits
 from gpurun.linux import process as lp
-from gpurun.linux.fs import (
-    O_CLOEXEC,
-    O_DIRECTORY,
-    O_NOFOLLOW,
-    O_PATH,
-    PROC_SUPER_MAGIC,
-    RESOLVE_BENEATH,
-    RESOLVE_NO_MAGICLINKS,
-    RESOLVE_NO_SYMLINKS,
-    close_range,
-    fstatfs_type,
-    openat2,
-    write_all,
-)
+from gpurun.linux.fs import O_CLOEXEC, O_DIRECTORY, O_PATH
 from gpurun.linux.keyring import join_session_keyring
 from gpurun.linux.mount import open_tree_path
 from gpurun.ns import devices, rootfs
 from gpurun.ns.loopback import loopback_up
-from gpurun.ns.path import make_dirs, open_in_root
+from gpurun.ns.path import make_dirs
 from gpurun.record import Record, from_wire
-from gpurun.security.capabilities import drop_bounding, set_capabilities
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
