@@ -113,7 +113,7 @@ def _device_cgroup() -> Finding:
     except GpurunError as e:
         return Finding("cgroup", "fail", str(e))
     if tree.root != UNIFIED_MOUNTPOINT:
-        text = f"version 2 is at {tree.root}: containers of other runtimes are filtered by version 1, which the hook cannot extend"
+        text = f"version 2 is at {tree.root}: other runtimes filter devices by version 1, which the hook cannot extend"
         return Finding("cgroup", "note", text)
     return Finding("cgroup", "ok", "version 2 at /sys/fs/cgroup")
 
