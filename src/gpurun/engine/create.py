@@ -12,6 +12,7 @@ from gpurun import log
 from gpurun.cgroup import manager, tree
 from gpurun.engine import state as store
 from gpurun.engine import sync
+from gpurun.engine.child import exec_child, sealed_child
 from gpurun.engine.hooks import in_directory, run_hooks
 from gpurun.engine.init import Descriptors
 from gpurun.engine.plan import Host, Plan, make_plan
@@ -19,11 +20,10 @@ from gpurun.engine.signals import SIGKILL, send_signal
 from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
 from gpurun.hook.edits import ContainerEdits
 from gpurun.hook.gpu import gpu_edits
-from gpurun.launcher.child import child_command
 from gpurun.linux import mount as lm
 from gpurun.linux import proc
 from gpurun.linux import process as lp
-from gpurun.linux.fs import CLOSE_RANGE_CLOEXEC, O_CLOEXEC, O_DIRECTORY, close_range, read_file
+from gpurun.linux.fs import O_CLOEXEC, O_DIRECTORY, read_file
 from gpurun.ns.namespaces import host_id
 from gpurun.ns.spawn import open_joins, spawn
 from gpurun.oci.config import Config, read_config
@@ -226,32 +226,25 @@ def _start_time(pid: int) -> int:
 
 def _spawn_init(plan: Plan, fifo: str, console: int, undo: list[Callable[[], None]]) -> tuple[int, int, int, int]:
     """Make the init and send it its plan; returns (pipe from it, pipe to it, pid, pidfd)."""
-    child = child_command(INIT_ENTRY)
+    child = sealed_child(INIT_ENTRY)
     to_init_r, to_init_w = posix.pipe2(O_CLOEXEC)
     from_init_r, from_init_w = posix.pipe2(O_CLOEXEC)
     # Both ends in one descriptor: the init's read blocks until start writes, and start's open fails if no init is there.
     fifo_fd = posix.open(fifo, posix.O_RDWR | O_CLOEXEC)
-    executable = _seal(child.executable)
     joins = open_joins(plan.namespaces)
     mount_namespace = next((fd for join, fd in joins if join.flag == lp.CLONE_NEWNS), -1)
     root_tree, sources = _open_sources(plan)
     keep = [to_init_r, from_init_w, fifo_fd, mount_namespace, root_tree, console, *[fd for _, fd in sources]]
     keep += range(3, 3 + plan.init.preserve_fds)
-    if child.fd is not None:
-        keep.append(child.fd)
-    argv = (*child.argv, str(to_init_r), str(from_init_w), str(fifo_fd))
+    arguments = (str(to_init_r), str(from_init_w), str(fifo_fd))
     cgroup_fd = manager.open_dir(plan.cgroup.path)
 
     def in_child() -> None:
-        close_range(3, flags=CLOSE_RANGE_CLOEXEC)
-        for fd in keep:
-            if fd >= 0:
-                posix.set_inheritable(fd, True)
-        lp.execveat(executable, argv, ())
+        exec_child(child, arguments, keep)
 
     pid, pidfd = spawn(plan.namespaces, joins, cgroup_fd, in_child)
     undo.append(lambda: _kill(pid, pidfd))
-    for fd in (to_init_r, from_init_w, fifo_fd, executable, cgroup_fd, *[fd for _, fd in joins]):
+    for fd in (to_init_r, from_init_w, fifo_fd, child.executable, cgroup_fd, *[fd for _, fd in joins]):
         posix.close(fd)
     for fd in (root_tree, console, *[fd for _, fd in sources]):
         if fd >= 0:
@@ -259,19 +252,6 @@ def _spawn_init(plan: Plan, fifo: str, console: int, undo: list[Callable[[], Non
     descriptors = Descriptors(to_init_r, from_init_w, fifo_fd, mount_namespace, root_tree, sources, console)
     sync.send(to_init_w, "plan", to_wire(plan.init), to_wire(descriptors))
     return from_init_r, to_init_w, pid, pidfd
-
-
-def _seal(path: str) -> int:
-    """The interpreter as the container may see it: a read-only mount of it alone, through which nothing can be written.
-
-    Without it a container could overwrite the host's python through /proc/self/exe (CVE-2019-5736).
-    """
-    try:
-        fd = lm.open_tree_path(path, recursive=False)
-        lm.mount_setattr(fd, lm.MOUNT_ATTR_RDONLY)
-    except OSError as e:
-        raise StepError("seal the interpreter", path, e.errno) from None
-    return fd
 
 
 def _open_sources(plan: Plan) -> tuple[int, tuple[tuple[int, int], ...]]:

@@ -1,0 +1,52 @@
+"""The fresh interpreter that create's init and exec's process begin in, run from a sealed executable.
+
+What runs next to a container's code must not be the host's writable interpreter (CVE-2019-5736: overwritten through
+/proc/self/exe), nor hold the caller's memory.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun.errors import StepError
+from gpurun.launcher.child import Child, child_command
+from gpurun.linux import mount as lm
+from gpurun.linux import process as lp
+from gpurun.linux.fs import CLOSE_RANGE_CLOEXEC, close_range
+from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class SealedChild(Record):
+    """How to start it: *executable* is a descriptor of the sealed interpreter, the caller's to close."""
+
+    command: Child
+    executable: int
+
+
+def sealed_child(entry: str) -> SealedChild:
+    """A child that will call *entry* (``module:function``).
+
+    The container sees its interpreter as a read-only mount of that file alone, through which nothing can be written.
+    """
+    command = child_command(entry)
+    try:
+        fd = lm.open_tree_path(command.executable, recursive=False)
+        lm.mount_setattr(fd, lm.MOUNT_ATTR_RDONLY)
+    except OSError as e:
+        raise StepError("seal the interpreter", command.executable, e.errno) from None
+    return SealedChild(command, fd)
+
+
+def exec_child(child: SealedChild, arguments: tuple[str, ...], keep: Iterable[int]) -> None:
+    """Become the child: it gets *arguments*, the descriptors *keep* (negative ones are none) and 0 to 2, and no other."""
+    close_range(3, flags=CLOSE_RANGE_CLOEXEC)
+    for fd in keep:
+        if fd >= 0:
+            posix.set_inheritable(fd, True)
+    if child.command.fd is not None:
+        posix.set_inheritable(child.command.fd, True)
+    lp.execveat(child.executable, (*child.command.argv, *arguments), ())
