@@ -171,12 +171,20 @@ def _check_descriptors(options: CreateOptions, plan: Plan) -> None:
 
 def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[[], None]]) -> Created:
     state = store.State(
-        options.id, plan.bundle, plan.rootfs, plan.cgroup.path, plan.private_pid, annotations=plan.annotations
+        options.id,
+        plan.bundle,
+        plan.rootfs,
+        plan.cgroup.path,
+        plan.private_pid,
+        annotations=plan.annotations,
+        session_keyring=plan.init.session_keyring,
     )
     directory = store.make_directory(options.root, options.id)
     undo.append(lambda: store.remove_directory(options.root, options.id))
     store.save(options.root, state)
     store.write_atomically(f"{directory}/config.json", data, 0o600)
+    env = tuple([e for e in plan.init.edits.env if not e.startswith("LISTEN_")])  # these are the first process' alone
+    store.save_edits(options.root, options.id, env, plan.init.edits.additional_gids)
     fifo = store.fifo_path(options.root, options.id)
     posix.mkfifo(fifo, 0o600)
     made = manager.create(plan.cgroup.path, plan.cgroup.root, plan.cgroup.writes)

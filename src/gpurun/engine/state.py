@@ -4,6 +4,7 @@
     config.json a copy of the bundle's, as it was at create: later changes to the bundle must not matter
     exec.fifo   there from create until start
     created     what gpurun made in the rootfs (mount points, links): one path a line, removed again by delete
+    edits       the variables and groups that the container's devices brought, if any: exec gives them too
 
 The directory is made, and the cgroup's path written into it, before anything else that outlives the process is made: so a
 create that was killed can always be undone.
@@ -40,6 +41,7 @@ class State(Record):
     start_time: int = 0  # clock ticks since boot: guards against a reused pid
     created: str = ""
     annotations: str = "{}"  # JSON text
+    session_keyring: bool = True  # whether its processes have a session keyring of their own
 
 
 def check_id(container_id: str) -> str:
@@ -134,8 +136,26 @@ def load(root: str, container_id: str) -> State:
     if any(name not in values for name in State._fields):
         raise GpurunError(f"{path}: the state of the container is damaged: delete --force removes it")
     typed: dict[str, Any] = {**values, "pid": int(values["pid"]), "start_time": int(values["start_time"])}
-    typed["private_pid"] = values["private_pid"] == "1"
+    for name in ("private_pid", "session_keyring"):
+        typed[name] = values[name] == "1"
     return State(**{name: typed[name] for name in State._fields})
+
+
+def save_edits(root: str, container_id: str, env: tuple[str, ...], gids: tuple[int, ...]) -> None:
+    """Keep what exec must add to each process; nothing is written when there is nothing."""
+    if env or gids:
+        text = "\0".join([" ".join([str(gid) for gid in gids]), *env])
+        write_atomically(f"{root}/{container_id}/edits", text.encode("utf-8", "surrogateescape"), 0o600)
+
+
+def load_edits(root: str, container_id: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """(variables, groups) that :func:`save_edits` has kept."""
+    try:
+        text = read_file(f"{root}/{container_id}/edits").decode("utf-8", "surrogateescape")
+    except FileNotFoundError:
+        return (), ()
+    gids, *env = text.split("\0")
+    return tuple(env), tuple([int(gid) for gid in gids.split()])
 
 
 def status(root: str, state: State) -> str:
