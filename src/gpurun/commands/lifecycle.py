@@ -76,10 +76,13 @@ def run(invocation: Invocation) -> int:
     """``run``: create and start; in the foreground wait, delete, and return the container's exit code."""
     from gpurun.engine import lifecycle
     from gpurun.engine.create import create as make
+    from gpurun.engine.signals import block_signals
 
     options = create_options(invocation)
     created = make(options)
     _tell(created.plan.warnings)
+    if not options.detached:
+        block_signals()  # from now on they are the container's
     try:
         _tell(lifecycle.start(options.root, options.id))
         if options.detached:

@@ -79,7 +79,17 @@ def read_host(config: Config) -> Host:
     found = tree.find_tree()
     resources = config.linux.resources
     sizes = tree.hugepage_sizes() if resources is not None and resources.hugepage_limits else None
-    return Host(found, tree.own_cgroup(), int(read_file("/proc/sys/kernel/cap_last_cap", 16)), sizes)
+    facts = Host(found, tree.own_cgroup(), int(read_file("/proc/sys/kernel/cap_last_cap", 16)), sizes)
+    process, linux = config.process, config.linux
+    if process.apparmor_profile or process.selinux_label or linux.mount_label:
+        from gpurun.security.lsm import apparmor_enabled, selinux_enabled
+
+        facts = replace(facts, apparmor=apparmor_enabled(), selinux=selinux_enabled())
+    if linux.intel_rdt is not None:
+        from gpurun.engine.rdt import resctrl_mounted
+
+        facts = replace(facts, resctrl=resctrl_mounted())
+    return facts
 
 
 def device_edits(config: Config) -> ContainerEdits:
@@ -195,6 +205,7 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
     receive, send, pid, pidfd = _spawn_init(plan, fifo, its, undo)
     state = replace(state, pid=pid, start_time=_start_time(pid))
     store.save(options.root, state)
+    _place_init(options, plan, pid, undo)
     try:
         _serve_init(options, plan, state, (receive, send), undo)
     finally:
@@ -214,6 +225,20 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
     if options.pid_file:
         _write_pid_file(options.pid_file, pid)
     return Created(state, plan, pidfd, master)
+
+
+def _place_init(options: CreateOptions, plan: Plan, pid: int, undo: list[Callable[[], None]]) -> None:
+    """Put what the host lends to a container in its place: a resctrl group, network devices."""
+    if plan.intel_rdt is not None:
+        from gpurun.engine.rdt import apply_rdt, remove_rdt
+
+        record = f"{store.directory(options.root, options.id)}/resctrl"
+        undo.append(lambda: remove_rdt(record))
+        apply_rdt(plan.intel_rdt, pid, record)
+    if plan.net_devices:
+        from gpurun.ns.netdev import move_devices
+
+        move_devices(plan.net_devices, f"/proc/{pid}/ns/net")
 
 
 def _console(options: CreateOptions, plan: Plan) -> tuple[int, int]:
@@ -309,11 +334,11 @@ def _set_cgroup(plan: Plan, program_fd: int) -> None:
 
 
 def _own_streams(plan: Plan) -> None:
-    """Give the container's user the pipes it inherits: from inside a user namespace it could not take them."""
+    """Give the container's user the standard streams it inherits: from inside a user namespace it could not take them."""
     uid = host_id(plan.namespaces.uid_map, plan.init.process.uid)
     for fd in (0, 1, 2):
-        kind = posix.fstat(fd).st_mode & 0o170000
-        if uid >= 0 and kind in (0o010000, 0o140000):
+        found = posix.fstat(fd)
+        if uid >= 0 and found.st_rdev != posix.makedev(1, 3):  # never the host's /dev/null
             posix.fchown(fd, uid, -1)
 
 

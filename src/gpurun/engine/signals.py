@@ -100,6 +100,7 @@ def watch_signals() -> int:
     for number in range(1, 65):
         if number not in (4, 5, 7, 8, 9, 11, 19, 32, 33):  # those that tell of a fault of our own, and the unchangeable
             _signal.signal(number, _ignore)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
     return read
 
 
