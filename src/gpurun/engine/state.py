@@ -66,7 +66,7 @@ def fifo_path(root: str, container_id: str) -> str:
 def make_directory(root: str, container_id: str) -> str:
     """Make the store and the container's directory in it (0711, so that a mapped root can reach the FIFO)."""
     path = directory(root, container_id)
-    _make_store(root)
+    make_store(root)
     try:
         posix.mkdir(path, 0o711)
     except FileExistsError:
@@ -76,7 +76,8 @@ def make_directory(root: str, container_id: str) -> str:
     return path
 
 
-def _make_store(root: str) -> None:
+def make_store(root: str) -> None:
+    """Make the state root, 0700; one that is there already stays as it is."""
     path = ""
     for part in root.strip("/").split("/"):
         path += "/" + part

@@ -1,0 +1,190 @@
+"""Seccomp filters of containers: from the cache or compiled, before anything of the container is made; and handing the
+listener of a filter to its agent.
+
+The cache is the directory ``.seccomp`` of the state root: one file a filter, named by all that the filter depends on, so
+that of containers with the same profile only the first loads libseccomp.  It is a convenience: whatever is wrong with it,
+the filter is compiled.
+"""
+
+from __future__ import annotations
+
+import posix
+from _blake2 import blake2b
+
+from gpurun import __version__, log
+from gpurun.engine import state as store
+from gpurun.errors import ConfigError, GpurunError, oserror_text
+from gpurun.linux import libseccomp
+from gpurun.linux import seccomp as ls
+from gpurun.linux.fs import O_CLOEXEC, O_DIRECTORY, O_NOFOLLOW, read_fd, write_all
+from gpurun.linux.libc import NR, syscall
+from gpurun.security.seccomp import FLAGS, SeccompPlan
+
+DIRECTORY = ".seccomp"
+MAX_ENTRIES = 64
+_CHECKSUM_SIZE = 16
+
+
+def make_filter(plan: SeccompPlan, root: str) -> tuple[bytes, int]:
+    """(program, flags for seccomp(2)) of *plan*; *root* is the state root, which may not be there yet.
+
+    Raises :class:`GpurunError` when the filter cannot be made on this host; nothing of a container has been made by then.
+    """
+    flags = _kernel_flags(plan)
+    path, identity = libseccomp.find()
+    library = None
+    if not identity:
+        # Where the loader finds it we do not know; its version is a part of the name, so it must be asked.
+        from gpurun.security.seccomp_compile import load_library
+
+        library = load_library(plan.where)
+        identity = library.version()
+    host = posix.uname()
+    text = repr((__version__, identity, host.release, host.version, host.machine, plan))
+    name = blake2b(text.encode("utf-8", "surrogateescape"), digest_size=32).hexdigest()
+    directory = f"{root}/{DIRECTORY}"
+    program = load(directory, name)
+    if not program:
+        from gpurun.security.seccomp_compile import compile_plan, load_library
+
+        compiled = compile_plan(plan, library or load_library(plan.where, path))
+        for unknown in compiled.unknown:
+            log.debug(f'unknown seccomp syscall "{unknown}" ignored')
+        program = compiled.program
+        store.make_store(root)
+        save(directory, name, program)
+    log.debug(f"seccomp filter flags: {flags}")
+    return program, flags
+
+
+def _kernel_flags(plan: SeccompPlan) -> int:
+    """The flags, after the kernel has been asked whether it takes them."""
+    if ls.flags_supported(plan.flags):
+        return plan.flags
+    if not ls.flags_supported(0):
+        raise ConfigError(plan.where, "this kernel has no seccomp filters (CONFIG_SECCOMP_FILTER)")
+    without = plan.flags & ~ls.SECCOMP_FILTER_FLAG_SPEC_ALLOW
+    if plan.default_flags and ls.flags_supported(without):
+        return without
+    missing = [name for name, flag in FLAGS.items() if flag & plan.flags and not _flag_supported(flag)]
+    raise ConfigError(
+        f"{plan.where}.flags", f"this kernel does not know {', '.join(missing) or 'SECCOMP_FILTER_FLAG_NEW_LISTENER'}"
+    )
+
+
+def _flag_supported(flag: int) -> bool:
+    listener = ls.SECCOMP_FILTER_FLAG_NEW_LISTENER if flag == ls.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV else 0
+    return ls.flags_supported(flag | listener)
+
+
+def supported_flags() -> list[str]:
+    """The names of the flags that this kernel takes."""
+    return [name for name, flag in FLAGS.items() if _flag_supported(flag)]
+
+
+def _open_cache(directory: str) -> int:
+    """The cache's directory, which must be ours alone: who can write there decides what containers may do."""
+    fd = posix.open(directory, posix.O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
+    found = posix.fstat(fd)
+    if found.st_uid != posix.geteuid() or found.st_mode & 0o077:
+        posix.close(fd)
+        raise PermissionError(1, "", directory)
+    return fd
+
+
+def load(directory: str, name: str) -> bytes:
+    """The program kept under *name*; empty when there is none, or a damaged one."""
+    try:
+        cache = _open_cache(directory)
+        try:
+            fd = posix.open(name, posix.O_RDONLY | O_NOFOLLOW | O_CLOEXEC, dir_fd=cache)
+        finally:
+            posix.close(cache)
+        try:
+            data = read_fd(fd, _CHECKSUM_SIZE + ls.MAX_INSTRUCTIONS * ls.INSTRUCTION_SIZE + 1)
+        finally:
+            posix.close(fd)
+    except OSError:
+        return b""  # not there yet, or not usable: it is compiled
+    program = data[_CHECKSUM_SIZE:]
+    return program if data[:_CHECKSUM_SIZE] == _checksum(program) else b""
+
+
+def _checksum(program: bytes) -> bytes:
+    return bytes(blake2b(program, digest_size=_CHECKSUM_SIZE).digest())
+
+
+def save(directory: str, name: str, program: bytes) -> None:
+    """Keep *program* under *name*; a full cache loses its oldest entries first.  What fails is told with --debug only."""
+    try:
+        try:
+            posix.mkdir(directory, 0o700)
+        except FileExistsError:
+            pass  # the usual case
+        cache = _open_cache(directory)
+        try:
+            _make_room(cache)
+            temporary = f".{name}.{posix.getpid()}"
+            fd = posix.open(
+                temporary, posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0o600, dir_fd=cache
+            )
+            try:
+                write_all(fd, _checksum(program) + program)
+            finally:
+                posix.close(fd)
+            posix.rename(temporary, name, src_dir_fd=cache, dst_dir_fd=cache)
+        finally:
+            posix.close(cache)
+    except OSError as e:
+        log.debug(f"the seccomp filter is not kept in {directory}: {oserror_text(e)}")
+
+
+def _make_room(cache: int) -> None:
+    names = posix.listdir(cache)
+    if len(names) < MAX_ENTRIES:
+        return
+    aged = []
+    for name in names:
+        try:
+            aged.append((posix.stat(name, dir_fd=cache, follow_symlinks=False).st_mtime_ns, name))
+        except FileNotFoundError:
+            continue  # another create makes room as well
+    for _, name in sorted(aged)[: len(names) - MAX_ENTRIES * 3 // 4]:
+        try:
+            posix.unlink(name, dir_fd=cache)
+        except FileNotFoundError:
+            continue
+
+
+def send_listener(plan: SeccompPlan, pidfd: int, listener: int, pid: int, state: str) -> None:
+    """Give the listener, which is descriptor *listener* of the process *pid*, to the agent of the profile.
+
+    One message: a ContainerProcessState (runtime-spec config-linux.md) with *state*, the state document, in it, and the
+    descriptor.  Raises :class:`GpurunError` when there is no agent.
+    """
+    import _socket
+
+    from gpurun.jsontext import quote
+
+    text = (
+        f'{{"ociVersion":{quote(store.OCI_VERSION)},"fds":["seccompFd"],"pid":{pid}'
+        f',"metadata":{quote(plan.listener_metadata)},"state":{state}}}'
+    )
+    fd = -1
+    agent = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+    try:
+        fd = syscall(NR["pidfd_getfd"], pidfd, listener, 0)
+        agent.connect(plan.listener_path)
+        data = text.encode("utf-8", "surrogateescape")
+        rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fd.to_bytes(4, "little"))]
+        sent = agent.sendmsg([data], rights)
+        while sent < len(data):
+            sent += agent.send(data[sent:])
+    except OSError as e:
+        raise GpurunError(
+            f"failed to connect with seccomp agent specified in the seccomp profile: {plan.listener_path}: {oserror_text(e)}"
+        ) from None
+    finally:
+        agent.close()
+        if fd >= 0:
+            posix.close(fd)
