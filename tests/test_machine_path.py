@@ -21,7 +21,13 @@ ALLOWED = frozenset(
     "posix sys time errno marshal fcntl select gc _socket _signal _json _ctypes _struct _posixsubprocess __future__".split()
 )
 #: For people only; nothing on the machine path may import them.
-HUMAN = ("gpurun.cli.human", "gpurun.commands.documents", "gpurun.commands.explanation", "gpurun.launcher.build")
+HUMAN = (
+    "gpurun.cli.human",
+    "gpurun.cli.rows",
+    "gpurun.commands.documents",
+    "gpurun.commands.explanation",
+    "gpurun.launcher.build",
+)
 HUMAN_ROOMS = (*HUMAN, "gpurun.launcher.bytecode")
 #: Imports on a path that has already failed or is a person's, inside a function: (module, what).
 LATE = {

@@ -110,12 +110,16 @@ def _usage(error: CommandUsageError | UnknownCommand) -> str:
 
 
 def _traceback(error: BaseException) -> str:
-    """Where *error* was raised, outermost call first, on one line: ``traceback`` and what it imports cost 10 ms."""
+    """Where *error* was raised, outermost call first, on one line: ``traceback`` and what it imports cost 10 ms.
+
+    The launcher's code has no line table: there, the first line of the function and the instruction in it are named.
+    """
     places = []
     step = error.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
-        places.append(f"{code.co_filename}:{step.tb_lineno} {code.co_name}")
+        line = step.tb_lineno or f"{code.co_firstlineno}+{step.tb_lasti}"
+        places.append(f"{code.co_filename}:{line} {code.co_name}")
         step = step.tb_next
     return f"{type(error).__name__}: {error} at " + " > ".join(places)
 

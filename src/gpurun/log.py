@@ -11,7 +11,6 @@ import posix
 import time
 
 from gpurun.errors import GpurunError, oserror_text
-from gpurun.jsontext import quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,6 +82,8 @@ def record(level: str, message: str) -> str:
     """One line of the log, in logrus' formats; the time is RFC 3339 in UTC, in whole seconds."""
     message = message.rstrip("\n")
     if _Log.json:
+        from gpurun.jsontext import quote  # most commands never say anything
+
         return f'{{"level":"{level}","msg":{quote(message)},"time":"{now()}"}}\n'
     if _Log.fd == _STDERR and posix.isatty(_STDERR):
         shown = _printable(message, keep='"\\')

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpurun import __version__
-from gpurun.cli.table import COMMANDS, command
+from gpurun.cli.rows import command
+from gpurun.cli.table import COMMANDS
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 

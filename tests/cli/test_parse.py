@@ -7,7 +7,8 @@ import posix
 import pytest
 
 from gpurun.cli.parse import CommandUsageError, UnknownCommand, default_root, parse
-from gpurun.cli.table import COMMANDS, command, global_options
+from gpurun.cli.rows import command, global_options
+from gpurun.cli.table import COMMANDS
 from gpurun.errors import GpurunError
 
 

@@ -174,3 +174,17 @@ def test_child_from_source(tmp_path: Path) -> None:
     assert made.argv[0] == made.executable
     done = run(*made.argv, "word", cwd=tmp_path)
     assert "'str' object cannot be interpreted" in done.stderr or "missing 1 required" in done.stderr, "the entry was called"
+
+
+def test_debug_says_where_without_lines(tmp_path: Path) -> None:
+    """The bytecode has no line table; --debug names the functions and instructions all the same."""
+    package = shutil.copytree(PACKAGE, tmp_path / "gpurun", ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "commands/inspect.py").write_text("\n\ndef state(invocation):\n    return 1 / 0\n")
+    program = tmp_path / "program"
+    program.write_bytes(assemble(real_interpreter(), package=package))
+    program.chmod(0o755)
+    done = run(program, "--debug", "state", "x")
+    assert done.returncode == 1
+    assert "internal error in gpurun: ZeroDivisionError: division by zero" in done.stderr
+    assert "gpurun/commands/inspect.py:3+" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -13,7 +13,7 @@ from typing import Any
 import click
 import click.shell_completion
 
-from gpurun.cli import table
+from gpurun.cli import rows, table
 from gpurun.cli.output import write_stdout
 from gpurun.cli.parse import CommandUsageError, UnknownCommand, default_root
 from gpurun.invocation import Invocation
@@ -49,36 +49,37 @@ def _environ() -> dict[bytes, bytes]:
     return dict(os.environb)
 
 
-def _parameter(option: table.Option) -> click.Option:
+def _parameter(option: rows.Option) -> click.Option:
     names = [f"--{option.name}", *([f"-{option.short}"] if option.short else [])]
     hidden = not option.visible
     if option.kind == "switch":
         return click.Option(names, is_flag=True, help=option.help, hidden=hidden)
     kinds: dict[str, tuple[Any, str]] = {
         "text": (click.STRING, "TEXT"),
+        "texts": (click.STRING, "TEXT"),
         "number": (click.INT, "N"),
         "file": (click.Path(), "FILE"),
         "dir": (click.Path(file_okay=False), "DIR"),
     }
     kind, metavar = kinds[option.kind]
-    return click.Option(names, type=kind, metavar=metavar, help=option.help, hidden=hidden)
+    return click.Option(names, type=kind, metavar=metavar, help=option.help, hidden=hidden, multiple=option.kind == "texts")
 
 
 def build() -> click.Group:
     """The whole command line as a click group; nothing of it runs."""
     settings: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
-    parameters = [_parameter(o) for o in table.global_options() if o.name != "help"]
+    parameters = [_parameter(o) for o in rows.global_options() if o.name != "help"]
     group = _Group(
         "gpurun", params=list(parameters), help=SUMMARY, epilog=EPILOG, context_settings=settings, add_help_option=True
     )
     for name in table.COMMANDS:
-        row = table.command(name)
+        row = rows.command(name)
         parameters_of: list[click.Parameter] = [_parameter(o) for o in row.options]
-        for i, word in enumerate(row.arguments.split()):
+        words = row.arguments.split()
+        for i, word in enumerate(words):
+            many = -1 if row.most < 0 and i == len(words) - 1 else 1
             kind = _ContainerId() if word == "ID" and name not in ("create", "run") else None
-            parameters_of.append(
-                click.Argument([f"argument{i}"], type=kind, metavar=word, required=False, nargs=-1 if row.most < 0 else 1)
-            )
+            parameters_of.append(click.Argument([f"argument{i}"], type=kind, metavar=word, required=False, nargs=many))
         text = row.help[:1].upper() + row.help[1:] + "."
         group.add_command(click.Command(name, params=parameters_of, help=text, short_help=row.help))
     return group

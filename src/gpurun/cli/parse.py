@@ -1,7 +1,7 @@
 """The machine parser: a command line → an :class:`Invocation`, as strictly and with the same words as runc.
 
 ``--flag value``, ``--flag=value``, one dash or two (go-runc sends ``-no-subreaper``), short names, ``--switch=false``;
-an option that is given twice counts once, with its last value; ``--`` ends the options.  Global options come before the
+an option that is given twice counts once, with its last value, unless its row is of ``texts``; ``--`` ends the options.  Global options come before the
 command; a command's own may stand before and after its arguments, unless its row says that the first argument ends them.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    Values = dict[str, str | int | bool]
+    Values = dict[str, str | int | bool | tuple[str, ...]]
 
 # What Go's strconv.ParseBool takes.
 _TRUE = ("1", "t", "T", "true", "TRUE", "True")
@@ -133,7 +133,11 @@ def _options(command: str, rows: tuple[tuple[Any, ...], ...], args: Sequence[str
                 raise CommandUsageError(command, f"flag needs an argument: -{given}")
             value = args[i]
             i += 1
-        values[name] = _number(command, given, value) if kind == "number" else value
+        if kind == "texts":
+            before = values.get(name, ())
+            values[name] = (*before, value) if isinstance(before, tuple) else (value,)
+        else:
+            values[name] = _number(command, given, value) if kind == "number" else value
     rest.extend(args[i:])
     return values, rest
 

@@ -1,50 +1,18 @@
 """The command line in one table: the machine parser and the help for people are both read from it.
 
-Rows are plain constants, which cost nothing to import: the machine parser reads them as they are, and the help makes
-records of them.
+Rows are plain constants, which cost nothing to import: the machine parser reads them as they are, and
+:mod:`gpurun.cli.rows` makes records of them for people.
 Names, short names and argument counts are runc's; what other runtimes' callers add is accepted too.
 """
 
 from __future__ import annotations
-
-from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 
-class Option(Record):
-    """One option.  *kind*: ``switch`` (true or false), ``text``, ``number``, ``file`` or ``dir``.
-
-    *visible* is false for what is only accepted because callers send it; the help does not show it.
-    """
-
-    name: str
-    short: str
-    kind: str
-    help: str
-    visible: bool = True
-
-
-class Command(Record):
-    """One command.  *least* and *most* count its arguments (*most* -1: any number).
-
-    *stop* ends option parsing at the first argument: what follows it is never an option.  *handler* is
-    ``module:function``, imported when the command runs; the function takes an ``Invocation`` and returns the exit code.
-    """
-
-    name: str
-    arguments: str
-    least: int
-    most: int
-    stop: bool
-    handler: str
-    help: str
-    options: tuple[Option, ...]
-
-
-#: The options before the command: (name, short, kind, help[, visible]), as in :class:`Option`.
+#: The options before the command: (name, short, kind, help[, visible]), as in :class:`gpurun.cli.rows.Option`.
 GLOBALS: tuple[tuple[Any, ...], ...] = (
     ("root", "", "dir", "keep the state of containers in DIR (default: /run/gpurun, or under $XDG_RUNTIME_DIR)"),
     ("log", "", "file", "append what goes wrong to FILE; without it, it goes to stderr"),
@@ -74,7 +42,7 @@ _CREATE = (
 )
 _FORMAT = ("format", "f", "text", "table or json")
 
-#: name: (arguments, least, most, stop, handler, help, options), as in :class:`Command`.
+#: name: (arguments, least, most, stop, handler, help, options), as in :class:`gpurun.cli.rows.Command`.
 COMMANDS: dict[str, tuple[Any, ...]] = {
     "create": (
         "ID", 1, 1, False, "gpurun.commands.lifecycle:create",
@@ -133,18 +101,3 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         (("config", "", "file", "read FILE as the toolkit's config.toml"), ("debug", "", "switch", "ignored", False)),
     ),
 }  # fmt: skip
-
-
-def global_options() -> tuple[Option, ...]:
-    """:data:`GLOBALS` as records."""
-    return tuple([_option(row) for row in GLOBALS])
-
-
-def command(name: str) -> Command:
-    """The row *name* of :data:`COMMANDS` as a record; raises KeyError when there is none."""
-    arguments, least, most, stop, handler, text, options = COMMANDS[name]
-    return Command(name, arguments, least, most, stop, handler, text, tuple([_option(row) for row in options]))
-
-
-def _option(row: tuple[Any, ...]) -> Option:
-    return Option(*row)

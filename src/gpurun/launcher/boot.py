@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
     from typing import Any, NoReturn
 
-    # offset and size in the file, whether it is a package, the modules of gpurun that it imports when it is imported
-    # (None: of another project, where imports may go round in circles and importlib must do them)
-    Entry = tuple[int, int, bool, tuple[str, ...] | None]
+    # Offset and size in the file, whether it is a package, the modules of gpurun that it imports when it is imported
+    # (none are listed of another project's, where imports may go round in circles and importlib must do them).
+    Entry = tuple[int, int, bool, tuple[str, ...]]
 
 
 class Bundle:
@@ -28,6 +28,7 @@ class Bundle:
     def __init__(self, fd: int, index: dict[str, Any]) -> None:
         self.fd = fd
         self.modules: dict[str, Entry] = index["modules"]
+        self.libraries: tuple[tuple[str, ...], int, int] = index["libraries"]
         self.extensions: dict[str, str] = index["extensions"]
         self.python: str = index["python"]
         self.child_code: str = index["child_code"]
@@ -44,9 +45,7 @@ class Bundle:
         """Make the module *name*, after those that it imports."""
         modules = sys.modules
         entry = self.modules[name]
-        for wanted in entry[3] or ():
-            if wanted not in modules:
-                self.load(wanted)
+        self.load_imports(name)
         module = type(sys)(name)
         if entry[2]:
             module.__path__ = []
@@ -59,18 +58,25 @@ class Bundle:
             exec(code, module.__dict__)
         return module
 
+    def load_imports(self, name: str) -> None:
+        """Load what *name* imports."""
+        for wanted in self.modules[name][3]:
+            if wanted not in sys.modules:
+                self.load(wanted)
+
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
         """importlib's question; the answer is None for what is not in the file."""
         entry = self.modules.get(name)
+        if entry is None and name in self.libraries[0]:
+            self.modules.update(loads(posix.pread(self.fd, self.libraries[2], self.libraries[1])))
+            entry = self.modules[name]
         if entry is None:
             where = self.extensions.get(name)
             if where is None:
                 return None
             loader = sys.modules["_frozen_importlib_external"].ExtensionFileLoader(name, where)
             return sys.modules["_frozen_importlib"].ModuleSpec(name, loader, origin=where)
-        for wanted in entry[3] or ():
-            if wanted not in sys.modules:
-                self.load(wanted)
+        self.load_imports(name)
         return sys.modules["_frozen_importlib"].ModuleSpec(name, self, is_package=entry[2])
 
     def create_module(self, spec: Any) -> None:

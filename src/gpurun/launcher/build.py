@@ -5,9 +5,8 @@ bytes of code, which read the rest of the file: running a script costs the inter
 a few lines of comment, from byte 512 on:
 
 * ``marshal`` of the pair (code of :mod:`gpurun.launcher.boot`, index), padded;
-* the code of each module, at the offset that the index says.
-
-click is in the file too (help must work wherever the file is), after what the machine path reads.
+* the code of each module of gpurun, that of click (help must work wherever the file is) and the index of click, at the
+  offsets that the index says.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from gpurun import __version__
@@ -47,35 +47,36 @@ def source_files(package: Path) -> Iterator[tuple[str, Path]]:
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
-def compile_gpurun(package: Path, commit: str) -> tuple[dict[str, bytes], dict[str, tuple[str, ...]]]:
-    """The marshalled code of each module (empty when it does nothing), and what each imports."""
+def compile_gpurun(package: Path, commit: str) -> tuple[dict[str, CodeType | None], dict[str, tuple[str, ...]]]:
+    """The code of each module (None when it does nothing), and what each imports."""
     files = {name: path for name, path in source_files(package) if name not in LEFT_OUT}
     known = set(files)
-    blobs, graph = {}, {}
+    codes: dict[str, CodeType | None] = {}
+    graph = {}
     for name, path in files.items():
         constants = {"COMMIT": commit} if name == "gpurun.cli.version" else {}
         tree = strip(path.read_text(encoding="utf-8"), constants)
         # A module's own packages come before it; gpurun itself is wanted by all.
         parents = tuple(".".join(name.split(".")[:i]) for i in range(1, name.count(".") + 1))
         graph[name] = tuple(dict.fromkeys((*parents, *(n for n in imports(tree, known) if n != name))))
-        blobs[name] = b"" if is_empty(tree) else marshal.dumps(compile_tree(tree, f"gpurun/{path.relative_to(package)}"))
+        codes[name] = None if is_empty(tree) else compile_tree(tree, f"gpurun/{path.relative_to(package)}")
     check_cycles(graph)
-    return blobs, graph
+    return codes, graph
 
 
-def compile_library(name: str) -> tuple[dict[str, bytes], dict[str, bool]]:
-    """The marshalled code of each module of the pure Python package *name*, and which of them are packages."""
+def compile_library(name: str) -> tuple[dict[str, CodeType], dict[str, bool]]:
+    """The code of each module of the pure Python package *name*, and which of them are packages."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"the package {name} is not installed in {sys.prefix}: run tools/setup")
-    blobs, packages = {}, {}
+    codes, packages = {}, {}
     for module, path in source_files(Path(spec.submodule_search_locations[0])):
         code = compile(
             path.read_text(encoding="utf-8"), f"{module.replace('.', '/')}.py", "exec", dont_inherit=True, optimize=1
         )
-        blobs[module] = marshal.dumps(code)
+        codes[module] = code
         packages[module] = path.name == "__init__.py"
-    return blobs, packages
+    return codes, packages
 
 
 def extension_files() -> dict[str, str]:
@@ -95,37 +96,58 @@ def boot_code() -> Any:
     return compile_tree(ast.fix_missing_locations(tree), "gpurun/launcher/boot.py")
 
 
+class _Body:
+    """What follows the index: blobs, and where each has come to lie (relative to the body's begin)."""
+
+    def __init__(self) -> None:
+        self.blobs: list[bytes] = []
+        self.size = 0
+
+    def add(self, blob: bytes) -> tuple[int, int]:
+        place = (self.size, len(blob))
+        self.blobs.append(blob)
+        self.size += len(blob)
+        return place
+
+
 def assemble(python: str, commit: str = "", package: Path = PACKAGE) -> bytes:
     """The whole file, for the interpreter *python* (an absolute path)."""
-    blobs, graph = compile_gpurun(package, commit)
-    packages = {name: (package.parent / name.replace(".", "/")).is_dir() for name in blobs}
-    deps: dict[str, tuple[str, ...] | None] = {**graph}
-    for library in LIBRARIES:
-        more, which = compile_library(library)
-        blobs |= more
-        packages |= which
-        deps |= dict.fromkeys(more)
-    offset = 0
-    places = {}
-    for name, blob in blobs.items():
-        places[name] = (offset, len(blob))
-        offset += len(blob)
-    index: dict[str, Any] = {"python": python, "extensions": extension_files()}
+    codes, graph = compile_gpurun(package, commit)
+    body = _Body()
+    modules = {}
+    for name, code in codes.items():
+        at, length = body.add(b"" if code is None else marshal.dumps(code))
+        is_package = (package.parent / name.replace(".", "/")).is_dir()
+        modules[name] = (at, length, is_package, graph[name])
+    library = {}
+    for name in LIBRARIES:
+        more, which = compile_library(name)
+        library |= {n: (*body.add(marshal.dumps(code)), which[n], ()) for n, code in more.items()}
 
-    def head(size: int) -> bytes:
-        index["main_code"] = MAIN_CODE.format(size=size, start=START)
-        index["child_code"] = CHILD_CODE.format(size=size, start=START)
-        index["modules"] = {
-            name: (START + size + at, length, packages[name], deps[name]) for name, (at, length) in places.items()
+    def head(size: int) -> tuple[bytes, bytes]:
+        """The head, and the index of the libraries that ends the file; the head is to be *size* bytes."""
+        begin = START + size
+
+        def placed(entries: dict[str, Any]) -> dict[str, Any]:
+            return {name: (begin + entry[0], *entry[1:]) for name, entry in entries.items()}
+
+        tail = marshal.dumps(placed(library))
+        index = {
+            "python": python,
+            "extensions": extension_files(),
+            "main_code": MAIN_CODE.format(size=size, start=START),
+            "child_code": CHILD_CODE.format(size=size, start=START),
+            "modules": placed(modules),
+            "libraries": (LIBRARIES, begin + body.size, len(tail)),
         }
-        return marshal.dumps((boot_code(), index))
+        return marshal.dumps((boot_code(), index)), tail
 
     # marshal reads as far as it needs, so the size that stands inside may be a little more than the truth.
-    size = (len(head(0)) + 256 + 511) // 512 * 512
-    data = head(size)
+    size = (len(head(0)[0]) + 256 + 511) // 512 * 512
+    data, tail = head(size)
     if len(data) > size:
         raise AssertionError("the index has outgrown its margin")
-    line = f"#!{python} -ISBc{index['main_code']}\n"
+    line = f"#!{python} -ISBc{MAIN_CODE.format(size=size, start=START)}\n"
     if len(line) > LINE_MAX:
         raise ValueError(
             f"the interpreter line is {len(line)} bytes, the kernel reads {LINE_MAX}: {python} is too long a path"
@@ -133,7 +155,7 @@ def assemble(python: str, commit: str = "", package: Path = PACKAGE) -> bytes:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     text = f"{line}# gpurun {__version__}, for CPython {version}; what follows is its bytecode (made by `make build`).\n"
     header = text.encode() + b"#" * (START - len(text.encode()) - 1) + b"\n"
-    return header + data.ljust(size, b"\0") + b"".join(blobs.values())
+    return header + data.ljust(size, b"\0") + b"".join(body.blobs) + tail
 
 
 def real_interpreter() -> str:

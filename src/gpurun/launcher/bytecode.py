@@ -80,7 +80,13 @@ def strip(source: str, constants: dict[str, str] | None = None) -> ast.Module:
 def compile_tree(tree: ast.Module, filename: str) -> CodeType:
     """The code of a stripped *tree*, without docstrings and assertions; *filename* is what tracebacks show."""
     code: CodeType = compile(tree, filename, "exec", __future__.annotations.compiler_flag, dont_inherit=True, optimize=2)
-    return code
+    return _without_lines(code)
+
+
+def _without_lines(code: CodeType) -> CodeType:
+    """*code* without its line table, a fifth of its size; the first line of each function stays known."""
+    consts = tuple([_without_lines(c) if isinstance(c, CodeType) else c for c in code.co_consts])
+    return code.replace(co_linetable=b"", co_consts=consts)
 
 
 def is_empty(tree: ast.Module) -> bool:
