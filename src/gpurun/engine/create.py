@@ -205,7 +205,6 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
     receive, send, pid, pidfd = _spawn_init(plan, fifo, its, undo)
     state = replace(state, pid=pid, start_time=_start_time(pid))
     store.save(options.root, state)
-    _place_init(options, plan, pid, undo)
     try:
         _serve_init(options, plan, state, (receive, send), undo)
     finally:
@@ -227,12 +226,11 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
     return Created(state, plan, pidfd, master)
 
 
-def _place_init(options: CreateOptions, plan: Plan, pid: int, undo: list[Callable[[], None]]) -> None:
-    """Put what the host lends to a container in its place: a resctrl group, network devices."""
+def _place_init(plan: Plan, pid: int, record: str, undo: list[Callable[[], None]]) -> None:
+    """Put what the host lends to a container in its place: a resctrl group (noted in *record*), network devices."""
     if plan.intel_rdt is not None:
         from gpurun.engine.rdt import apply_rdt, remove_rdt
 
-        record = f"{store.directory(options.root, options.id)}/resctrl"
         undo.append(lambda: remove_rdt(record))
         apply_rdt(plan.intel_rdt, pid, record)
     if plan.net_devices:
@@ -283,6 +281,7 @@ def _spawn_init(plan: Plan, fifo: str, console: int, undo: list[Callable[[], Non
         if fd >= 0:
             posix.close(fd)
     descriptors = Descriptors(to_init_r, from_init_w, fifo_fd, mount_namespace, root_tree, sources, console)
+    _place_init(plan, pid, f"{fifo.rpartition('/')[0]}/resctrl", undo)
     sync.send(to_init_w, "plan", to_wire(plan.init), to_wire(descriptors))
     return from_init_r, to_init_w, pid, pidfd
 

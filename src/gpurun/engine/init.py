@@ -22,6 +22,7 @@ from gpurun.linux import process as lp
 from gpurun.linux.fs import O_CLOEXEC, O_DIRECTORY, O_PATH
 from gpurun.linux.keyring import join_session_keyring
 from gpurun.linux.mount import open_tree_path
+from gpurun.linux.sched import reset_affinity
 from gpurun.ns import devices, rootfs
 from gpurun.ns.loopback import loopback_up
 from gpurun.ns.path import make_dirs
@@ -75,6 +76,7 @@ def _run(fds: Descriptors) -> None:
     fds = from_wire(message[2])
     posix.setsid()
     posix.umask(0)
+    reset_affinity()
     proc_fd = open_proc()
     if plan.process.oom_score_adj is not None:
         write_proc(proc_fd, "self/oom_score_adj", str(plan.process.oom_score_adj))
@@ -82,7 +84,7 @@ def _run(fds: Descriptors) -> None:
         lp.setns(fds.mount_namespace, lp.CLONE_NEWNS)
         proc_fd = open_proc()
     if plan.session_keyring:
-        join_session_keyring(f"_ses.{plan.id}")
+        _join_keyring(plan, proc_fd)
     if plan.new_network:
         loopback_up()
     apply_edits = _import_all(plan)
@@ -118,6 +120,10 @@ def _run(fds: Descriptors) -> None:
         lp.setdomainname(plan.domainname)
     for path, value in plan.sysctl:
         write_proc(proc_fd, f"sys/{path}", value)
+    if plan.process.apparmor_profile or plan.process.selinux_label:
+        from gpurun.security.lsm import apply_labels  # imported before the host's tree was left
+
+        apply_labels(proc_fd, plan.process.apparmor_profile, plan.process.selinux_label)
     rootfs.readonly_paths(root_fd, plan.readonly_paths)
     rootfs.mask_paths(root_fd, plan.masked_paths, null_tree)
     posix.close(null_tree)
@@ -127,6 +133,10 @@ def _run(fds: Descriptors) -> None:
     posix.close(root_fd)
     if plan.process.no_new_privileges:
         lp.prctl(lp.PR_SET_NO_NEW_PRIVS, 1)
+    if plan.process.knobs is not None:
+        from gpurun.engine.knobs import apply_knobs  # imported before the host's tree was left
+
+        apply_knobs(plan.process.knobs)
     sync.send(fds.send, "ready", created)
     _expect_go(fds)
     path = become_process(plan.process, env)
@@ -154,10 +164,26 @@ def _import_all(plan: InitPlan) -> ApplyEdits | None:
         import gpurun.ns.copyup  # noqa: F401
     if plan.process.terminal:
         import gpurun.engine.terminal  # noqa: F401
+    if plan.process.knobs is not None:
+        import gpurun.engine.knobs  # noqa: F401
+    if plan.process.apparmor_profile or plan.process.selinux_label:
+        import gpurun.security.lsm  # noqa: F401
     sys.path[:] = []
     sys.path_hooks[:] = []
     sys.meta_path[:] = []
     return apply
+
+
+def _join_keyring(plan: InitPlan, proc_fd: int) -> None:
+    label = plan.process.selinux_label
+    if not label:
+        join_session_keyring(f"_ses.{plan.id}")
+        return
+    from gpurun.security.lsm import apply_selinux
+
+    apply_selinux(proc_fd, label, "keycreate")
+    join_session_keyring(f"_ses.{plan.id}")
+    apply_selinux(proc_fd, "", "keycreate")
 
 
 def _expect_go(fds: Descriptors) -> None:

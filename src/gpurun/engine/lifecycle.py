@@ -173,10 +173,21 @@ def destroy(root: str, state: store.State) -> tuple[str, ...]:
         from gpurun.engine.create import remove_created
 
         remove_created(state.rootfs, tuple(created.decode("utf-8", "surrogateescape").split("\0")))
+    _remove_rdt(f"{root}/{state.id}/resctrl")
     store.remove_directory(root, state.id)
     if hooks is None or not hooks.poststop:
         return ()
     return _run_late_hooks("poststop", hooks.poststop, store.state_json(state, "stopped"), state.bundle)
+
+
+def _remove_rdt(record: str) -> None:
+    try:
+        posix.stat(record)
+    except FileNotFoundError:
+        return  # no container without linux.intelRdt has one
+    from gpurun.engine.rdt import remove_rdt
+
+    remove_rdt(record)
 
 
 def _remove_cgroup(state: store.State) -> None:

@@ -23,6 +23,11 @@ from gpurun.oci.config import HOOK_NAMES, Config, Hooks, Linux, OciHook
 from gpurun.oci.resources import DeviceRule, Resources
 from gpurun.record import Record, replace
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.engine.rdt import RdtPlan
+    from gpurun.ns.netdev import NetDevice
+
 #: linux.rootfsPropagation → (MS_* flag, recursive)
 ROOTFS_PROPAGATION = {
     "": (MS_SLAVE, True),
@@ -44,6 +49,10 @@ class Host(Record):
     own_cgroup: str  # path of our own cgroup below the tree's root
     last_cap: int  # /proc/sys/kernel/cap_last_cap
     hugepage_sizes: tuple[str, ...] | None = None  # as hugetlb's files call them; None when nobody needs to know
+    # The rest is False where the config does not ask for it.
+    apparmor: bool = False
+    selinux: bool = False
+    resctrl: bool = False
 
 
 class CgroupPlan(Record):
@@ -104,6 +113,8 @@ class Plan(Record):
     annotations: str  # JSON text
     private_pid: bool
     warnings: tuple[str, ...]
+    net_devices: tuple[NetDevice, ...] = ()
+    intel_rdt: RdtPlan | None = None
 
 
 def make_plan(
@@ -121,11 +132,22 @@ def make_plan(
     _refuse(linux)
     namespaces = plan_namespaces(linux)
     _check_contradictions(config, namespaces)
+    if linux.mount_label:
+        from gpurun.security.lsm import check_selinux
+
+        check_selinux(linux.mount_label, "linux.mountLabel", host.selinux)
     if not config.root_path:
         raise ConfigError("root.path", "must not be empty")
     rootfs = clean_path(join_path(bundle, config.root_path))
     mounts = plan_mounts(config, bundle)
-    process, warnings = plan_process(config.process, host.last_cap, groups=edits.additional_gids)
+    process, warnings = plan_process(
+        config.process,
+        host.last_cap,
+        groups=edits.additional_gids,
+        linux=linux,
+        apparmor=host.apparmor,
+        selinux=host.selinux,
+    )
     process = _with_env(process, edits.env)
     hooks = _checked_hooks(config.hooks)
     if (edits.mounts or edits.device_nodes) and not namespaces.has(CLONE_NEWNS):
@@ -173,6 +195,8 @@ def make_plan(
         annotations=init.annotations,
         private_pid=bool(namespaces.new & CLONE_NEWPID),
         warnings=warnings + edits.warnings,
+        net_devices=_net_devices(linux, namespaces),
+        intel_rdt=_intel_rdt(linux, container_id, host),
     )
 
 
@@ -184,16 +208,25 @@ def _cgroup_view(namespaces: NamespacePlan, cgroup: CgroupPlan) -> str:
 
 def _refuse(linux: Linux) -> None:
     """What of the specification is not built yet is refused, never ignored."""
-    for value, name in (
-        (linux.seccomp, "seccomp"),
-        (linux.mount_label, "mountLabel"),
-        (linux.personality, "personality"),
-        (linux.intel_rdt, "intelRdt"),
-        (linux.memory_policy, "memoryPolicy"),
-        (linux.net_devices, "netDevices"),
-    ):
+    for value, name in ((linux.seccomp, "seccomp"),):
         if value:
             raise UnsupportedError(f"linux.{name}", "is not supported yet, remove it")
+
+
+def _net_devices(linux: Linux, namespaces: NamespacePlan) -> tuple[NetDevice, ...]:
+    if not linux.net_devices:
+        return ()
+    from gpurun.ns.netdev import plan_net_devices
+
+    return plan_net_devices(linux.net_devices, namespaces)
+
+
+def _intel_rdt(linux: Linux, container_id: str, host: Host) -> RdtPlan | None:
+    if linux.intel_rdt is None:
+        return None
+    from gpurun.engine.rdt import plan_rdt
+
+    return plan_rdt(linux.intel_rdt, container_id, host.resctrl)
 
 
 def _check_contradictions(config: Config, namespaces: NamespacePlan) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpurun.errors import ConfigError, UnsupportedError
-from gpurun.oci.config import Process
+from gpurun.errors import ConfigError
+from gpurun.oci.config import Linux, Process
 from gpurun.record import Record
 from gpurun.security.capabilities import CapabilityMasks, capability_masks
 
@@ -33,6 +33,16 @@ RLIMITS = {
 }
 
 
+class Knobs(Record):
+    """Scheduling and memory placement; what is None is left as it was inherited.  See engine/knobs.py."""
+
+    #: (policy, flags, nice, priority, runtime, deadline, period) as sched_setattr(2) takes them; times in nanoseconds
+    scheduler: tuple[int, int, int, int, int, int, int] | None = None
+    io_priority: int | None = None  # as ioprio_set(2) takes it
+    personality: int | None = None
+    memory_policy: tuple[int, int] | None = None  # (MPOL_* with its flags, bit mask of nodes)
+
+
 class ProcessPlan(Record):
     """Who runs what, and as whom.  *env* has unique names, in order; HOME is added by the init when it is missing."""
 
@@ -50,6 +60,9 @@ class ProcessPlan(Record):
     last_cap: int = 40
     terminal: bool = False
     console_size: tuple[int, int] | None = None  # (rows, columns)
+    knobs: Knobs | None = None
+    apparmor_profile: str = ""
+    selinux_label: str = ""
 
 
 def plan_env(env: tuple[str, ...], where: str) -> tuple[tuple[str, str], ...]:
@@ -66,16 +79,25 @@ def plan_env(env: tuple[str, ...], where: str) -> tuple[tuple[str, str], ...]:
 
 
 def plan_process(
-    process: Process, last_cap: int, where: str = "process", groups: tuple[int, ...] = ()
+    process: Process,
+    last_cap: int,
+    where: str = "process",
+    groups: tuple[int, ...] = (),
+    linux: Linux | None = None,
+    apparmor: bool = False,
+    selinux: bool = False,
 ) -> tuple[ProcessPlan, tuple[str, ...]]:
-    """The plan of *process* and the warnings it gives rise to; *groups* are added by device edits."""
+    """The plan of *process* and the warnings it gives rise to.
+
+    *groups* are added by device edits; *linux* has what else places the process (personality, memoryPolicy); *apparmor* and
+    *selinux* say whether this host runs them, which only a process with a label needs to know.
+    """
     if not process.cwd:
         raise ConfigError(f"{where}.cwd", "Cwd property must not be empty")
     if not process.cwd.startswith("/"):
         raise ConfigError(f"{where}.cwd", "Cwd must be an absolute path")
     if not process.args:
         raise ConfigError(f"{where}.args", "args must not be empty")
-    _refuse(process, where)
     limits: dict[int, tuple[int, int, int]] = {}
     for i, limit in enumerate(process.rlimits):
         at = f"{where}.rlimits[{i}]"
@@ -93,6 +115,19 @@ def plan_process(
         masks, unknown = capability_masks(process.capabilities, last_cap)
         if unknown:
             warnings = (f"ignoring unknown or unavailable capabilities: [{' '.join(unknown)}]",)
+    if process.apparmor_profile or process.selinux_label:
+        from gpurun.security.lsm import check_apparmor, check_selinux
+
+        check_apparmor(process.apparmor_profile, f"{where}.apparmorProfile", apparmor)
+        check_selinux(process.selinux_label, f"{where}.selinuxLabel", selinux)
+    knobs = None
+    placed = linux is not None and (linux.personality is not None or linux.memory_policy is not None)
+    if placed or process.scheduler is not None or process.io_priority is not None or process.exec_cpu_affinity is not None:
+        from gpurun.engine.knobs import exec_affinity, plan_knobs
+
+        exec_affinity(process, where)  # for exec alone, but a mistake in it is told now
+        knobs, more = plan_knobs(process, linux, where)
+        warnings += more
     user = process.user
     return (
         ProcessPlan(
@@ -110,19 +145,9 @@ def plan_process(
             last_cap=last_cap,
             terminal=process.terminal,
             console_size=process.console_size,
+            knobs=knobs,
+            apparmor_profile=process.apparmor_profile,
+            selinux_label=process.selinux_label,
         ),
         warnings,
     )
-
-
-def _refuse(process: Process, where: str) -> None:
-    """What of the specification is not built yet is refused, never ignored."""
-    for value, name in (
-        (process.apparmor_profile, "apparmorProfile"),
-        (process.selinux_label, "selinuxLabel"),
-        (process.scheduler, "scheduler"),
-        (process.io_priority, "ioPriority"),
-        (process.exec_cpu_affinity, "execCPUAffinity"),
-    ):
-        if value:
-            raise UnsupportedError(f"{where}.{name}", "is not supported yet, remove it")
