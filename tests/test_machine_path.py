@@ -127,7 +127,7 @@ def test_commands_without_a_container(command: str, tmp_path: Path) -> None:
 def test_refused_config(tmp_path: Path) -> None:
     program, taken = make_probe(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"ociVersion": "1.0.0", "root": 1}))
-    args = [program, "--root", tmp_path / "state", "create", "--bundle", tmp_path, "x"]
+    args = [str(program), "--root", str(tmp_path / "state"), "create", "--bundle", str(tmp_path), "x"]
     done = subprocess.run(args, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "root" in done.stderr, done
     assert taken() <= ALLOWED

@@ -118,7 +118,7 @@ def _traceback(error: BaseException) -> str:
     step = error.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
-        line = step.tb_lineno or f"{code.co_firstlineno}+{step.tb_lasti}"
+        line = step.tb_lineno if (step.tb_lineno or -1) > 0 else f"{code.co_firstlineno}+{step.tb_lasti}"
         places.append(f"{code.co_filename}:{line} {code.co_name}")
         step = step.tb_next
     return f"{type(error).__name__}: {error} at " + " > ".join(places)

@@ -1,8 +1,9 @@
 """The machine parser: a command line → an :class:`Invocation`, as strictly and with the same words as runc.
 
 ``--flag value``, ``--flag=value``, one dash or two (go-runc sends ``-no-subreaper``), short names, ``--switch=false``;
-an option that is given twice counts once, with its last value, unless its row is of ``texts``; ``--`` ends the options.  Global options come before the
-command; a command's own may stand before and after its arguments, unless its row says that the first argument ends them.
+an option that is given twice counts once, with its last value, unless it is of the kind ``texts``; ``--`` ends the
+options.  Global options come before the command; a command's own may stand before and after its arguments, unless its row
+says that the first argument ends them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from gpurun.record import Record
 
 
 class Option(Record):
-    """One option.  *kind*: ``switch`` (true or false), ``text``, ``number``, ``file`` or ``dir``.
+    """One option.  *kind*: ``switch`` (true or false), ``text``, ``texts`` (may be given again), ``number``, ``file``
+    or ``dir``.
 
     *visible* is false for what is only accepted because callers send it; the help does not show it.
     """

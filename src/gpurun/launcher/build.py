@@ -119,7 +119,7 @@ def assemble(python: str, commit: str = "", package: Path = PACKAGE) -> bytes:
         at, length = body.add(b"" if code is None else marshal.dumps(code))
         is_package = (package.parent / name.replace(".", "/")).is_dir()
         modules[name] = (at, length, is_package, graph[name])
-    library = {}
+    library: dict[str, Any] = {}
     for name in LIBRARIES:
         more, which = compile_library(name)
         library |= {n: (*body.add(marshal.dumps(code)), which[n], ()) for n, code in more.items()}
