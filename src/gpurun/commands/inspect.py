@@ -27,7 +27,7 @@ def list_containers(invocation: Invocation) -> int:
     """``list``: a table, JSON, or only the ids."""
     root = invocation.globals.root
     try:
-        names = sorted(posix.listdir(root))
+        names = sorted([name for name in posix.listdir(root) if name[0] != "."])
     except FileNotFoundError:
         if invocation.globals.root_given:
             raise GpurunError(f"{root}: no such directory") from None

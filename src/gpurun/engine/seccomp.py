@@ -67,9 +67,9 @@ def _kernel_flags(plan: SeccompPlan) -> int:
     if plan.default_flags and ls.flags_supported(without):
         return without
     missing = [name for name, flag in FLAGS.items() if flag & plan.flags and not _flag_supported(flag)]
-    raise ConfigError(
-        f"{plan.where}.flags", f"this kernel does not know {', '.join(missing) or 'SECCOMP_FILTER_FLAG_NEW_LISTENER'}"
-    )
+    if not missing:
+        raise ConfigError(plan.where, "this kernel cannot notify an agent of system calls (SCMP_ACT_NOTIFY)")
+    raise ConfigError(f"{plan.where}.flags", f"this kernel does not know {', '.join(missing)}")
 
 
 def _flag_supported(flag: int) -> bool:
@@ -125,9 +125,8 @@ def save(directory: str, name: str, program: bytes) -> None:
         try:
             _make_room(cache)
             temporary = f".{name}.{posix.getpid()}"
-            fd = posix.open(
-                temporary, posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0o600, dir_fd=cache
-            )
+            flags = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | O_NOFOLLOW | O_CLOEXEC
+            fd = posix.open(temporary, flags, 0o600, dir_fd=cache)
             try:
                 write_all(fd, _checksum(program) + program)
             finally:

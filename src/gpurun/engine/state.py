@@ -48,7 +48,7 @@ def check_id(container_id: str) -> str:
     """*container_id* if it may name a directory of the store; raises :class:`GpurunError` with runc's texts."""
     if not container_id:
         raise GpurunError("container id cannot be empty")
-    if container_id in (".", "..") or not _ID_CHARACTERS.issuperset(container_id):
+    if container_id[0] == "." or not _ID_CHARACTERS.issuperset(container_id):  # names with a dot are the store's own
         raise GpurunError("invalid container ID format")
     return container_id
 

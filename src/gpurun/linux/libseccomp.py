@@ -11,7 +11,7 @@ import posix
 from _struct import pack, unpack
 
 from gpurun.linux.fs import read_fd
-from gpurun.linux.libc import _Char, _Pointer, uname
+from gpurun.linux.libc import _Char, _Pointer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class _PointerFunction(_ctypes.CFuncPtr):  # type: ignore[misc]
 
 def directories() -> tuple[str, ...]:
     """Where distributions of this machine's architecture put libraries."""
-    triplet = f"{uname().machine}-linux-gnu"
+    triplet = f"{posix.uname().machine}-linux-gnu"
     return (f"/usr/lib/{triplet}", f"/lib/{triplet}", "/usr/lib64", "/lib64", "/usr/lib", "/lib", "/usr/local/lib")
 
 
@@ -91,7 +91,7 @@ class Library:
 
     def version(self) -> str:
         """``2.5.4``: struct scmp_version has three unsigned ints."""
-        at = (_Char * 12).from_address(self._version())
+        at: Any = (_Char * 12).from_address(self._version())
         return ".".join([str(n) for n in unpack("3I", at.raw)])
 
     def native(self) -> int:

@@ -90,8 +90,8 @@ class Rule(Record):
 class SeccompPlan(Record):
     """What to compile, and how to install it.
 
-    *enosys*: calls newer than all that the profile names give ENOSYS instead of the default action.  *listener_path* is empty
-    unless a rule asks for an agent.
+    *enosys*: calls newer than all that the profile names give ENOSYS instead of the default action.  *listener_path* is
+    empty unless a rule asks for an agent.
     """
 
     where: str
@@ -113,7 +113,8 @@ def plan_seccomp(profile: Seccomp, machine: str, where: str = "linux.seccomp") -
     default = _action(profile.default_action, profile.default_errno_ret, where, "defaultAction", "defaultErrnoRet")
     if default == _NOTIFY:
         raise ConfigError(f"{where}.defaultAction", "SCMP_ACT_NOTIFY cannot be used as default action")
-    rules, skipped = [], []
+    rules: list[Rule] = []
+    skipped: list[str] = []
     for i, syscall in enumerate(profile.syscalls):
         rule = _rule(syscall, f"{where}.syscalls[{i}]")
         if rule.action == default:
