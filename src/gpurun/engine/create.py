@@ -104,15 +104,23 @@ def plan_bundle(options: CreateOptions) -> tuple[bytes, Plan]:
     """Read everything and plan; touches nothing."""
     data, config = read_bundle(options.bundle, options.config)
     listen_fds = _listen_fds()
+    edits = device_edits(config)
+    first_env: tuple[str, ...] = (f"LISTEN_FDS={listen_fds}", "LISTEN_PID=1") if listen_fds else ()
+    if posix.environ.get(b"NOTIFY_SOCKET"):
+        from gpurun.engine.notify import NOTIFY_ENV, with_notify
+
+        edits = with_notify(edits, f"{options.root}/{options.id}")
+        first_env += NOTIFY_ENV
     plan = make_plan(
         config,
         options.id,
         options.bundle,
         read_host(config),
-        _with_listen_fds(device_edits(config), listen_fds),
+        edits,
         options.no_pivot,
         options.new_keyring,
         options.preserve_fds + listen_fds,
+        first_env,
     )
     return data, plan
 
@@ -123,12 +131,6 @@ def _listen_fds() -> int:
     if posix.environ.get(b"LISTEN_PID") != b"%d" % posix.getpid() or not count.isdigit():
         return 0
     return int(count)
-
-
-def _with_listen_fds(edits: ContainerEdits, count: int) -> ContainerEdits:
-    if not count:
-        return edits
-    return replace(edits, env=(*edits.env, f"LISTEN_FDS={count}", "LISTEN_PID=1"))
 
 
 def create(options: CreateOptions) -> Created:
@@ -193,8 +195,9 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
     undo.append(lambda: store.remove_directory(options.root, options.id))
     store.save(options.root, state)
     store.write_atomically(f"{directory}/config.json", data, 0o600)
-    env = tuple([e for e in plan.init.edits.env if not e.startswith("LISTEN_")])  # these are the first process' alone
-    store.save_edits(options.root, options.id, env, plan.init.edits.additional_gids)
+    store.save_edits(options.root, options.id, plan.init.edits.env, plan.init.edits.additional_gids)
+    if posix.environ.get(b"NOTIFY_SOCKET"):
+        posix.mkdir(f"{directory}/notify", 0o755)
     fifo = store.fifo_path(options.root, options.id)
     posix.mkfifo(fifo, 0o600)
     made = manager.create(plan.cgroup.path, plan.cgroup.root, plan.cgroup.writes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posix
 import time
+from errno import ENOENT, ENXIO
 
 from gpurun.engine import state as store
 from gpurun.engine.signals import SIGCHLD, SIGKILL, SIGURG, SIGWINCH, block_signals, exit_code, send_signal, wait_signal
@@ -41,15 +42,34 @@ def start(root: str, container_id: str) -> tuple[str, ...]:
     except FileNotFoundError:
         raise GpurunError("cannot start an already running container") from None
     except OSError as e:
-        if e.errno == 6:  # ENXIO: no init has it open
+        if e.errno == ENXIO:  # no init has it open
             raise GpurunError("cannot start a container that has stopped") from None
         raise StepError("open", fifo, e.errno) from None
-    posix.write(fd, b"0")
+    unit = posix.environ.get(b"NOTIFY_SOCKET", b"").decode("utf-8", "surrogateescape")
+    if unit:
+        _start_notifying(f"{root}/{container_id}/notify", unit, state, fd)
+    else:
+        posix.write(fd, b"0")
     posix.close(fd)
     hooks = _saved_hooks(root, container_id)
     if hooks is None or not hooks.poststart:
         return ()
     return _run_late_hooks("poststart", hooks.poststart, store.state_json(state, "running"), state.bundle)
+
+
+def _start_notifying(directory: str, unit: str, state: store.State, fifo_fd: int) -> None:
+    """Release the process and wait until it is ready, for systemd's sake (sd_notify(3)); *directory* may not be there."""
+    from gpurun.engine.notify import bind_socket, forward
+
+    try:
+        inside = bind_socket(directory)
+    except StepError as e:
+        if e.errno != ENOENT:
+            raise
+        posix.write(fifo_fd, b"0")  # create was not told of a unit
+        return
+    posix.write(fifo_fd, b"0")
+    forward(inside, unit, state)
 
 
 def _run_late_hooks(name: str, hooks: tuple[OciHook, ...], state: str, bundle: str) -> tuple[str, ...]:

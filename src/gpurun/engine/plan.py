@@ -126,8 +126,12 @@ def make_plan(
     no_pivot: bool = False,
     new_keyring: bool = True,
     preserve_fds: int = 0,
+    first_env: tuple[str, ...] = (),
 ) -> Plan:
-    """The plan of *config* in *bundle* (an absolute path); raises :class:`ConfigError` for what cannot be done."""
+    """The plan of *config* in *bundle* (an absolute path); *first_env* is for its first process alone.
+
+    Raises :class:`ConfigError` for what cannot be done.
+    """
     linux = config.linux
     _refuse(linux)
     namespaces = plan_namespaces(linux)
@@ -148,7 +152,7 @@ def make_plan(
         apparmor=host.apparmor,
         selinux=host.selinux,
     )
-    process = _with_env(process, edits.env)
+    process = _with_env(process, edits.env + first_env)
     hooks = _checked_hooks(config.hooks)
     if (edits.mounts or edits.device_nodes) and not namespaces.has(CLONE_NEWNS):
         raise ConfigError("linux.namespaces", 'a container with GPUs needs a mount namespace: add {"type": "mount"}')

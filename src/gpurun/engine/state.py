@@ -216,7 +216,12 @@ def remove_directory(root: str, container_id: str) -> None:
     path = directory(root, container_id)
     try:
         for name in posix.listdir(path):
-            posix.unlink(f"{path}/{name}")
+            try:
+                posix.unlink(f"{path}/{name}")
+            except IsADirectoryError:  # notify/, with its socket
+                for below in posix.listdir(f"{path}/{name}"):
+                    posix.unlink(f"{path}/{name}/{below}")
+                posix.rmdir(f"{path}/{name}")
         posix.rmdir(path)
     except FileNotFoundError:
         pass  # another delete was faster
