@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import os
@@ -68,7 +67,9 @@ BASE: Config = {
 
 
 def base_config() -> Config:
-    return copy.deepcopy(BASE)
+    # Not deepcopy: it would keep the sharing of lists within the document, and a change of one would change another.
+    copy: Config = json.loads(json.dumps(BASE))
+    return copy
 
 
 def make_rootfs(directory: Path, busybox: Path) -> None:

@@ -1,0 +1,166 @@
+"""Commands that are killed, files that are damaged, places that are full: ``delete --force`` must be able to clear up."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MakeBundle
+from tests.native.bed import remove_cgroup
+from tests.native.runtime import Runtime
+
+pytestmark = pytest.mark.native
+
+FOREVER = "echo up; while :; do sleep 0.01; done"
+ROUNDS = 40
+
+
+@pytest.fixture
+def hang(runtime: Runtime, place: Path, busybox: Path) -> dict[str, object]:
+    """A hook that stops ``create`` in the middle: it says so in a file and waits."""
+    script = f"echo $$ >{runtime.directory}/hook; exec sleep 60"
+    return {"path": str(busybox), "args": ["busybox", "sh", "-c", script]}
+
+
+def kill_and_clear(runtime: Runtime, process: subprocess.Popen[bytes], container_id: str) -> None:
+    process.kill()
+    process.wait()
+    cleared = runtime("delete", "--force", container_id)
+    assert cleared.rc == 0, cleared.text
+    gone = runtime("state", container_id)
+    assert gone.rc == 1
+    assert "does not exist" in gone.text
+
+
+def test_create_killed_at_any_moment(runtime: Runtime, bundle: MakeBundle) -> None:
+    """What is left of each is looked for at the end of the test, by the fixture."""
+    moments = random.Random(20210531)
+    b = bundle().sh(FOREVER)
+    for _ in range(ROUNDS):
+        container_id = runtime.new_id()
+        b.linux.pop("cgroupsPath", None)
+        runtime._prepare(b, container_id)
+        process = runtime.popen("create", "--bundle", str(b.directory), container_id, files=runtime._files())
+        time.sleep(moments.uniform(0, 0.06))
+        kill_and_clear(runtime, process, container_id)
+
+
+@pytest.mark.parametrize("kind", ["prestart", "createRuntime", "createContainer"])
+def test_create_killed_while_a_hook_runs(runtime: Runtime, bundle: MakeBundle, hang: dict[str, object], kind: str) -> None:
+    b = bundle()
+    b.config["hooks"] = {kind: [hang]}
+    container_id = runtime.new_id()
+    runtime._prepare(b, container_id)
+    process = runtime.popen("create", "--bundle", str(b.directory), container_id, files=runtime._files())
+    running = runtime.directory / "hook"
+    while not running.exists() or not running.read_text():
+        assert process.poll() is None
+    kill_and_clear(runtime, process, container_id)
+    if kind != "createContainer":  # a hook of the host's namespaces is no part of the container
+        hook = int(running.read_text())
+        os.kill(hook, signal.SIGKILL)
+        os.waitpid(hook, 0)
+
+
+def test_the_first_process_dies_during_create(runtime: Runtime, bundle: MakeBundle, busybox: Path) -> None:
+    script = 'pid=$(cat | grep -o \'"pid": *[0-9]*\' | grep -o "[0-9]*"); kill -9 $pid'
+    b = bundle()
+    b.config["hooks"] = {"createRuntime": [{"path": str(busybox), "args": ["busybox", "sh", "-c", script]}]}
+    container = runtime.create(b, check=False)
+    if container.result.rc == 0:  # it died too late to be seen
+        assert container.state()["status"] == "stopped"
+    else:
+        assert "Traceback" not in container.err
+        assert not (runtime.root / container.id).exists()
+
+
+def test_run_killed(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().sh(FOREVER)
+    container_id = runtime.new_id()
+    runtime._prepare(b, container_id)
+    files = runtime._files()
+    process = runtime.popen("run", "--bundle", str(b.directory), container_id, files=files)
+    while "up" not in (files / "out").read_text():
+        assert process.poll() is None
+    kill_and_clear(runtime, process, container_id)
+
+
+@pytest.mark.gpurun_only
+@pytest.mark.parametrize("damage", [b"", b"{", b"\0\0\0\0", b"[]", b'{"pid": "x"}'])
+def test_damaged_state(runtime: Runtime, bundle: MakeBundle, damage: bytes) -> None:
+    """One sentence, and ``delete --force`` still removes it; the process and the cgroup are no longer known to anybody."""
+    container = runtime.start(bundle().sh(FOREVER))
+    container.wait_for("up")
+    for path in (runtime.root / container.id).iterdir():
+        if path.is_file() and not path.is_fifo():
+            path.write_bytes(damage)
+    for command in ("state", "kill", "start"):
+        result = runtime(command, container.id)
+        assert result.rc == 1, command
+        assert "Traceback" not in result.text
+        assert result.text.count("\n") == 1
+    assert runtime("list").rc == 0, "one bad container does not hide the others"
+    assert container.delete("--force").rc == 0
+    assert not (runtime.root / container.id).exists()
+    remove_cgroup(runtime.bed.cgroup(f"{runtime.bed.subtree}/{container.id}"))
+    container.wait()
+
+
+@pytest.mark.gpurun_only
+def test_state_directory_that_is_half_made(runtime: Runtime) -> None:
+    (runtime.root / "half").mkdir(parents=True)
+    assert "does not exist" in runtime("state", "half").text
+    assert runtime("delete", "--force", "half").rc == 0
+    assert not (runtime.root / "half").exists()
+
+
+def test_root_that_is_a_file(runtime: Runtime, bundle: MakeBundle) -> None:
+    runtime.root.write_text("")
+    b = bundle()
+    b.write()
+    result = runtime("create", "--bundle", str(b.directory), "x1")
+    assert result.rc == 1
+    assert "not a directory" in result.text
+    assert "Traceback" not in result.text
+    runtime.root.unlink()
+
+
+@pytest.mark.gpurun_only
+def test_full_disk(runtime: Runtime, bundle: MakeBundle) -> None:
+    runtime.root.mkdir()
+
+    def in_bed(*argv: str) -> None:
+        subprocess.run(argv, check=True, preexec_fn=runtime.bed.enter())
+
+    in_bed("mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=3", "tmpfs", str(runtime.root))
+    try:
+        b = bundle()
+        b.config["annotations"] = {"long": "x" * 50000}
+        container = runtime.create(b, check=False)
+        assert container.result.rc == 1
+        assert "no space left on device" in container.err
+        assert container.err.count("\n") == 1
+    finally:
+        in_bed("umount", str(runtime.root))
+
+
+@pytest.mark.gpurun_only
+def test_concurrent_creates_of_one_id(runtime: Runtime, bundle: MakeBundle) -> None:
+    """One wins, the others say that the id is taken, and the winner is whole."""
+    b = bundle()
+    container_id = runtime.new_id()
+    runtime._prepare(b, container_id)
+    files = [runtime._files() for _ in range(4)]
+    racing = [runtime.popen("create", "--bundle", str(b.directory), container_id, files=f) for f in files]
+    codes = [process.wait(30) for process in racing]
+    assert sorted(codes) == [0, 1, 1, 1]
+    for code, f in zip(codes, files, strict=True):
+        if code:
+            assert "container with given ID already exists" in (f / "err").read_text()
+    assert '"created"' in runtime("state", container_id).out
