@@ -38,6 +38,7 @@ def kill_and_clear(runtime: Runtime, process: subprocess.Popen[bytes], container
     assert "does not exist" in gone.text
 
 
+@pytest.mark.not_on("runc 1", reason="leaves cgroups and processes behind")
 def test_create_killed_at_any_moment(runtime: Runtime, bundle: MakeBundle) -> None:
     """What is left of each is looked for at the end of the test, by the fixture."""
     moments = random.Random(20210531)
@@ -51,6 +52,7 @@ def test_create_killed_at_any_moment(runtime: Runtime, bundle: MakeBundle) -> No
         kill_and_clear(runtime, process, container_id)
 
 
+@pytest.mark.not_on("runc 1", reason="leaves cgroups and processes behind")
 @pytest.mark.parametrize("kind", ["prestart", "createRuntime", "createContainer"])
 def test_create_killed_while_a_hook_runs(runtime: Runtime, bundle: MakeBundle, hang: dict[str, object], kind: str) -> None:
     b = bundle()
