@@ -162,6 +162,8 @@ def _new_filesystem(root_fd: int, root: str, step: MountStep, cgroup: str) -> in
             key, equals, value = word.partition("=")
             pairs.append((key, value if equals else None))
     pairs += [(key, None) for key in options.superblock]
+    if step.label and fstype != "mqueue":
+        pairs.append(("context", step.label))
     attributes = options.attr_set
     if fstype == "tmpfs" and not any(key == "mode" for key, _ in pairs):
         pairs.append(("mode", f"{posix.fstat(target).st_mode & 0o7777:o}"))
@@ -175,6 +177,8 @@ def _new_filesystem(root_fd: int, root: str, step: MountStep, cgroup: str) -> in
         from gpurun.ns.copyup import copy_up
 
         copy_up(target, fd)
+    if step.label and fstype == "mqueue":  # it knows no context=
+        posix.setxattr(f"/proc/self/fd/{fd}", "security.selinux", step.label.encode())
     attach(fd, target)
     posix.close(target)
     return fd

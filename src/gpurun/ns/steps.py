@@ -19,6 +19,7 @@ class MountStep(Record):
     destination: str
     options: MountOptions
     where: str
+    label: str = ""  # SELinux context of a new file system
 
 
 class DeviceStep(Record):
@@ -79,10 +80,11 @@ def join_path(base: str, path: str) -> str:
 
 def plan_mounts(config: Config, bundle: str) -> tuple[MountStep, ...]:
     """The steps of ``mounts``, in their order; *bundle* is what relative bind sources are relative to."""
-    return tuple([_mount_step(mount, f"mounts[{i}]", bundle) for i, mount in enumerate(config.mounts)])
+    label = config.linux.mount_label
+    return tuple([_mount_step(mount, f"mounts[{i}]", bundle, label) for i, mount in enumerate(config.mounts)])
 
 
-def _mount_step(mount: Mount, where: str, bundle: str) -> MountStep:
+def _mount_step(mount: Mount, where: str, bundle: str, label: str) -> MountStep:
     if not mount.destination:
         raise ConfigError(f"{where}.destination", "is missing, a path in the container is needed")
     destination = clean_path(mount.destination)
@@ -109,7 +111,9 @@ def _mount_step(mount: Mount, where: str, bundle: str) -> MountStep:
         raise ConfigError(f"{where}.options", "tmpcopyup is for tmpfs")
     if destination.startswith("/proc/"):
         raise ConfigError(f"{where}.destination", f'"{destination}" cannot be mounted because it is inside /proc')
-    return MountStep(kind, mount.source, destination, options, where)
+    # Those without take their labels from the policy.
+    labelled = kind not in ("proc", "sysfs", "cgroup")
+    return MountStep(kind, mount.source, destination, options, where, label if labelled else "")
 
 
 def plan_devices(devices: tuple[Device, ...]) -> tuple[DeviceStep, ...]:

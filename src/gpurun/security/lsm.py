@@ -20,8 +20,6 @@ from gpurun.linux.fs import (
 )
 
 _RESOLVE = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
-#: File systems that take no ``context=`` option: their labels come from the policy.
-UNLABELLED = frozenset(("proc", "sysfs", "mqueue", "cgroup", "cgroup2"))
 
 
 def apparmor_enabled() -> bool:
