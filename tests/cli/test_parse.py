@@ -76,6 +76,12 @@ def test_kill_ends_options_at_the_id() -> None:
     assert found.args == ("abc", "9")
 
 
+def test_exec_collects_what_may_be_given_again() -> None:
+    found = parse(["exec", "-e", "A=1,2", "--env=B=2", "--cap", "CAP_KILL", "abc", "ls", "-e", "x"])
+    assert found.options == {"env": ("A=1,2", "B=2"), "cap": ("CAP_KILL",)}, "commas do not split"
+    assert found.args == ("abc", "ls", "-e", "x")
+
+
 def test_double_dash_ends_options() -> None:
     found = parse(["delete", "--", "--force"])
     assert found.args == ("--force",)
@@ -179,7 +185,7 @@ def test_the_table_is_sound() -> None:
     for options in (global_options(), *(command(name).options for name in COMMANDS)):
         names = [n for o in options for n in (o.name, o.short) if n]
         assert len(names) == len(set(names))
-        assert {o.kind for o in options} <= {"switch", "text", "number", "file", "dir"}
+        assert {o.kind for o in options} <= {"switch", "text", "texts", "number", "file", "dir"}
     for name in COMMANDS:
         row = command(name)
         assert row.most < 0 or row.least <= row.most
