@@ -10,9 +10,10 @@ import posix
 
 from gpurun.engine.lookup import check_cwd, find_executable, home_directory
 from gpurun.engine.signals import default_signals
-from gpurun.errors import GpurunError, StepError, oserror_text
+from gpurun.errors import GpurunError, StepError, oserror_text, strerror_lower
 from gpurun.linux import process as lp
 from gpurun.linux.fs import (
+    CLOSE_RANGE_CLOEXEC,
     O_CLOEXEC,
     O_DIRECTORY,
     O_NOFOLLOW,
@@ -27,11 +28,18 @@ from gpurun.linux.fs import (
     write_all,
 )
 from gpurun.ns.path import open_in_root
+from gpurun.record import replace
 from gpurun.security.capabilities import drop_bounding, set_capabilities
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
     from gpurun.engine.process import ProcessPlan
+    from gpurun.security.capabilities import CapabilityMasks
+
+_CAP_SYS_ADMIN = 1 << 21
 
 
 def open_proc() -> int:
@@ -109,9 +117,23 @@ def become_process(process: ProcessPlan, env: dict[str, str]) -> str:
             ) from None
     check_cwd()
     lp.prctl(lp.PR_SET_KEEPCAPS, 0)
+    needs_admin = process.seccomp is not None and not process.no_new_privileges
     if masks is not None:
-        set_capabilities(masks)
+        set_capabilities(_with_admin(masks) if needs_admin else masks)
+    elif needs_admin:
+        effective, permitted, inheritable = lp.capget()  # an ordinary user's are permitted still, but not effective
+        lp.capset(effective | _CAP_SYS_ADMIN, permitted, inheritable)
     return find_executable(process.args[0], env.get("PATH", ""))
+
+
+def _with_admin(masks: CapabilityMasks) -> CapabilityMasks:
+    """*masks* and CAP_SYS_ADMIN, which installing a filter takes without no_new_privs.
+
+    It makes no difference to the program: execve(2) computes its permitted and effective sets anew, from the other three,
+    the user and the file, and never from these two.  So the capability needs no dropping after the filter is on, and the
+    filter needs to allow no system call but execve.
+    """
+    return replace(masks, effective=masks.effective | _CAP_SYS_ADMIN, permitted=masks.permitted | _CAP_SYS_ADMIN)
 
 
 def _try_chdir(path: str) -> bool:
@@ -136,15 +158,52 @@ def _own_stdio(uid: int) -> None:
                 raise StepError("change the owner of the standard stream", str(fd), e.errno) from None
 
 
-def execute(path: str, args: tuple[str, ...], env: dict[str, str], first_fd: int = 3) -> None:
-    """Close all descriptors from *first_fd* on, reset the signals and become the user's program.
+def execute(
+    path: str, args: tuple[str, ...], env: dict[str, str], first_fd: int = 3, seccomp: tuple[bytes, int] | None = None
+) -> None:
+    """Close all descriptors from *first_fd* on, reset the signals and become the user's program, under the filter *seccomp*.
 
     Returns never; when execve(2) fails the process says so on its stderr and ends with status 255.
     """
     default_signals()
     close_range(first_fd)
     try:
-        posix.execve(path, list(args), env)
+        if seccomp is None:
+            posix.execve(path, list(args), env)
+        else:
+            execve_filtered(path, args, env, seccomp)
     except OSError as e:
-        posix.write(2, f"exec {path}: {oserror_text(OSError(e.errno, ''))}\n".encode("utf-8", "replace"))
-        posix._exit(255)
+        _last_words(path, e)
+
+
+def execve_filtered(path: str, args: tuple[str, ...], env: dict[str, str], seccomp: tuple[bytes, int]) -> None:
+    """execve(2) right after installing the filter; raises OSError when one of the two fails."""
+    from gpurun.linux.seccomp import prepare_execve  # imported before the host's tree was left
+
+    raise prepare_execve(path, args, env, *seccomp)()
+
+
+def notify_first(
+    path: str, args: tuple[str, ...], env: dict[str, str], first_fd: int, seccomp: tuple[bytes, int]
+) -> tuple[int, Callable[[], NoReturn]]:
+    """For a filter with an agent, which must get the listener while the container is being created: install it now.
+
+    Returns the listener's descriptor and a function that becomes the program by execve(2) alone: descriptors and signals are
+    as they must be then already, for of what comes in between every system call is up to the profile and the agent.
+    """
+    from gpurun.linux.seccomp import install, prepare_execve  # imported before the host's tree was left
+
+    default_signals()
+    close_range(first_fd, flags=CLOSE_RANGE_CLOEXEC)
+    execve = prepare_execve(path, args, env)
+
+    def become() -> NoReturn:
+        _last_words(path, execve())
+
+    return install(*seccomp), become
+
+
+def _last_words(path: str, e: OSError) -> NoReturn:
+    what = "install the seccomp filter" if e.filename == "seccomp" else f"exec {path}"
+    posix.write(2, f"{what}: {strerror_lower(e.errno)}\n".encode("utf-8", "replace"))
+    posix._exit(255)

@@ -12,7 +12,7 @@ from gpurun import log
 from gpurun.cgroup import manager, tree
 from gpurun.engine import state as store
 from gpurun.engine import sync
-from gpurun.engine.child import exec_child, sealed_child
+from gpurun.engine.child import check_preserved_fds, exec_child, sealed_child
 from gpurun.engine.hooks import in_directory, run_hooks
 from gpurun.engine.init import Descriptors
 from gpurun.engine.plan import Host, Plan, make_plan
@@ -89,6 +89,8 @@ def read_host(config: Config) -> Host:
         from gpurun.engine.rdt import resctrl_mounted
 
         facts = replace(facts, resctrl=resctrl_mounted())
+    if linux.seccomp is not None:
+        facts = replace(facts, machine=posix.uname().machine)
     return facts
 
 
@@ -142,6 +144,7 @@ def create(options: CreateOptions) -> Created:
     data, plan = plan_bundle(options)
     _check_rootfs(plan)
     _check_descriptors(options, plan)
+    plan = _with_filter(plan, options.root)
     undo: list[Callable[[], None]] = []
     try:
         created = _apply(options, plan, data, undo)
@@ -154,6 +157,16 @@ def create(options: CreateOptions) -> Created:
                 log.warning(f"while undoing what create had made: {e}")
         raise
     return created
+
+
+def _with_filter(plan: Plan, root: str) -> Plan:
+    """*plan* with its seccomp profile compiled; raises while nothing is made yet."""
+    if plan.seccomp is None:
+        return plan
+    from gpurun.engine.seccomp import make_filter
+
+    process = replace(plan.init.process, seccomp=make_filter(plan.seccomp, root))
+    return replace(plan, init=replace(plan.init, process=process))
 
 
 def _check_rootfs(plan: Plan) -> None:
@@ -172,13 +185,7 @@ def _check_descriptors(options: CreateOptions, plan: Plan) -> None:
         from gpurun.engine.terminal import check_console
 
         check_console(terminal, options.detached, options.console_socket)
-    for fd in range(3, 3 + plan.init.preserve_fds):
-        try:
-            posix.fstat(fd)
-        except OSError:
-            raise GpurunError(
-                f"unable to stat preserved-fd {fd - 3} (of {plan.init.preserve_fds}): descriptor {fd} is not open"
-            ) from None
+    check_preserved_fds(plan.init.preserve_fds)
 
 
 def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[[], None]]) -> Created:
@@ -366,6 +373,10 @@ def _serve_init(
         if word == "failed":
             raise GpurunError(f"unable to start container process: error during container init: {rest[0]}")
         if word == "created":
+            if plan.seccomp is not None and plan.seccomp.listener_path:
+                from gpurun.engine.seccomp import send_listener
+
+                send_listener(plan.seccomp, pid, rest[0], store.state_json(state, "creating"))
             return
         if rest and rest[0]:
             _record_created(options, plan, rest[0], undo)

@@ -19,6 +19,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    Execve = Callable[[str, tuple[str, ...], dict[str, str]], None]
+
 #: How much of a hook's output is kept for the error message.
 _OUTPUT_LIMIT = 64 << 10
 #: How long the output is still read after the hook itself has ended: a daemon it left behind may hold the pipe open.
@@ -31,25 +33,33 @@ def run_hooks(
     state: str,
     before_exec: Callable[[], None] | None = None,
     env: tuple[str, ...] = (),
+    execve: Execve = posix.execve,
 ) -> None:
     """Run *hooks* of the stage *name* in order with the text *state* on stdin; *env* is for hooks that name none.
 
-    Raises :class:`GpurunError` at the first that fails, with its output, in runc's words.  *before_exec* runs in the child.
+    Raises :class:`GpurunError` at the first that fails, with its output, in runc's words.  *before_exec* runs in the child,
+    and so does *execve*, which has to become the hook.
     """
     for index, hook in enumerate(hooks):
-        failure = run_hook(hook, state, before_exec, env)
+        failure = run_hook(hook, state, before_exec, env, execve)
         if failure:
             raise GpurunError(f"error running {name} hook #{index}: {failure}")
 
 
-def run_hook(hook: OciHook, state: str, before_exec: Callable[[], None] | None = None, env: tuple[str, ...] = ()) -> str:
+def run_hook(
+    hook: OciHook,
+    state: str,
+    before_exec: Callable[[], None] | None = None,
+    env: tuple[str, ...] = (),
+    execve: Execve = posix.execve,
+) -> str:
     """Run one hook to its end; returns "" or what went wrong."""
     stdin_r, stdin_w = posix.pipe2(O_CLOEXEC)
     output_r, output_w = posix.pipe2(O_CLOEXEC)
     exec_r, exec_w = posix.pipe2(O_CLOEXEC)
     pid = posix.fork()
     if pid == 0:
-        _exec_hook(hook, (stdin_r, output_w, exec_w), before_exec, hook.env or env)
+        _exec_hook(hook, (stdin_r, output_w, exec_w), before_exec, hook.env or env, execve)
     for fd in (stdin_r, output_w, exec_w):
         posix.close(fd)
     deadline = time.monotonic() + hook.timeout if hook.timeout else None
@@ -73,7 +83,11 @@ def in_directory(path: str) -> Callable[[], None]:
 
 
 def _exec_hook(
-    hook: OciHook, pipes: tuple[int, int, int], before_exec: Callable[[], None] | None, env: tuple[str, ...]
+    hook: OciHook,
+    pipes: tuple[int, int, int],
+    before_exec: Callable[[], None] | None,
+    env: tuple[str, ...],
+    execve: Execve,
 ) -> None:
     stdin, output, report = pipes
     try:
@@ -87,7 +101,7 @@ def _exec_hook(
             posix.dup2(report, 3, False)
             report = 3
         close_range(4)
-        posix.execve(hook.path, list(hook.args or (hook.path,)), dict([e.split("=", 1) for e in env]))
+        execve(hook.path, hook.args or (hook.path,), dict([e.split("=", 1) for e in env]))
     except OSError as e:
         posix.write(report, strerror_lower(e.errno).encode())
     finally:

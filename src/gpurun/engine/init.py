@@ -11,7 +11,16 @@ import posix
 import sys
 
 from gpurun.engine import sync
-from gpurun.engine.become import become_process, environment, execute, null_stdio, open_proc, write_proc
+from gpurun.engine.become import (
+    become_process,
+    environment,
+    execute,
+    execve_filtered,
+    notify_first,
+    null_stdio,
+    open_proc,
+    write_proc,
+)
 from gpurun.engine.hooks import run_hooks
 from gpurun.engine.plan import InitPlan
 from gpurun.engine.process import ProcessPlan
@@ -33,7 +42,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
+    from gpurun.engine.hooks import Execve
+
     ApplyEdits = Callable[[ContainerEdits, int, bool], tuple[str, ...]]
+
+_NEW_LISTENER = 8  # SECCOMP_FILTER_FLAG_NEW_LISTENER
 
 
 class Descriptors(Record):
@@ -140,17 +153,38 @@ def _run(fds: Descriptors) -> None:
     sync.send(fds.send, "ready", created)
     _expect_go(fds)
     path = become_process(plan.process, env)
+    seccomp = plan.process.seccomp
+    if seccomp is not None and seccomp[1] & _NEW_LISTENER:
+        listener, become = notify_first(path, plan.process.args, env, 3 + plan.preserve_fds, seccomp)
+        sync.send(fds.send, "created", listener)
+        _wait_for_start(fds.fifo)
+        _run_start_hooks(plan, state, env, None)
+        become()
     sync.send(fds.send, "created")
     posix.close(fds.send)
     posix.close(fds.receive)
-    if fds.fifo >= 0:
-        if not posix.read(fds.fifo, 1):
-            posix._exit(1)
-        posix.close(fds.fifo)
-    if plan.start_container:
-        hook_env = tuple([f"{k}={v}" for k, v in env.items()])
-        run_hooks("startContainer", plan.start_container, state_json(state, "created"), env=hook_env)
-    execute(path, plan.process.args, env, 3 + plan.preserve_fds)
+    _wait_for_start(fds.fifo)
+    _run_start_hooks(plan, state, env, seccomp)
+    execute(path, plan.process.args, env, 3 + plan.preserve_fds, seccomp)
+
+
+def _wait_for_start(fifo: int) -> None:
+    if fifo >= 0 and not posix.read(fifo, 1):
+        posix._exit(1)
+
+
+def _run_start_hooks(plan: InitPlan, state: State, env: dict[str, str], seccomp: tuple[bytes, int] | None) -> None:
+    """The startContainer hooks; *seccomp* is the filter they are to run under, if it is not on already."""
+    if not plan.start_container:
+        return
+    hook_env = tuple([f"{k}={v}" for k, v in env.items()])
+    execve: Execve = posix.execve
+    if seccomp is not None:
+
+        def execve(path: str, args: tuple[str, ...], env: dict[str, str]) -> None:
+            execve_filtered(path, args, env, seccomp)
+
+    run_hooks("startContainer", plan.start_container, state_json(state, "created"), env=hook_env, execve=execve)
 
 
 def _import_all(plan: InitPlan) -> ApplyEdits | None:
@@ -168,6 +202,8 @@ def _import_all(plan: InitPlan) -> ApplyEdits | None:
         import gpurun.engine.knobs  # noqa: F401
     if plan.process.apparmor_profile or plan.process.selinux_label:
         import gpurun.security.lsm  # noqa: F401
+    if plan.process.seccomp is not None:
+        import gpurun.linux.seccomp  # noqa: F401
     sys.path[:] = []
     sys.path_hooks[:] = []
     sys.meta_path[:] = []

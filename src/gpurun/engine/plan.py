@@ -10,7 +10,7 @@ from gpurun.cgroup.devices import compile_filter, container_rules, describe_rule
 from gpurun.cgroup.resources import CgroupWrite, plan_resources
 from gpurun.cgroup.tree import Tree, cgroup_path
 from gpurun.engine.process import ProcessPlan, plan_process
-from gpurun.errors import ConfigError, UnsupportedError
+from gpurun.errors import ConfigError
 from gpurun.hook.edits import ContainerEdits
 from gpurun.hook.gpu import is_replaced_hook
 from gpurun.jsontext import dumps
@@ -27,6 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.engine.rdt import RdtPlan
     from gpurun.ns.netdev import NetDevice
+    from gpurun.security.seccomp import SeccompPlan
 
 #: linux.rootfsPropagation → (MS_* flag, recursive)
 ROOTFS_PROPAGATION = {
@@ -53,6 +54,7 @@ class Host(Record):
     apparmor: bool = False
     selinux: bool = False
     resctrl: bool = False
+    machine: str = ""  # uname -m, where the config has a seccomp profile
 
 
 class CgroupPlan(Record):
@@ -115,6 +117,7 @@ class Plan(Record):
     warnings: tuple[str, ...]
     net_devices: tuple[NetDevice, ...] = ()
     intel_rdt: RdtPlan | None = None
+    seccomp: SeccompPlan | None = None  # create compiles it into init.process.seccomp
 
 
 def make_plan(
@@ -133,7 +136,6 @@ def make_plan(
     Raises :class:`ConfigError` for what cannot be done.
     """
     linux = config.linux
-    _refuse(linux)
     namespaces = plan_namespaces(linux)
     _check_contradictions(config, namespaces)
     if linux.mount_label:
@@ -201,6 +203,7 @@ def make_plan(
         warnings=warnings + edits.warnings,
         net_devices=_net_devices(linux, namespaces),
         intel_rdt=_intel_rdt(linux, container_id, host),
+        seccomp=_seccomp(linux, host),
     )
 
 
@@ -208,13 +211,6 @@ def _cgroup_view(namespaces: NamespacePlan, cgroup: CgroupPlan) -> str:
     if namespaces.new & CLONE_NEWCGROUP:
         return cgroup.path
     return "" if namespaces.has(CLONE_NEWCGROUP) else cgroup.root
-
-
-def _refuse(linux: Linux) -> None:
-    """What of the specification is not built yet is refused, never ignored."""
-    for value, name in ((linux.seccomp, "seccomp"),):
-        if value:
-            raise UnsupportedError(f"linux.{name}", "is not supported yet, remove it")
 
 
 def _net_devices(linux: Linux, namespaces: NamespacePlan) -> tuple[NetDevice, ...]:
@@ -231,6 +227,15 @@ def _intel_rdt(linux: Linux, container_id: str, host: Host) -> RdtPlan | None:
     from gpurun.engine.rdt import plan_rdt
 
     return plan_rdt(linux.intel_rdt, container_id, host.resctrl)
+
+
+def _seccomp(linux: Linux, host: Host) -> SeccompPlan | None:
+    if linux.seccomp is None:
+        return None
+    from gpurun.oci.seccomp import read_seccomp
+    from gpurun.security.seccomp import plan_seccomp
+
+    return plan_seccomp(read_seccomp(linux.seccomp, "linux.seccomp"), host.machine)
 
 
 def _check_contradictions(config: Config, namespaces: NamespacePlan) -> None:

@@ -63,6 +63,8 @@ class ProcessPlan(Record):
     knobs: Knobs | None = None
     apparmor_profile: str = ""
     selinux_label: str = ""
+    #: (program, flags for seccomp(2)): installed by the system call before execve, see engine/seccomp.py
+    seccomp: tuple[bytes, int] | None = None
 
 
 def plan_env(env: tuple[str, ...], where: str) -> tuple[tuple[str, str], ...]:

@@ -155,8 +155,8 @@ def _make_room(cache: int) -> None:
             continue
 
 
-def send_listener(plan: SeccompPlan, pidfd: int, listener: int, pid: int, state: str) -> None:
-    """Give the listener, which is descriptor *listener* of the process *pid*, to the agent of the profile.
+def send_listener(plan: SeccompPlan, pid: int, listener: int, state: str) -> None:
+    """Give the listener, which is descriptor *listener* of our child *pid*, to the agent of the profile.
 
     One message: a ContainerProcessState (runtime-spec config-linux.md) with *state*, the state document, in it, and the
     descriptor.  Raises :class:`GpurunError` when there is no agent.
@@ -169,9 +169,10 @@ def send_listener(plan: SeccompPlan, pidfd: int, listener: int, pid: int, state:
         f'{{"ociVersion":{quote(store.OCI_VERSION)},"fds":["seccompFd"],"pid":{pid}'
         f',"metadata":{quote(plan.listener_metadata)},"state":{state}}}'
     )
-    fd = -1
+    fd = pidfd = -1
     agent = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
     try:
+        pidfd = posix.pidfd_open(pid, 0)
         fd = syscall(NR["pidfd_getfd"], pidfd, listener, 0)
         agent.connect(plan.listener_path)
         data = text.encode("utf-8", "surrogateescape")
@@ -185,5 +186,6 @@ def send_listener(plan: SeccompPlan, pidfd: int, listener: int, pid: int, state:
         ) from None
     finally:
         agent.close()
-        if fd >= 0:
-            posix.close(fd)
+        for own in (fd, pidfd):
+            if own >= 0:
+                posix.close(own)

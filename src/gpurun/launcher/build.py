@@ -31,7 +31,7 @@ START = 512
 LINE_MAX = 255  # the kernel's BINPRM_BUF_SIZE, less the newline
 LIBRARIES = ("click",)
 #: C modules of the standard library on the machine path; where they are files, the build remembers which.
-EXTENSIONS = ("_ctypes", "_json", "_struct", "_socket", "fcntl", "select", "_posixsubprocess")
+EXTENSIONS = ("_blake2", "_ctypes", "_json", "_struct", "_socket", "fcntl", "select", "_posixsubprocess")
 #: Run when the build is; no use to the finished file.
 LEFT_OUT = ("gpurun.launcher.build", "gpurun.launcher.bytecode", "gpurun.launcher.boot")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posix
-from _struct import pack
+from _struct import pack, unpack
 
 from gpurun.linux.fs import AT_EMPTY_PATH
 from gpurun.linux.libc import NR, address, buffer, cstring, syscall
@@ -98,6 +98,14 @@ def setdomainname(name: str) -> None:
     """setdomainname(2)."""
     raw = name.encode("utf-8", "surrogateescape")
     syscall(NR["setdomainname"], raw, len(raw))
+
+
+def capget() -> tuple[int, int, int]:
+    """capget(2) of this thread: the effective, permitted and inheritable sets as 64-bit masks."""
+    data = buffer(24)
+    syscall(NR["capget"], pack("Ii", 0x20080522, 0), data)
+    words = unpack("6I", data.raw)
+    return words[0] | words[3] << 32, words[1] | words[4] << 32, words[2] | words[5] << 32
 
 
 def capset(effective: int, permitted: int, inheritable: int) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import _ctypes
 from _struct import pack
 from errno import EFAULT, EINVAL
+from posix import strerror
 
 from gpurun.linux import libc
 from gpurun.linux.libc import NR, address, buffer, cstring, syscall
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 SECCOMP_SET_MODE_FILTER = 1
@@ -46,31 +48,41 @@ def install(program: bytes, flags: int) -> int:
     return syscall(NR["seccomp"], SECCOMP_SET_MODE_FILTER, flags, _sock_fprog(program, code))
 
 
-def execve_filtered(program: bytes, flags: int, path: str, argv: tuple[str, ...], env: dict[str, str]) -> None:
-    """Install *program*, then execve(2): between the two this process makes no other system call, so the filter need allow
-    no more than execve.  Returns never; raises :class:`OSError` when either fails (``filename`` says which)."""
+def prepare_execve(
+    path: str, argv: tuple[str, ...], env: dict[str, str], program: bytes = b"", flags: int = 0
+) -> Callable[[], OSError]:
+    """A function that installs *program* (if there is one) and becomes *path*, by two system calls with no other between or
+    before them: all they need has been made ready, so the filter need allow no more than execve.
+
+    The function returns only when a call failed: the error, whose ``filename`` is the name of the call.
+    """
     code = buffer(program)
-    fprog = _sock_fprog(program, code)
-    argv_vector, keep_argv = _vector(argv)
-    env_vector, keep_env = _vector(tuple([f"{k}={v}" for k, v in env.items()]))
-    # The first call fails; it is there so that what a call allocates has been allocated (and freed) before, and
-    # the two that count need not ask the kernel for memory.
-    rehearsal = (NR["seccomp"], 0xFFFF, 0, 0, 0, 0, 0)
-    install_it = (NR["seccomp"], SECCOMP_SET_MODE_FILTER, flags, address(fprog), 0, 0, 0)
     path_buffer = buffer(cstring(path))
-    execute_it = (_EXECVE, address(path_buffer), address(argv_vector), address(env_vector), 0, 0, 0)
+    argv_vector, argv_strings = _vector(argv)
+    env_vector, env_strings = _vector(tuple([f"{k}={v}" for k, v in env.items()]))
+    fprog = _sock_fprog(program, code) if program else None
+    keep = (code, path_buffer, argv_vector, argv_strings, env_vector, env_strings, fprog)
     raw = libc._syscall
-    raw(*rehearsal)
-    if raw(*install_it) == -1:
-        raise _error("seccomp")
-    raw(*execute_it)
-    raise _error("execve", code, keep_argv, keep_env)
+    rehearsal = (NR["seccomp"], 0xFFFF, 0, 0, 0, 0, 0)
+    install_it = (NR["seccomp"], SECCOMP_SET_MODE_FILTER, flags, address(fprog), 0, 0, 0) if program else None
+    execute_it = (_EXECVE, address(path_buffer), address(argv_vector), address(env_vector), 0, 0, 0)
+
+    def go() -> OSError:
+        if install_it is not None:
+            # This call fails.  What it allocates and frees the next two take again, and need not ask the kernel for memory.
+            raw(*rehearsal)
+            if raw(*install_it) == -1:
+                return _error("seccomp", keep)
+        raw(*execute_it)
+        return _error("execve", keep)
+
+    return go
 
 
-def _error(call: str, *_keep: Any) -> OSError:
-    """The error of the last raw call; *_keep* are buffers that had to live until now."""
+def _error(call: str, _keep: object) -> OSError:
+    """The error of the last raw call; *_keep* has the buffers that had to live until now."""
     errno: int = _ctypes.get_errno()  # type: ignore[attr-defined]
-    return OSError(errno, "", call)
+    return OSError(errno, strerror(errno), call)
 
 
 def _sock_fprog(program: bytes, code: Any) -> Any:
