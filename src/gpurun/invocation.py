@@ -23,7 +23,7 @@ class Invocation(Record):
 
     command: str
     args: tuple[str, ...]
-    options: dict[str, str | int | bool]
+    options: dict[str, str | int | bool | tuple[str, ...]]
     globals: Globals
 
     def flag(self, name: str) -> bool:
@@ -36,4 +36,10 @@ class Invocation(Record):
 
     def number(self, name: str, default: int = 0) -> int:
         """The number given for option *name*."""
-        return int(self.options.get(name, default))
+        value = self.options.get(name, default)
+        return value if isinstance(value, int) else default
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """All that was given for option *name*, which may be given again and again."""
+        value = self.options.get(name, ())
+        return value if isinstance(value, tuple) else ()

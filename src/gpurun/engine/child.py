@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.errors import StepError
+from gpurun.errors import GpurunError, StepError
 from gpurun.launcher.child import Child, child_command
 from gpurun.linux import mount as lm
 from gpurun.linux import process as lp
@@ -50,3 +50,12 @@ def exec_child(child: SealedChild, arguments: tuple[str, ...], keep: Iterable[in
     if child.command.fd is not None:
         posix.set_inheritable(child.command.fd, True)
     lp.execveat(child.executable, (*child.command.argv, *arguments), ())
+
+
+def check_preserved_fds(count: int) -> None:
+    """Raise :class:`GpurunError` unless the *count* descriptors from 3 on, which a process is to inherit, are open."""
+    for fd in range(3, 3 + count):
+        try:
+            posix.fstat(fd)
+        except OSError:
+            raise GpurunError(f"unable to stat preserved-fd {fd - 3} (of {count}): descriptor {fd} is not open") from None

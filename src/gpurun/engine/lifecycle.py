@@ -107,7 +107,7 @@ def kill(root: str, container_id: str, signal: int, all_processes: bool = False)
         if manager.processes(state.cgroup):
             manager.kill(state.cgroup)
             return
-    pidfd = _open_init(state)
+    pidfd = open_init(state)
     if pidfd is None:
         if all_processes:
             return  # what --all is asked to make sure is already so
@@ -120,7 +120,7 @@ def kill(root: str, container_id: str, signal: int, all_processes: bool = False)
         posix.close(pidfd)
 
 
-def _open_init(state: store.State) -> int | None:
+def open_init(state: store.State) -> int | None:
     """A pidfd of the container's init, or None when it has ended; looked at again after opening: pids are reused."""
     if state.pid == 0:
         return None
@@ -162,7 +162,7 @@ def delete(root: str, container_id: str, force: bool = False) -> tuple[str, ...]
 
 
 def _end_init(state: store.State, paused: bool) -> None:
-    pidfd = _open_init(state)
+    pidfd = open_init(state)
     if pidfd is not None:
         try:
             send_signal(pidfd, SIGKILL)

@@ -1,0 +1,87 @@
+"""exec: another process in a container."""
+
+from __future__ import annotations
+
+from gpurun.errors import GpurunError, UnsupportedError, oserror_text
+from gpurun.paths import absolute_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.engine.exec_plan import ExecOptions
+    from gpurun.invocation import Invocation
+
+#: What exec exits with when it is exec that failed: the codes below are the process' own.
+FAILURE = 255
+
+
+class ExecError(GpurunError):
+    """The process was not started."""
+
+    exit_code = FAILURE
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"exec failed: {text}")
+
+
+def execute(invocation: Invocation) -> int:
+    """``exec ID COMMAND...`` or ``exec --process FILE ID``: the exit code of the process, or 255."""
+    try:
+        from gpurun.engine.exec import exec_process
+
+        return exec_process(exec_options(invocation))
+    except GpurunError as e:
+        raise ExecError(str(e)) from None
+    except OSError as e:
+        raise ExecError(oserror_text(e)) from None
+
+
+def exec_options(invocation: Invocation) -> ExecOptions:
+    """The options of exec; raises :class:`GpurunError` when the file of the process cannot be read."""
+    from gpurun.engine.exec_plan import ExecOptions, read_process_file
+
+    container_id, *args = invocation.args
+    process = None
+    path = invocation.option("process")
+    if path:
+        from gpurun.linux.fs import read_file
+
+        process = read_process_file(read_file(path, 64 << 20), path)
+    if invocation.number("preserve-fds") < 0:
+        raise GpurunError("--preserve-fds must not be negative")
+    paths = [invocation.option(name) for name in ("pid-file", "console-socket", "pidfd-socket")]
+    pid_file, console_socket, pidfd_socket = [absolute_path(path) if path else "" for path in paths]
+    return ExecOptions(
+        id=container_id,
+        root=invocation.globals.root,
+        process=process,
+        args=tuple(args),
+        cwd=invocation.option("cwd"),
+        env=invocation.texts("env"),
+        user=invocation.option("user"),
+        additional_gids=invocation.texts("additional-gids"),
+        capabilities=invocation.texts("cap"),
+        tty=invocation.flag("tty"),
+        apparmor_profile=invocation.option("apparmor"),
+        selinux_label=invocation.option("process-label"),
+        no_new_privileges=invocation.flag("no-new-privs") if "no-new-privs" in invocation.options else None,
+        detach=invocation.flag("detach"),
+        pid_file=pid_file,
+        console_socket=console_socket,
+        pidfd_socket=pidfd_socket,
+        preserve_fds=invocation.number("preserve-fds"),
+        cgroup=_sub_cgroup(invocation.texts("cgroup")),
+        ignore_paused=invocation.flag("ignore-paused"),
+    )
+
+
+def _sub_cgroup(given: tuple[str, ...]) -> str:
+    if not given:
+        return ""
+    if len(given) > 1:
+        raise GpurunError("--cgroup can be given once: cgroup v2 has one hierarchy")
+    controllers, colon, _ = given[0].partition(":")
+    if colon and "/" not in controllers:
+        raise UnsupportedError("--cgroup", f'"{given[0]}" names controllers of cgroup v1; on cgroup v2 give the path alone')
+    if not given[0]:
+        raise GpurunError("--cgroup must not be empty")
+    return given[0]

@@ -1,0 +1,285 @@
+"""exec: another process in a container that is there.  The caller's side; the process' own is setns_init.py.
+
+The child interpreter is started first and reads its modules while we read the config and plan; it does nothing until the
+plan is there, so whatever is wrong with the request still touches nothing of the container.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun import log
+from gpurun.cgroup import control
+from gpurun.engine import state as store
+from gpurun.engine import sync
+from gpurun.engine.child import check_preserved_fds, exec_child, sealed_child
+from gpurun.engine.exec_plan import ExecOptions, Host, plan_exec, read_saved_config
+from gpurun.engine.lifecycle import open_init, wait_foreground
+from gpurun.engine.setns_init import ExecDescriptors, ExecPlan
+from gpurun.errors import GpurunError, StepError
+from gpurun.linux import process as lp
+from gpurun.linux.fs import (
+    O_CLOEXEC,
+    RESOLVE_BENEATH,
+    RESOLVE_NO_MAGICLINKS,
+    RESOLVE_NO_SYMLINKS,
+    RESOLVE_NO_XDEV,
+    openat2,
+    read_file,
+)
+from gpurun.record import Record, replace, to_wire
+
+EXEC_ENTRY = "gpurun.engine.setns_init:main"
+
+
+class Started(Record):
+    """The first child of exec: *pid*, the pipes from and to it (and to what it clones), and the numbers of its ends."""
+
+    pid: int
+    receive: int
+    send: int
+    child_receive: int
+    child_send: int
+
+
+def exec_process(options: ExecOptions) -> int:
+    """Run the process of *options*; returns 0 when detached, else its exit code once it has ended.
+
+    Raises :class:`GpurunError`; then the process has not run, and nothing of it is left.
+    """
+    state = store.load(options.root, options.id)
+    now = store.status(options.root, state)
+    if now == "stopped":
+        raise GpurunError("cannot exec in a stopped container")
+    if now == "paused" and not options.ignore_paused:
+        raise GpurunError("cannot exec in a paused container (use --ignore-paused to override)")
+    if now == "creating":
+        raise GpurunError("cannot exec in a container that is still being created")
+    check_preserved_fds(options.preserve_fds)
+    if options.terminal or options.console_socket:
+        from gpurun.engine.terminal import check_console
+
+        check_console(options.terminal, options.detach, options.console_socket)
+    init = open_init(state)
+    if init is None:
+        raise GpurunError("cannot exec in a stopped container")
+    cgroup, other_cgroup = open_cgroups(state, options.cgroup)
+    ours, its = _console(options)
+    started = _start(options, (init, cgroup, other_cgroup, its))
+    descriptors = ExecDescriptors(started.child_receive, started.child_send, init, cgroup, other_cgroup, its)
+    pid = 0
+    try:
+        plan, warnings = _plan(options, state)
+        pid = _serve(plan, started, descriptors, state)
+        pidfd = lp.pidfd_open(pid)
+        master = _hand_over(options, ours, pid, pidfd)
+        sync.send(started.send, "go")
+    except BaseException:
+        _undo(started, pid)
+        raise
+    finally:
+        for fd in (init, cgroup, other_cgroup, its):
+            if fd >= 0:
+                posix.close(fd)
+    for warning in warnings:
+        log.warning(warning)
+    posix.close(started.send)
+    posix.close(started.receive)
+    return 0 if options.detach else wait_foreground(pid, pidfd, master)
+
+
+def open_cgroups(state: store.State, sub: str) -> tuple[int, int]:
+    """Descriptors of the cgroup that the process is to be born in, and of the one to take when that cannot be (-1: none).
+
+    *sub*, a path below the container's cgroup, is the caller's own choice: then there is no other.
+    """
+    try:
+        cgroup = posix.open(state.cgroup, control.DIRECTORY)
+    except OSError as e:
+        if sub or e.errno not in (2, 19):
+            raise StepError("open the cgroup", state.cgroup, e.errno) from None
+        cgroup = -1  # removed by the container, which has a tree of its own
+    if sub:
+        return _open_sub_cgroup(cgroup, sub), -1
+    own = _cgroup_of(state.pid)
+    if cgroup >= 0 and own and state.cgroup.endswith(own):
+        return cgroup, -1
+    from gpurun.cgroup.tree import find_tree, join_root
+
+    try:
+        return cgroup, posix.open(join_root(find_tree().root, own), control.DIRECTORY)
+    except OSError:
+        if cgroup < 0:
+            raise StepError("open the cgroup", state.cgroup, 2) from None
+        return cgroup, -1
+
+
+def _open_sub_cgroup(cgroup: int, sub: str) -> int:
+    """The cgroup *sub* below the one that is open; the container may have written there, so no link leads anywhere."""
+    path = sub.strip("/") or "."
+    if ".." in path.split("/"):
+        raise GpurunError(f"bad sub cgroup path: {sub}")
+    resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
+    try:
+        return openat2(cgroup, path, control.DIRECTORY, resolve)
+    except OSError as e:
+        raise StepError("open the sub cgroup", sub, e.errno) from None
+    finally:
+        posix.close(cgroup)
+
+
+def _cgroup_of(pid: int) -> str:
+    """The cgroup of *pid*, absolute in our tree; empty when it is outside of what we see."""
+    try:
+        data = read_file(f"/proc/{pid}/cgroup", 1 << 16)
+    except OSError:
+        return ""  # it has ended; joining its namespaces will say so
+    for line in data.split(b"\n"):
+        if line.startswith(b"0::"):
+            path = line[3:].decode("utf-8", "surrogateescape")
+            return "" if path.startswith("/..") or path == "/" else path
+    return ""
+
+
+def _console(options: ExecOptions) -> tuple[int, int]:
+    """(our end, the process' end) of the way that its terminal's master would take; -1 where there is none."""
+    if not options.terminal:
+        return -1, -1
+    from gpurun.engine.terminal import connect_socket, console_pair
+
+    return (-1, connect_socket(options.console_socket)) if options.console_socket else console_pair()
+
+
+def _start(options: ExecOptions, keep: tuple[int, ...]) -> Started:
+    """Start the child interpreter, in our own namespaces and cgroup."""
+    child = sealed_child(EXEC_ENTRY)
+    child_r, send = posix.pipe2(O_CLOEXEC)
+    receive, child_w = posix.pipe2(O_CLOEXEC)
+    pid, pidfd = lp.clone3(0)
+    if pid == 0:
+        try:
+            inherited = (child_r, child_w, *keep, *range(3, 3 + options.preserve_fds))
+            exec_child(child, (str(child_r), str(child_w)), inherited)
+        except BaseException as e:  # whatever it is, this copy must not go on as the caller
+            sync.send(child_w, "failed", str(e))
+        posix._exit(1)
+    for fd in (child_r, child_w, child.executable, pidfd):
+        posix.close(fd)
+    return Started(pid, receive, send, child_r, child_w)
+
+
+def _plan(options: ExecOptions, state: store.State) -> tuple[ExecPlan, tuple[str, ...]]:
+    path = f"{options.root}/{options.id}/config.json"
+    config = read_saved_config(read_file(path, 64 << 20), path)
+    if config.namespaces & lp.CLONE_NEWUSER and _same_user_namespace(state.pid):
+        config = replace(config, namespaces=config.namespaces & ~lp.CLONE_NEWUSER)  # setns(2) refuses to enter it again
+    last_cap = int(read_file("/proc/sys/kernel/cap_last_cap", 16))
+    processes = [config.process, options.process or config.process]
+    apparmor = selinux = False
+    if options.apparmor_profile or options.selinux_label or any(p.apparmor_profile or p.selinux_label for p in processes):
+        from gpurun.security.lsm import apparmor_enabled, selinux_enabled
+
+        apparmor, selinux = apparmor_enabled(), selinux_enabled()
+    host = Host(last_cap, apparmor, selinux)
+    edits = store.load_edits(options.root, options.id)
+    return plan_exec(options, config, edits, host, state.rootfs, state.session_keyring)
+
+
+def _same_user_namespace(pid: int) -> bool:
+    ours, its = posix.stat("/proc/self/ns/user"), posix.stat(f"/proc/{pid}/ns/user")
+    return (ours.st_dev, ours.st_ino) == (its.st_dev, its.st_ino)
+
+
+def _serve(plan: ExecPlan, started: Started, descriptors: ExecDescriptors, state: store.State) -> int:
+    """Send the plan and answer until the process is ready to execve(2); returns its pid."""
+    kills = control.oom_kill_count(state.cgroup)
+    pid = 0
+    try:
+        try:
+            sync.send(started.send, "plan", to_wire(plan), to_wire(descriptors))
+        except BrokenPipeError:
+            pass  # it has ended; its last message, if any, says why
+        while True:
+            message = sync.receive(started.receive)
+            if message is None:
+                oom = " (possibly OOM-killed)" if control.oom_kill_count(state.cgroup) > kills else ""
+                raise GpurunError(f"unable to start container process: it ended before it could start{oom}")
+            word, *rest = message
+            if word == "failed":
+                raise GpurunError(f"unable to start container process: {rest[0]}")
+            if word == "child":
+                pid = int(rest[0])
+            elif word == "ready":
+                _prepare(plan, state, pid)
+                sync.send(started.send, "go")
+            elif word == "created":
+                posix.waitpid(started.pid, 0)
+                return pid
+    except BaseException:
+        if pid:
+            _kill(pid)
+        raise
+
+
+def _prepare(plan: ExecPlan, state: store.State, pid: int) -> None:
+    """What only we may do for the process: its limits, and streams that a user namespace's user can open."""
+    if plan.namespaces & lp.CLONE_NEWUSER:
+        from gpurun.ns.namespaces import host_id
+
+        uid = host_id(read_file(f"/proc/{state.pid}/uid_map").decode(), plan.process.uid)
+        for fd in (0, 1, 2):
+            if uid >= 0 and posix.fstat(fd).st_mode & 0o170000 in (0o010000, 0o140000):
+                posix.fchown(fd, uid, -1)
+    for resource, soft, hard in plan.process.rlimits:
+        try:
+            lp.prlimit(pid, resource, soft, hard)
+        except OSError as e:
+            raise StepError("set the limit", f"{resource} to {soft}:{hard}", e.errno) from None
+
+
+def _hand_over(options: ExecOptions, ours: int, pid: int, pidfd: int) -> int:
+    """Give the caller what it asked for of the process that is about to run; returns the terminal's master or -1."""
+    master = -1
+    if ours >= 0:
+        from gpurun.engine.terminal import receive_master
+
+        master = receive_master(ours)
+    if options.pidfd_socket:
+        from gpurun.engine.terminal import send_pidfd
+
+        send_pidfd(options.pidfd_socket, pidfd, b"setns")
+    if options.pid_file:
+        try:
+            store.write_atomically(options.pid_file, str(pid).encode(), 0o644)
+        except OSError as e:
+            raise StepError("write the pid file", options.pid_file, e.errno) from None
+    return master
+
+
+def _undo(started: Started, pid: int) -> None:
+    """End what was started.  The process may have been made without our having heard of it."""
+    if pid:
+        _kill(pid)
+    _kill(started.pid)
+    posix.close(started.send)
+    posix.set_blocking(started.receive, False)
+    try:
+        while True:
+            message = sync.receive(started.receive)
+            if message is None:
+                break
+            if message[0] == "child":
+                _kill(int(message[1]))
+    except BlockingIOError:
+        pass  # all that was said before the first child ended has been read
+    posix.close(started.receive)
+
+
+def _kill(pid: int) -> None:
+    """SIGKILL our child *pid* and reap it; one that has been reaped is not ours to touch any more."""
+    try:
+        if posix.waitpid(pid, posix.WNOHANG)[0] == 0:
+            posix.kill(pid, 9)
+            posix.waitpid(pid, 0)
+    except ChildProcessError:
+        pass
