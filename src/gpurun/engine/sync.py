@@ -2,9 +2,9 @@
 
     init → parent   hooks                       the mounts are made, the parent's hooks may run
                     ready CREATED               all but the process itself is set up; CREATED: what was made in the rootfs
-                    created [LISTENER]          nothing can fail any more but execve, create may return; LISTENER: the number of the
-                                seccomp listener in the init, when the profile has an agent
-    failed TEXT                 the error, told once, by the parent
+                    created [LISTENER]          nothing can fail any more but execve, create may return; LISTENER: number,
+                                                in the init, of the seccomp listener when the profile has an agent
+                    failed TEXT                 the error, told once, by the parent
     parent → init   plan PLAN, go
 
 A message is a tuple, marshalled, after its length in four bytes.  Both ends are the same build of the same interpreter.
