@@ -109,7 +109,7 @@ def test_what_the_container_sees(sim: SimulatedDriver, rootfs: Path, in_mount_na
     assert seen["cuInit"] == 100 and seen["smi"] == 0
     assert "libcuda.so.1" in seen["cache"] and "libnvidia-ml.so.1" in seen["cache"]
     for fields in seen["mounts"]:
-        if "/nvidia" in fields[4] or fields[4].endswith("ld.so.cache"):
+        if "/nvidia" in fields[4] or fields[4].endswith(("ld.so.cache", "/proc/driver")):
             assert "nosuid" in fields[5] and "nodev" in fields[5], fields
             if not fields[4].endswith("socket"):
                 assert fields[5].startswith("ro,"), fields

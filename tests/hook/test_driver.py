@@ -83,6 +83,18 @@ def test_only_what_the_capabilities_need_is_read(sim: SimulatedDriver) -> None:
     assert read(sim, "display").gpus[0].drm and not read(sim, "compute").gpus[0].drm
 
 
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="32-bit libraries of x86")
+@pytest.mark.parametrize("ldcache", [True, False])
+def test_32_bit_libraries(make_sim: MakeSim, ldcache: bool) -> None:
+    sim = make_sim(Options(compat32=True, ldcache=ldcache))
+    driver = read(sim, "compute", "compat32")
+    found = [(x.path, x.soname, x.flags) for x in driver.libraries if x.compat32]
+    assert found == [(f"/usr/lib/i386-linux-gnu/libcuda.so.{VERSION}", "libcuda.so.1", 0x0003)]
+    assert not any(x.compat32 for x in read(sim, "compute").libraries)
+    wide = next(x for x in driver.libraries if x.name.startswith("libcuda.so") and not x.compat32)
+    assert wide.flags == 0x0303 and "i386" not in wide.path
+
+
 def test_the_public_name_of_a_binary_behind_alternatives(sim: SimulatedDriver) -> None:
     smi = next(f for f in read(sim).files if f.path.endswith("nvidia-smi"))
     assert (smi.path, smi.host_path) == ("/usr/bin/nvidia-smi", f"{sim.path}/usr/lib/nvidia/current/nvidia-smi")

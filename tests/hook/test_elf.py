@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.hook.elf import EM_AARCH64, EM_X86_64, Elf, read_elf
+from gpurun.hook.elf import EM_386, EM_AARCH64, EM_X86_64, Elf, read_elf
 from tests.simdriver.elf import Function, shared_library
 
 
@@ -22,7 +22,7 @@ def read(path: Path) -> Elf | None:
         os.close(fd)
 
 
-@pytest.mark.parametrize(("machine", "number"), [("x86_64", EM_X86_64), ("aarch64", EM_AARCH64)])
+@pytest.mark.parametrize(("machine", "number"), [("x86_64", EM_X86_64), ("aarch64", EM_AARCH64), ("i386", EM_386)])
 def test_simulated_library(tmp_path: Path, machine: str, number: int) -> None:
     path = tmp_path / "lib.so"
     path.write_bytes(shared_library("libcuda.so.1", (Function("cuInit", 100),), machine, ("libm.so.6",)))
@@ -40,7 +40,7 @@ def test_simulated_library_can_be_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf")
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64", "i386"])
 def test_readelf_has_nothing_to_complain_about(tmp_path: Path, machine: str) -> None:
     path = tmp_path / "lib.so"
     path.write_bytes(shared_library("libcuda.so.1", (Function("cuInit", 100), Function("other", 1)), machine))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpurun.hook.edits import CacheEntry
-from gpurun.hook.ldcache import FLAGS_NATIVE, compose
+from gpurun.hook.ldcache import FLAGS_COMPAT32, FLAGS_NATIVE, compose
 
 from . import tables
 from .elf import shared_library
@@ -36,7 +36,7 @@ class Options:
     nodes: bool = True
     drm: bool = True
     mps: bool = False
-    compat32: bool = False
+    compat32: bool = False  # 32-bit libraries as well (x86_64 only)
     no_userspace: bool = False
     no_module: bool = False
     no_uvm: bool = False
@@ -136,6 +136,8 @@ def _userspace(root: Path, o: Options) -> None:
         if file != soname:
             _link(root / plain / soname, file)
         entries.append(CacheEntry(soname, f"/{plain}/{soname}", FLAGS_NATIVE[o.machine]))
+    if o.compat32:
+        entries += _compat32(root, v)
     if o.ldcache:
         _write(root / "etc/ld.so.cache", compose(None, tuple(entries)))
     for name in tables.BIN:
@@ -155,6 +157,16 @@ def _userspace(root: Path, o: Options) -> None:
     _link(root / "var/run", "/run")
     if o.mps:
         (root / "tmp/nvidia-mps").mkdir(parents=True)
+
+
+def _compat32(root: Path, version: str) -> list[CacheEntry]:
+    """The 32-bit libcuda, as a multilib host has it."""
+    directory = "usr/lib/i386-linux-gnu"
+    for name in ("libcuda", "libnvidia-ml"):
+        soname = tables.SONAMES[name]
+        _write(root / directory / f"{name}.so.{version}", shared_library(soname, tables.functions(name, version), "i386"))
+        _link(root / directory / soname, f"{name}.so.{version}")
+    return [CacheEntry(s, f"/{directory}/{s}", FLAGS_COMPAT32["x86_64"]) for s in ("libcuda.so.1", "libnvidia-ml.so.1")]
 
 
 def _socket(path: Path) -> None:
