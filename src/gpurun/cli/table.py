@@ -104,7 +104,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
     "pause": ("ID", 1, 1, False, "gpurun.commands.control:pause", "stop all processes of a container", ()),
     "resume": ("ID", 1, 1, False, "gpurun.commands.control:resume", "let the processes of a paused container go on", ()),
     "update": (
-        "ID", 1, 1, False, "gpurun.commands.update:update", "change the limits of a container",
+        "ID", 1, 1, False, "gpurun.commands.control:update", "change the limits of a container",
         (
             ("resources", "r", "file", "read them from FILE (`linux.resources` of config.json), - is stdin"),
             ("memory", "", "text", "memory limit in bytes (also 512m, 1g; -1: none)"),
