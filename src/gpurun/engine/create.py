@@ -10,8 +10,8 @@ import posix
 
 from gpurun import log
 from gpurun.cgroup import manager, tree
+from gpurun.engine import place, sync
 from gpurun.engine import state as store
-from gpurun.engine import sync
 from gpurun.engine.child import check_preserved_fds, exec_child, sealed_child
 from gpurun.engine.hooks import in_directory, run_hooks
 from gpurun.engine.init import Descriptors
@@ -20,7 +20,6 @@ from gpurun.engine.signals import SIGKILL, send_signal
 from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
 from gpurun.hook.edits import ContainerEdits
 from gpurun.hook.gpu import gpu_edits
-from gpurun.linux import mount as lm
 from gpurun.linux import proc
 from gpurun.linux import process as lp
 from gpurun.linux.fs import O_CLOEXEC, O_DIRECTORY, read_file
@@ -89,6 +88,11 @@ def read_host(config: Config) -> Host:
         from gpurun.engine.rdt import resctrl_mounted
 
         facts = replace(facts, resctrl=resctrl_mounted())
+    for i, namespace in enumerate(linux.namespaces):
+        if namespace.type == "user" and namespace.path:
+            from gpurun.ns.idmap import read_maps
+
+            facts = replace(facts, joined_maps=read_maps(namespace.path, f"linux.namespaces[{i}].path"))
     if linux.seccomp is not None:
         facts = replace(facts, machine=posix.uname().machine)
     return facts
@@ -236,19 +240,6 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
     return Created(state, plan, pidfd, master)
 
 
-def _place_init(plan: Plan, pid: int, record: str, undo: list[Callable[[], None]]) -> None:
-    """Put what the host lends to a container in its place: a resctrl group (noted in *record*), network devices."""
-    if plan.intel_rdt is not None:
-        from gpurun.engine.rdt import apply_rdt, remove_rdt
-
-        undo.append(lambda: remove_rdt(record))
-        apply_rdt(plan.intel_rdt, pid, record)
-    if plan.net_devices:
-        from gpurun.ns.netdev import move_devices
-
-        move_devices(plan.net_devices, f"/proc/{pid}/ns/net")
-
-
 def _console(options: CreateOptions, plan: Plan) -> tuple[int, int]:
     """(our end, the init's end) of the way that the terminal's master takes; -1 where there is none."""
     if not plan.init.process.terminal:
@@ -274,8 +265,8 @@ def _spawn_init(plan: Plan, fifo: str, console: int, undo: list[Callable[[], Non
     fifo_fd = posix.open(fifo, posix.O_RDWR | O_CLOEXEC)
     joins = open_joins(plan.namespaces)
     mount_namespace = next((fd for join, fd in joins if join.flag == lp.CLONE_NEWNS), -1)
-    root_tree, sources = _open_sources(plan)
-    keep = [to_init_r, from_init_w, fifo_fd, mount_namespace, root_tree, console, *[fd for _, fd in sources]]
+    trees, its_trees = place.source_channel(plan)
+    keep = [to_init_r, from_init_w, fifo_fd, mount_namespace, its_trees, console]
     keep += range(3, 3 + plan.init.preserve_fds)
     arguments = (str(to_init_r), str(from_init_w), str(fifo_fd))
     cgroup_fd = manager.open_dir(plan.cgroup.path)
@@ -285,41 +276,17 @@ def _spawn_init(plan: Plan, fifo: str, console: int, undo: list[Callable[[], Non
 
     pid, pidfd = spawn(plan.namespaces, joins, cgroup_fd, in_child)
     undo.append(lambda: _kill(pid, pidfd))
-    for fd in (to_init_r, from_init_w, fifo_fd, child.executable, cgroup_fd, *[fd for _, fd in joins]):
-        posix.close(fd)
-    for fd in (root_tree, console, *[fd for _, fd in sources]):
+    for fd in (to_init_r, from_init_w, fifo_fd, child.executable, cgroup_fd, console, its_trees):
         if fd >= 0:
             posix.close(fd)
-    descriptors = Descriptors(to_init_r, from_init_w, fifo_fd, mount_namespace, root_tree, sources, console)
-    _place_init(plan, pid, f"{fifo.rpartition('/')[0]}/resctrl", undo)
+    descriptors = Descriptors(to_init_r, from_init_w, fifo_fd, mount_namespace, its_trees, console)
+    place.lend(plan, pid, f"{fifo.rpartition('/')[0]}/resctrl", undo)
+    if trees is not None:
+        place.hand_over_sources(plan, trees, pid, joins)
+    for _, fd in joins:
+        posix.close(fd)
     sync.send(to_init_w, "plan", to_wire(plan.init), to_wire(descriptors))
     return from_init_r, to_init_w, pid, pidfd
-
-
-def _open_sources(plan: Plan) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """What a user namespace may be unable to reach is opened with the host's privileges: the rootfs and bind sources.
-
-    A source that is not there yet may be made by an earlier mount of the same list: it is left to the init.
-    """
-    if not plan.init.user_namespace or not plan.init.mount_namespace:
-        return -1, ()
-    flag = plan.init.propagation[0]
-    sources: list[tuple[int, int]] = []
-    try:
-        root_tree = lm.open_tree_path(plan.rootfs, recursive=True)
-        lm.mount_setattr(root_tree, propagation=flag, recursive=True)
-    except OSError as e:
-        raise StepError("open the rootfs", plan.rootfs, e.errno) from None
-    for index, step in enumerate(plan.init.mounts):
-        if step.kind != "bind":
-            continue
-        try:
-            fd = lm.open_tree_path(step.source, step.options.recursive)
-            lm.mount_setattr(fd, propagation=flag, recursive=True)
-            sources.append((index, fd))
-        except FileNotFoundError:
-            continue
-    return root_tree, tuple(sources)
 
 
 def _load_devices(plan: Plan) -> int:
@@ -334,6 +301,10 @@ def _set_cgroup(plan: Plan, program_fd: int) -> None:
     fd = manager.open_dir(plan.cgroup.path)
     try:
         manager.write_resources(fd, plan.cgroup.writes)
+        if plan.cgroup.owner:
+            from gpurun.cgroup.delegate import delegate
+
+            delegate(fd, plan.cgroup.owner)
         if program_fd >= 0:
             manager.attach_devices(fd, program_fd, tolerate=plan.init.user_namespace)
     finally:
@@ -344,7 +315,7 @@ def _set_cgroup(plan: Plan, program_fd: int) -> None:
 
 def _own_streams(plan: Plan) -> None:
     """Give the container's user the standard streams it inherits: from inside a user namespace it could not take them."""
-    uid = host_id(plan.namespaces.uid_map, plan.init.process.uid)
+    uid = host_id(plan.namespaces.uids, plan.init.process.uid)
     for fd in (0, 1, 2):
         found = posix.fstat(fd)
         if uid >= 0 and found.st_rdev != posix.makedev(1, 3):  # never the host's /dev/null
@@ -389,7 +360,7 @@ def _serve_init(
             run_hooks("prestart", plan.hooks.prestart, text, in_bundle)
             run_hooks("createRuntime", plan.hooks.create_runtime, text, in_bundle)
         elif word == "ready":
-            if plan.namespaces.uid_map:
+            if plan.namespaces.uids:
                 _own_streams(plan)
             for resource, soft, hard in plan.init.process.rlimits:
                 try:

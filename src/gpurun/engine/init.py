@@ -50,14 +50,13 @@ _NEW_LISTENER = 8  # SECCOMP_FILTER_FLAG_NEW_LISTENER
 
 
 class Descriptors(Record):
-    """The numbers of the open files the init is started with; -1 for none.  *sources*: (index of the mount, tree)."""
+    """The numbers of the open files the init is started with; -1 for none.  *trees*: the socket that brings mount trees."""
 
     receive: int
     send: int
     fifo: int
     mount_namespace: int = -1
-    root_tree: int = -1
-    sources: tuple[tuple[int, int], ...] = ()
+    trees: int = -1
     console: int = -1  # the socket that takes the terminal's master
 
 
@@ -100,11 +99,12 @@ def _run(fds: Descriptors) -> None:
         _join_keyring(plan, proc_fd)
     if plan.new_network:
         loopback_up()
-    apply_edits = _import_all(plan)
+    apply_edits = _import_all(plan, fds)
     null_tree = open_tree_path("/dev/null", recursive=False)
 
-    root_fd = _enter(plan, fds)
-    late = rootfs.mount_all(root_fd, plan.rootfs, plan.mounts, dict(fds.sources), plan.cgroup_view)
+    trees = _receive_trees(fds)
+    root_fd = _enter(plan, trees.pop(-1, -1))
+    late = rootfs.mount_all(root_fd, plan.rootfs, plan.mounts, trees, plan.cgroup_view)
     if not plan.dev_is_bind:
         devices.make_devices(root_fd, plan.devices, plan.user_namespace)
         devices.make_dev_links(root_fd)
@@ -187,7 +187,7 @@ def _run_start_hooks(plan: InitPlan, state: State, env: dict[str, str], seccomp:
     run_hooks("startContainer", plan.start_container, state_json(state, "created"), env=hook_env, execve=execve)
 
 
-def _import_all(plan: InitPlan) -> ApplyEdits | None:
+def _import_all(plan: InitPlan, fds: Descriptors) -> ApplyEdits | None:
     """Import what the rest of the road needs, then take away the means to; returns ``apply_edits`` if it is needed."""
     apply: ApplyEdits | None = None
     if plan.edits != ContainerEdits():
@@ -198,6 +198,8 @@ def _import_all(plan: InitPlan) -> ApplyEdits | None:
         import gpurun.ns.copyup  # noqa: F401
     if plan.process.terminal:
         import gpurun.engine.terminal  # noqa: F401
+    if fds.trees >= 0:
+        import gpurun.ns.sources  # noqa: F401
     if plan.process.knobs is not None:
         import gpurun.engine.knobs  # noqa: F401
     if plan.process.apparmor_profile or plan.process.selinux_label:
@@ -227,10 +229,18 @@ def _expect_go(fds: Descriptors) -> None:
         posix._exit(1)  # the parent gave up (and has told why) or was killed
 
 
-def _enter(plan: InitPlan, fds: Descriptors) -> int:
+def _receive_trees(fds: Descriptors) -> dict[int, int]:
+    if fds.trees < 0:
+        return {}
+    from gpurun.ns.sources import receive_trees  # imported before the host's tree was left
+
+    return receive_trees(fds.trees)
+
+
+def _enter(plan: InitPlan, tree: int) -> int:
     if not plan.mount_namespace:
         return posix.open(plan.rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)
-    return rootfs.enter_root(plan.rootfs, plan.propagation, fds.root_tree)
+    return rootfs.enter_root(plan.rootfs, plan.propagation, tree)
 
 
 def _leave_host(plan: InitPlan, root_fd: int) -> None:

@@ -14,9 +14,9 @@ from gpurun.errors import ConfigError
 from gpurun.hook.edits import ContainerEdits
 from gpurun.hook.gpu import is_replaced_hook
 from gpurun.jsontext import dumps
-from gpurun.linux.mount import MS_PRIVATE, MS_SHARED, MS_SLAVE, MS_UNBINDABLE
+from gpurun.linux.mount import MOUNT_ATTR_RDONLY, MS_PRIVATE, MS_SHARED, MS_SLAVE, MS_UNBINDABLE
 from gpurun.linux.process import CLONE_NEWCGROUP, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS
-from gpurun.ns.namespaces import NamespacePlan, plan_namespaces
+from gpurun.ns.namespaces import NamespacePlan, host_id, plan_namespaces
 from gpurun.ns.steps import DeviceStep, MountStep, clean_path, dev_is_bind, join_path, plan_devices, plan_mounts
 from gpurun.ns.sysctl import plan_sysctl
 from gpurun.oci.config import HOOK_NAMES, Config, Hooks, Linux, OciHook
@@ -54,6 +54,7 @@ class Host(Record):
     apparmor: bool = False
     selinux: bool = False
     resctrl: bool = False
+    joined_maps: tuple[str, str] | None = None  # uid and gid map of the user namespace to join
     machine: str = ""  # uname -m, where the config has a seccomp profile
 
 
@@ -68,6 +69,7 @@ class CgroupPlan(Record):
     writes: tuple[CgroupWrite, ...]
     rules: tuple[str, ...]
     program: bytes
+    owner: int = 0  # the host's id of who is given the cgroup; 0: it stays ours
 
 
 class InitPlan(Record):
@@ -136,7 +138,7 @@ def make_plan(
     Raises :class:`ConfigError` for what cannot be done.
     """
     linux = config.linux
-    namespaces = plan_namespaces(linux)
+    namespaces = plan_namespaces(linux, host.joined_maps)
     _check_contradictions(config, namespaces)
     if linux.mount_label:
         from gpurun.security.lsm import check_selinux
@@ -145,7 +147,7 @@ def make_plan(
     if not config.root_path:
         raise ConfigError("root.path", "must not be empty")
     rootfs = clean_path(join_path(bundle, config.root_path))
-    mounts = plan_mounts(config, bundle)
+    mounts = plan_mounts(config, bundle, namespaces)
     process, warnings = plan_process(
         config.process,
         host.last_cap,
@@ -161,6 +163,7 @@ def make_plan(
     private_mounts = namespaces.has(CLONE_NEWNS)
     user_namespace = namespaces.has(CLONE_NEWUSER)
     cgroup = _plan_cgroup(linux, container_id, host, edits)
+    cgroup = replace(cgroup, owner=_cgroup_owner(namespaces, mounts, process.uid))
     init = InitPlan(
         id=container_id,
         bundle=bundle,
@@ -205,6 +208,15 @@ def make_plan(
         intel_rdt=_intel_rdt(linux, container_id, host),
         seccomp=_seccomp(linux, host),
     )
+
+
+def _cgroup_owner(namespaces: NamespacePlan, mounts: tuple[MountStep, ...], uid: int) -> int:
+    """Who is given the cgroup: the container's user, if it has a cgroup namespace and a mount of it to write to."""
+    read_only = MOUNT_ATTR_RDONLY
+    writable = any(m.kind == "cgroup" and not (m.options.attr_set | m.options.rec_set) & read_only for m in mounts)
+    if not writable or not namespaces.new & CLONE_NEWCGROUP:
+        return 0
+    return max(host_id(namespaces.uids, uid), 0) if namespaces.uids else uid
 
 
 def _cgroup_view(namespaces: NamespacePlan, cgroup: CgroupPlan) -> str:

@@ -45,8 +45,8 @@ class NamespacePlan(Record):
     uid_map: str = ""
     gid_map: str = ""
     time_offsets: str = ""
-    root_uid: int = 0  # the host's id of the container's root
-    root_gid: int = 0
+    uids: str = ""  # the maps in force, of a new user namespace or a joined one; empty without one
+    gids: str = ""
 
     def has(self, flag: int) -> bool:
         """Whether the container is in another namespace of that kind than the runtime."""
@@ -58,8 +58,11 @@ class NamespacePlan(Record):
         return bool(self.new & CLONE_NEWTIME) or any(j.flag in (CLONE_NEWUSER, CLONE_NEWPID) for j in self.joins)
 
 
-def plan_namespaces(linux: Linux) -> NamespacePlan:
-    """The namespaces of *linux*; raises :class:`ConfigError` for what contradicts itself."""
+def plan_namespaces(linux: Linux, joined_maps: tuple[str, str] | None = None) -> NamespacePlan:
+    """The namespaces of *linux*; raises :class:`ConfigError` for what contradicts itself.
+
+    *joined_maps* are the uid and gid map of the user namespace that is joined, if one is.
+    """
     new = 0
     joins: list[Join] = []
     seen: set[str] = set()
@@ -90,6 +93,14 @@ def plan_namespaces(linux: Linux) -> NamespacePlan:
             missing = "gidMappings" if uid else "uidMappings"
             raise ConfigError(f"linux.{missing}", "is missing: a user namespace needs both uidMappings and gidMappings")
         uid, gid = uid or identity, gid or identity
+    uids, gids = map_lines(uid, "linux.uidMappings"), map_lines(gid, "linux.gidMappings")
+    if joined_maps is not None:
+        _check_same(uids, joined_maps[0], "linux.uidMappings")
+        _check_same(gids, joined_maps[1], "linux.gidMappings")
+        uids, gids = joined_maps
+    for lines, where in ((uids, "linux.uidMappings"), (gids, "linux.gidMappings")):
+        if lines and host_id(lines, 0) < 0:
+            raise ConfigError(where, "must map the container's id 0: gpurun sets the container up as its root")
     if linux.time_offsets and not new & CLONE_NEWTIME:
         what = "a joined one has its own" if "time" in seen else "add one to linux.namespaces"
         raise ConfigError("linux.timeOffsets", f"time offsets need a new time namespace: {what}")
@@ -103,11 +114,11 @@ def plan_namespaces(linux: Linux) -> NamespacePlan:
     return NamespacePlan(
         new=new,
         joins=tuple(sorted(joins, key=lambda j: list(NAMESPACES).index(j.type))),
-        uid_map=_map_lines(uid, "linux.uidMappings") if new & CLONE_NEWUSER else "",
-        gid_map=_map_lines(gid, "linux.gidMappings") if new & CLONE_NEWUSER else "",
+        uid_map=uids if new & CLONE_NEWUSER else "",
+        gid_map=gids if new & CLONE_NEWUSER else "",
         time_offsets="".join(offsets),
-        root_uid=_host_root(uid, "linux.uidMappings") if "user" in seen and uid else 0,
-        root_gid=_host_root(gid, "linux.gidMappings") if "user" in seen and gid else 0,
+        uids=uids,
+        gids=gids,
     )
 
 
@@ -120,17 +131,20 @@ def host_id(map_lines: str, container_id: int) -> int:
     return -1
 
 
-def _map_lines(mappings: tuple[IdMapping, ...], where: str) -> str:
+def _check_same(given: str, real: str, where: str) -> None:
+    """Callers that give the path of a user namespace may give its maps too, but no others."""
+    from gpurun.ns.idmap import same_map
+
+    if given and not same_map(given, real):
+        lines = ", ".join(real.splitlines())
+        raise ConfigError(where, f"differs from the map of the joined user namespace ({lines}): give the same or none")
+
+
+def map_lines(mappings: tuple[IdMapping, ...], where: str) -> str:
+    """*mappings* as the lines that the kernel takes; raises :class:`ConfigError` for those it cannot take."""
     for i, mapping in enumerate(mappings):
         if mapping.size == 0:
             raise ConfigError(f"{where}[{i}].size", "must not be 0")
         if max(mapping.container_id, mapping.host_id) + mapping.size > 1 << 32:
             raise ConfigError(f"{where}[{i}]", "reaches beyond the last id, 4294967295")
     return "".join([f"{m.container_id} {m.host_id} {m.size}\n" for m in mappings])
-
-
-def _host_root(mappings: tuple[IdMapping, ...], where: str) -> int:
-    for mapping in mappings:
-        if mapping.container_id <= 0 < mapping.container_id + mapping.size:
-            return mapping.host_id - mapping.container_id
-    raise ConfigError(where, "must map the container's id 0: gpurun sets the container up as its root")

@@ -98,6 +98,7 @@ class MountOptions(Record):
     recursive: bool = False
     copy_up: bool = False
     idmap: str = ""  # "", "idmap" or "ridmap"
+    remount: bool = False
 
 
 def parse_options(words: tuple[str, ...]) -> MountOptions:
@@ -106,7 +107,7 @@ def parse_options(words: tuple[str, ...]) -> MountOptions:
     propagation: list[tuple[int, bool]] = []
     superblock: dict[str, bool] = {}
     data: list[str] = []
-    bind = recursive = copy_up = False
+    bind = recursive = copy_up = remount = False
     idmap = ""
     for word in words:
         if word in ATTRIBUTES:
@@ -128,7 +129,9 @@ def parse_options(words: tuple[str, ...]) -> MountOptions:
             copy_up = True
         elif word in ("idmap", "ridmap"):
             idmap = word
-        elif word not in ("defaults", "remount", ""):
+        elif word == "remount":
+            remount = True
+        elif word not in ("defaults", ""):
             data.append(word)
     return MountOptions(
         attr_set=attr_set,
@@ -142,6 +145,7 @@ def parse_options(words: tuple[str, ...]) -> MountOptions:
         recursive=recursive,
         copy_up=copy_up,
         idmap=idmap,
+        remount=remount,
     )
 
 

@@ -5,10 +5,20 @@ The steps made here are carried out by :mod:`gpurun.ns.rootfs`, inside the conta
 
 from __future__ import annotations
 
-from gpurun.errors import ConfigError, UnsupportedError
+from gpurun.errors import ConfigError
+from gpurun.linux.process import CLONE_NEWNS
+from gpurun.ns.namespaces import NamespacePlan, map_lines
 from gpurun.ns.options import MountOptions, parse_options
 from gpurun.oci.config import Config, Device, Mount
 from gpurun.record import Record
+
+
+class IdMap(Record):
+    """The maps (lines of /proc/pid/uid_map) by which the ids of a mount are seen: of the file system → of the mount."""
+
+    recursive: bool
+    uid_map: str
+    gid_map: str
 
 
 class MountStep(Record):
@@ -20,6 +30,7 @@ class MountStep(Record):
     options: MountOptions
     where: str
     label: str = ""  # SELinux context of a new file system
+    idmap: IdMap | None = None
 
 
 class DeviceStep(Record):
@@ -78,32 +89,31 @@ def join_path(base: str, path: str) -> str:
     return path if path.startswith("/") else f"{base.rstrip('/')}/{path}"
 
 
-def plan_mounts(config: Config, bundle: str) -> tuple[MountStep, ...]:
+def plan_mounts(config: Config, bundle: str, namespaces: NamespacePlan) -> tuple[MountStep, ...]:
     """The steps of ``mounts``, in their order; *bundle* is what relative bind sources are relative to."""
     label = config.linux.mount_label
-    return tuple([_mount_step(mount, f"mounts[{i}]", bundle, label) for i, mount in enumerate(config.mounts)])
+    return tuple([_mount_step(mount, f"mounts[{i}]", bundle, label, namespaces) for i, mount in enumerate(config.mounts)])
 
 
-def _mount_step(mount: Mount, where: str, bundle: str, label: str) -> MountStep:
+def _mount_step(mount: Mount, where: str, bundle: str, label: str, namespaces: NamespacePlan) -> MountStep:
     if not mount.destination:
         raise ConfigError(f"{where}.destination", "is missing, a path in the container is needed")
     destination = clean_path(mount.destination)
     if destination == "/":
         raise ConfigError(f"{where}.destination", f'"{mount.destination}" is the root itself, which root.path gives')
     options = parse_options(mount.options)
-    if options.idmap or mount.uid_mappings or mount.gid_mappings:
-        raise UnsupportedError(where, "idmapped mounts are not supported yet")
+    idmap = _idmap(mount, options, where, namespaces)
     if options.bind or mount.type == "bind":
         if options.data:
             words = ", ".join(options.data)
             raise ConfigError(
                 f"{where}.options", f"bind mounts cannot have any filesystem-specific options applied ({words})"
             )
-        if not mount.source:
+        if not mount.source and not options.remount:
             raise ConfigError(f"{where}.source", "is missing, a bind mount needs one")
-        return MountStep("bind", join_path(bundle, mount.source), destination, options, where)
+        return MountStep("bind", join_path(bundle, mount.source), destination, options, where, idmap=idmap)
     kind = mount.type or "none"
-    if kind == "none":
+    if kind == "none" and not options.remount:
         raise ConfigError(f"{where}.type", "is missing: name a file system, or add the option bind or rbind")
     if kind == "cgroup2":
         kind = "cgroup"
@@ -114,6 +124,31 @@ def _mount_step(mount: Mount, where: str, bundle: str, label: str) -> MountStep:
     # Those without take their labels from the policy.
     labelled = kind not in ("proc", "sysfs", "cgroup")
     return MountStep(kind, mount.source, destination, options, where, label if labelled else "")
+
+
+def _idmap(mount: Mount, options: MountOptions, where: str, namespaces: NamespacePlan) -> IdMap | None:
+    """The maps of an id-mapped mount: its own, else those of the container's user namespace."""
+    if not (options.idmap or mount.uid_mappings or mount.gid_mappings):
+        return None
+    if not (options.bind or mount.type == "bind"):
+        raise ConfigError(where, "id-mapped mounts are only supported for bind mounts")
+    if options.remount:
+        raise ConfigError(f"{where}.options", "remount cannot change the id map of a mount")
+    if not namespaces.has(CLONE_NEWNS):
+        raise ConfigError(where, "id-mapped mounts need a mount namespace")
+    recursive = options.idmap == "ridmap"
+    if not mount.uid_mappings and not mount.gid_mappings:
+        if not namespaces.uids:
+            raise ConfigError(
+                f"{where}.options",
+                f"{options.idmap} needs uidMappings and gidMappings here, or a user namespace to take them from",
+            )
+        return IdMap(recursive, namespaces.uids, namespaces.gids)
+    for mappings, name in ((mount.uid_mappings, "uidMappings"), (mount.gid_mappings, "gidMappings")):
+        if not mappings:
+            raise ConfigError(f"{where}.{name}", "is missing: an id-mapped mount needs both uidMappings and gidMappings")
+    uids = map_lines(mount.uid_mappings, f"{where}.uidMappings")
+    return IdMap(recursive, uids, map_lines(mount.gid_mappings, f"{where}.gidMappings"))
 
 
 def plan_devices(devices: tuple[Device, ...]) -> tuple[DeviceStep, ...]:

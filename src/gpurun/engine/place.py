@@ -1,0 +1,64 @@
+"""What create does for a new init from outside, with the host's privileges, before the init goes its way."""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun.linux.process import CLONE_NEWNS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+    from collections.abc import Callable
+
+    from gpurun.engine.plan import Plan
+    from gpurun.ns.namespaces import Join
+
+
+def source_channel(plan: Plan) -> tuple[socket | None, int]:
+    """(our end, the init's end) of what mount trees are handed over by; (None, -1) when the init can open all by itself.
+
+    It cannot in a user namespace, which may be unable to reach the rootfs and sources, nor can it map the ids of a mount.
+    """
+    init = plan.init
+    if not init.mount_namespace or not (init.user_namespace or any(step.idmap is not None for step in init.mounts)):
+        return None, -1
+    from gpurun.ns.sources import channel
+
+    ours, its = channel()
+    return ours, its.detach()
+
+
+def hand_over_sources(plan: Plan, ours: socket, pid: int, joins: tuple[tuple[Join, int], ...]) -> None:
+    """Open the mount trees of *plan* and send them to the init; raises :class:`GpurunError`."""
+    from gpurun.ns.idmap import make_user_namespace
+    from gpurun.ns.sources import hand_over
+
+    init = plan.init
+    mount_namespace = next((fd for join, fd in joins if join.flag == CLONE_NEWNS), -1)
+    maps: dict[tuple[str, str], int] = {}
+    try:
+        for step in init.mounts:
+            if step.idmap is not None and (step.idmap.uid_map, step.idmap.gid_map) not in maps:
+                pair = step.idmap.uid_map, step.idmap.gid_map
+                maps[pair] = make_user_namespace(*pair)
+        # Without a user namespace the init can do all the rest itself, and only id-mapped sources are sent.
+        rootfs = plan.rootfs if init.user_namespace else ""
+        steps = tuple([s if init.user_namespace or s.idmap is not None else None for s in init.mounts])
+        hand_over(ours, pid, mount_namespace, rootfs, steps, init.propagation[0], maps)
+    finally:
+        for fd in maps.values():
+            posix.close(fd)
+
+
+def lend(plan: Plan, pid: int, record: str, undo: list[Callable[[], None]]) -> None:
+    """Put what the host lends to a container in its place: a resctrl group (noted in *record*), network devices."""
+    if plan.intel_rdt is not None:
+        from gpurun.engine.rdt import apply_rdt, remove_rdt
+
+        undo.append(lambda: remove_rdt(record))
+        apply_rdt(plan.intel_rdt, pid, record)
+    if plan.net_devices:
+        from gpurun.ns.netdev import move_devices
+
+        move_devices(plan.net_devices, f"/proc/{pid}/ns/net")
