@@ -1,7 +1,8 @@
 """The messages between the parent (create) and the container's init: a small set, over two pipes.
 
-    init → parent   hooks                       the mounts are made, the parent's hooks may run
-                    ready CREATED               all but the process itself is set up; CREATED: what was made in the rootfs
+    init → parent   made CREATED                CREATED: what the device edits made in the rootfs; no answer
+                    hooks                       the mounts are made, the parent's hooks may run
+                    ready                       all but the process itself is set up
                     created [LISTENER]          nothing can fail any more but execve, create may return; LISTENER: number,
                                                 in the init, of the seccomp listener when the profile has an agent
                     failed TEXT                 the error, told once, by the parent
