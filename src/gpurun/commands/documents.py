@@ -10,6 +10,8 @@ from gpurun.jsontext import dumps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from gpurun.invocation import Invocation
     from gpurun.oci.features import Built
 
@@ -48,10 +50,28 @@ def built() -> Built:
     from gpurun.oci.features import Built
     from gpurun.security.capabilities import NAMES
 
+    seccomp, libseccomp = _seccomp()
     words = {"bind", "rbind", "defaults", "tmpcopyup", *ATTRIBUTES, *SUPERBLOCK, *PROPAGATION, *(f"r{w}" for w in RECURSIVE)}
     return Built(
         hooks=HOOK_NAMES,
         mount_options=tuple(sorted(words)),
         namespaces=tuple(NAMESPACES),
         capabilities=tuple(NAMES),
+        seccomp=seccomp,
+        libseccomp=libseccomp,
     )
+
+
+def _seccomp() -> tuple[dict[str, Any] | None, str]:
+    """The member of the document and libseccomp's version; (None, "") where the library is not installed."""
+    from gpurun.engine.seccomp import supported_flags
+    from gpurun.linux.libseccomp import Library, find
+    from gpurun.security.seccomp import ACTIONS, ARCHITECTURES, FLAGS, OPERATORS
+
+    try:
+        version = Library(find()[0]).version()
+    except OSError:
+        return None, ""
+    tables = {"actions": ACTIONS, "operators": OPERATORS, "archs": ARCHITECTURES, "knownFlags": FLAGS}
+    member = {name: sorted(table) for name, table in tables.items()}
+    return {**member, "supportedFlags": sorted(supported_flags())}, version

@@ -23,6 +23,7 @@ class Built(Record):
     namespaces: tuple[str, ...]
     capabilities: tuple[str, ...]
     seccomp: dict[str, Any] | None = None
+    libseccomp: str = ""  # its version
     apparmor: bool = False
     selinux: bool = False
     intel_rdt: bool = False
@@ -58,6 +59,7 @@ def features_document(built: Built) -> dict[str, Any]:
         "annotations": {
             "io.github.gpurun.version": __version__,
             "io.github.gpurun.checkpoint.enabled": "true" if built.checkpoint else "false",
+            **({"io.github.seccomp.libseccomp.version": built.libseccomp} if built.libseccomp else {}),
         },
         "potentiallyUnsafeConfigAnnotations": ["bundle"],
     }
