@@ -207,6 +207,8 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
     store.save(options.root, state)
     store.write_atomically(f"{directory}/config.json", data, 0o600)
     store.save_edits(options.root, options.id, plan.init.edits.env, plan.init.edits.additional_gids)
+    if plan.init.process.seccomp is not None:
+        store.save_seccomp(options.root, options.id, *plan.init.process.seccomp)
     if posix.environ.get(b"NOTIFY_SOCKET"):
         posix.mkdir(f"{directory}/notify", 0o755)
     fifo = store.fifo_path(options.root, options.id)
@@ -349,8 +351,9 @@ def _serve_init(
 
                 send_listener(plan.seccomp, pid, rest[0], store.state_json(state, "creating"))
             return
-        if rest and rest[0]:
+        if word == "made":
             _record_created(options, plan, rest[0], undo)
+            continue
         if not limited:
             _set_cgroup(plan, program_fd)
             limited = True

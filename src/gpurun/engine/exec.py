@@ -13,7 +13,7 @@ from gpurun.cgroup import control
 from gpurun.engine import state as store
 from gpurun.engine import sync
 from gpurun.engine.child import check_preserved_fds, exec_child, sealed_child
-from gpurun.engine.exec_plan import ExecOptions, Host, plan_exec, read_saved_config
+from gpurun.engine.exec_plan import ExecOptions, Host, SavedConfig, plan_exec, read_saved_config
 from gpurun.engine.lifecycle import open_init, wait_foreground
 from gpurun.engine.setns_init import ExecDescriptors, ExecPlan
 from gpurun.errors import GpurunError, StepError
@@ -70,7 +70,7 @@ def exec_process(options: ExecOptions) -> int:
     pid = 0
     try:
         plan, warnings = _plan(options, state)
-        pid = _serve(plan, started, descriptors, state)
+        pid = _serve(plan, started, descriptors, state, options.root)
         pidfd = lp.pidfd_open(pid)
         master = _hand_over(options, ours, pid, pidfd)
         sync.send(started.send, "go")
@@ -169,8 +169,7 @@ def _start(options: ExecOptions, keep: tuple[int, ...]) -> Started:
 
 
 def _plan(options: ExecOptions, state: store.State) -> tuple[ExecPlan, tuple[str, ...]]:
-    path = f"{options.root}/{options.id}/config.json"
-    config = read_saved_config(read_file(path, 64 << 20), path)
+    config = _saved_config(options.root, options.id)
     if config.namespaces & lp.CLONE_NEWUSER and _same_user_namespace(state.pid):
         config = replace(config, namespaces=config.namespaces & ~lp.CLONE_NEWUSER)  # setns(2) refuses to enter it again
     last_cap = int(read_file("/proc/sys/kernel/cap_last_cap", 16))
@@ -182,7 +181,17 @@ def _plan(options: ExecOptions, state: store.State) -> tuple[ExecPlan, tuple[str
         apparmor, selinux = apparmor_enabled(), selinux_enabled()
     host = Host(last_cap, apparmor, selinux)
     edits = store.load_edits(options.root, options.id)
-    return plan_exec(options, config, edits, host, state.rootfs, state.session_keyring)
+    seccomp = None
+    if config.linux.seccomp is not None:
+        seccomp = store.load_seccomp(options.root, options.id)
+        if seccomp is None:
+            raise GpurunError(f"{options.root}/{options.id}/seccomp is missing: the container's filter is not known")
+    return plan_exec(options, config, edits, host, state.rootfs, state.session_keyring, seccomp)
+
+
+def _saved_config(root: str, container_id: str) -> SavedConfig:
+    path = f"{root}/{container_id}/config.json"
+    return read_saved_config(read_file(path, 64 << 20), path)
 
 
 def _same_user_namespace(pid: int) -> bool:
@@ -190,7 +199,7 @@ def _same_user_namespace(pid: int) -> bool:
     return (ours.st_dev, ours.st_ino) == (its.st_dev, its.st_ino)
 
 
-def _serve(plan: ExecPlan, started: Started, descriptors: ExecDescriptors, state: store.State) -> int:
+def _serve(plan: ExecPlan, started: Started, descriptors: ExecDescriptors, state: store.State, root: str) -> int:
     """Send the plan and answer until the process is ready to execve(2); returns its pid."""
     kills = control.oom_kill_count(state.cgroup)
     pid = 0
@@ -214,11 +223,25 @@ def _serve(plan: ExecPlan, started: Started, descriptors: ExecDescriptors, state
                 sync.send(started.send, "go")
             elif word == "created":
                 posix.waitpid(started.pid, 0)
+                if rest:
+                    _send_listener(state, root, pid, int(rest[0]))
                 return pid
     except BaseException:
         if pid:
             _kill(pid)
         raise
+
+
+def _send_listener(state: store.State, root: str, pid: int, listener: int) -> None:
+    """The filter's agent is told of each process: give it the listener, which is a descriptor of the process."""
+    from gpurun.engine.seccomp import send_listener
+    from gpurun.oci.seccomp import read_seccomp
+    from gpurun.security.seccomp import plan_seccomp
+
+    seccomp = _saved_config(root, state.id).linux.seccomp or {}
+    plan = plan_seccomp(read_seccomp(seccomp, "linux.seccomp"), posix.uname().machine)
+    if plan is not None:
+        send_listener(plan, pid, listener, store.state_json(state, "running"))
 
 
 def _prepare(plan: ExecPlan, state: store.State, pid: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gpurun.engine.process import plan_process
 from gpurun.engine.setns_init import ExecPlan
-from gpurun.errors import ConfigError, GpurunError, UnsupportedError
+from gpurun.errors import ConfigError, GpurunError
 from gpurun.linux.process import CLONE_NEWNS
 from gpurun.ns.namespaces import NAMESPACES
 from gpurun.oci.config import Capabilities, Linux, Process, User, read_process
@@ -66,7 +66,7 @@ class SavedConfig(Record):
 
     process: Process
     namespaces: int  # CLONE_NEW* flags
-    linux: Linux  # personality and memoryPolicy alone
+    linux: Linux  # personality, memoryPolicy and seccomp alone
 
 
 def read_process_file(data: bytes, path: str) -> Process:
@@ -81,8 +81,6 @@ def read_saved_config(data: bytes, path: str) -> SavedConfig:
     """From the text of the container's own copy of its config.json."""
     obj = as_object(parse_json(data, path), path)
     linux = get_object(obj, "linux", "") or {}
-    if linux.get("seccomp"):
-        raise UnsupportedError("linux.seccomp", "exec cannot give a process the container's seccomp filter yet")
     namespaces = 0
     for kind in get_array(linux, "namespaces", "linux", _namespace_type):
         namespaces |= NAMESPACES[kind][0]
@@ -90,7 +88,9 @@ def read_saved_config(data: bytes, path: str) -> SavedConfig:
         read_process(get_object(obj, "process", "") or {}, "process"),
         namespaces,
         Linux(
-            personality=get_object(linux, "personality", "linux"), memory_policy=get_object(linux, "memoryPolicy", "linux")
+            personality=get_object(linux, "personality", "linux"),
+            memory_policy=get_object(linux, "memoryPolicy", "linux"),
+            seccomp=get_object(linux, "seccomp", "linux"),
         ),
     )
 
@@ -106,9 +106,10 @@ def plan_exec(
     host: Host,
     rootfs: str,
     session_keyring: bool,
+    seccomp: tuple[bytes, int] | None = None,
 ) -> tuple[ExecPlan, tuple[str, ...]]:
     """The plan and its warnings.  *edits* are the variables and groups of the container's devices: as at create, they go
-    before those of the process."""
+    before those of the process.  *seccomp* is the container's filter (program, flags)."""
     if options.process is None:
         given = _from_options(options, config.process)
     else:
@@ -127,7 +128,7 @@ def plan_exec(
         affinity = exec_affinity(given)
     plan = ExecPlan(
         id=options.id,
-        process=process,
+        process=process if seccomp is None else replace(process, seccomp=seccomp),
         namespaces=config.namespaces,
         rootfs="" if config.namespaces & CLONE_NEWNS else rootfs,
         session_keyring=session_keyring,

@@ -14,7 +14,7 @@ import sys
 from errno import EBUSY, ENODEV, ENOENT, EOPNOTSUPP
 
 from gpurun.engine import sync
-from gpurun.engine.become import become_process, environment, execute, null_stdio, open_proc, write_proc
+from gpurun.engine.become import become_process, environment, execute, notify_first, null_stdio, open_proc, write_proc
 from gpurun.engine.process import ProcessPlan
 from gpurun.errors import GpurunError, StepError, oserror_text
 from gpurun.linux import process as lp
@@ -26,6 +26,8 @@ from gpurun.record import Record, from_wire
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
+
+_NEW_LISTENER = 8  # SECCOMP_FILTER_FLAG_NEW_LISTENER
 
 
 class ExecPlan(Record):
@@ -104,6 +106,8 @@ def _import_all(process: ProcessPlan) -> None:
         import gpurun.engine.knobs  # noqa: F401
     if process.apparmor_profile or process.selinux_label:
         import gpurun.security.lsm  # noqa: F401
+    if process.seccomp is not None:
+        import gpurun.linux.seccomp  # noqa: F401
     sys.path[:] = []
     sys.path_hooks[:] = []
     sys.meta_path[:] = []
@@ -178,9 +182,14 @@ def _become(plan: ExecPlan, fds: ExecDescriptors, proc_fd: int, root_fd: int) ->
     sync.send(fds.send, "ready")
     _expect_go(fds)
     path = become_process(process, env)
+    if process.seccomp is not None and process.seccomp[1] & _NEW_LISTENER:
+        listener, become = notify_first(path, process.args, env, 3 + plan.preserve_fds, process.seccomp)
+        sync.send(fds.send, "created", listener)
+        _expect_go(fds)
+        become()
     sync.send(fds.send, "created")
     _expect_go(fds)
-    execute(path, process.args, env, 3 + plan.preserve_fds)
+    execute(path, process.args, env, 3 + plan.preserve_fds, process.seccomp)
 
 
 def _expect_go(fds: ExecDescriptors) -> None:

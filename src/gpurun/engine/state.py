@@ -5,6 +5,7 @@
     exec.fifo   there from create until start
     created     what gpurun made in the rootfs (mount points, links): one path a line, removed again by delete
     edits       the variables and groups that the container's devices brought, if any: exec gives them too
+    seccomp     the flags and the program of the container's filter, if it has one, for exec
 
 The directory is made, and the cgroup's path written into it, before anything else that outlives the process is made: so a
 create that was killed can always be undone.
@@ -157,6 +158,20 @@ def load_edits(root: str, container_id: str) -> tuple[tuple[str, ...], tuple[int
         return (), ()
     gids, *env = text.split("\0")
     return tuple(env), tuple([int(gid) for gid in gids.split()])
+
+
+def save_seccomp(root: str, container_id: str, program: bytes, flags: int) -> None:
+    """Keep the container's filter for exec."""
+    write_atomically(f"{root}/{container_id}/seccomp", flags.to_bytes(8, "little") + program, 0o600)
+
+
+def load_seccomp(root: str, container_id: str) -> tuple[bytes, int] | None:
+    """(program, flags) that :func:`save_seccomp` has kept; None for a container without a filter."""
+    try:
+        data = read_file(f"{root}/{container_id}/seccomp")
+    except FileNotFoundError:
+        return None
+    return data[8:], int.from_bytes(data[:8], "little")
 
 
 def status(root: str, state: State) -> str:
