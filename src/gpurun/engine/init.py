@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from gpurun.engine.hooks import Execve
 
-    ApplyEdits = Callable[[ContainerEdits, int, bool], tuple[str, ...]]
+    ApplyEdits = Callable[[ContainerEdits, int, bool, list[str]], tuple[str, ...]]
 
 _NEW_LISTENER = 8  # SECCOMP_FILTER_FLAG_NEW_LISTENER
 
@@ -108,9 +108,14 @@ def _run(fds: Descriptors) -> None:
     if not plan.dev_is_bind:
         devices.make_devices(root_fd, plan.devices, plan.user_namespace)
         devices.make_dev_links(root_fd)
-    created = apply_edits(plan.edits, root_fd, plan.user_namespace) if apply_edits else ()
+    if apply_edits:
+        created: list[str] = []
+        try:
+            apply_edits(plan.edits, root_fd, plan.user_namespace, created)
+        finally:  # told at once, also when a step failed: however create ends, the image is left as it was
+            sync.send(fds.send, "made", tuple(created))
     if plan.parent_hooks:
-        sync.send(fds.send, "hooks", created)
+        sync.send(fds.send, "hooks")
         _expect_go(fds)
     state = State(plan.id, plan.bundle, plan.rootfs, plan.cgroup_path, True, posix.getpid(), annotations=plan.annotations)
     if plan.create_container:
@@ -150,7 +155,7 @@ def _run(fds: Descriptors) -> None:
         from gpurun.engine.knobs import apply_knobs  # imported before the host's tree was left
 
         apply_knobs(plan.process.knobs)
-    sync.send(fds.send, "ready", created)
+    sync.send(fds.send, "ready")
     _expect_go(fds)
     path = become_process(plan.process, env)
     seccomp = plan.process.seccomp
@@ -249,7 +254,7 @@ def _leave_host(plan: InitPlan, root_fd: int) -> None:
         posix.chroot(".")
         posix.chdir("/")
     elif plan.no_pivot:
-        rootfs.move_root(root_fd)
+        rootfs.move_root(root_fd, plan.rootfs)
     else:
         rootfs.pivot(root_fd)
     rootfs.set_root_propagation(root_fd, plan.propagation)

@@ -171,7 +171,7 @@ def make_plan(
         mount_namespace=private_mounts,
         user_namespace=user_namespace,
         new_network=bool(namespaces.new & CLONE_NEWNET),
-        propagation=_propagation(linux.rootfs_propagation),
+        propagation=_propagation(linux.rootfs_propagation, no_pivot),
         no_pivot=no_pivot,
         mounts=mounts,
         devices=plan_devices(linux.devices),
@@ -261,10 +261,12 @@ def _check_contradictions(config: Config, namespaces: NamespacePlan) -> None:
                 raise ConfigError(f"linux.{name}", "unable to restrict sys entries without a private MNT namespace")
 
 
-def _propagation(word: str) -> tuple[int, bool]:
+def _propagation(word: str, no_pivot: bool) -> tuple[int, bool]:
     if word not in ROOTFS_PROPAGATION:
         known = ", ".join([w for w in ROOTFS_PROPAGATION if w])
         raise ConfigError("linux.rootfsPropagation", f'"{word}" is unknown, it must be one of {known}')
+    if no_pivot and ROOTFS_PROPAGATION[word][0] == MS_PRIVATE:
+        raise ConfigError("linux.rootfsPropagation", "rootfsPropagation of [r]private is not safe without pivot_root")
     return ROOTFS_PROPAGATION[word]
 
 

@@ -45,6 +45,7 @@ NR: dict[str, int] = {
     "fsopen": 430,
     "fsconfig": 431,
     "fsmount": 432,
+    "fspick": 433,
     "pidfd_open": 434,
     "clone3": 435,
     "close_range": 436,

@@ -56,6 +56,9 @@ FSMOUNT_CLOEXEC = 1
 FSCONFIG_SET_FLAG = 0
 FSCONFIG_SET_STRING = 1
 FSCONFIG_CMD_CREATE = 6
+FSCONFIG_CMD_RECONFIGURE = 7
+FSPICK_CLOEXEC = 0x01
+FSPICK_EMPTY_PATH = 0x08
 
 
 def open_tree(dir_fd: int, path: str, flags: int) -> int:
@@ -96,6 +99,16 @@ def fsconfig_set(fs_fd: int, key: str, value: str | None) -> None:
 def fsconfig_create(fs_fd: int) -> None:
     """fsconfig(2) FSCONFIG_CMD_CREATE: make (or find) the superblock."""
     syscall(NR["fsconfig"], fs_fd, FSCONFIG_CMD_CREATE, None, None, 0)
+
+
+def fspick(mount_fd: int) -> int:
+    """fspick(2): a configuration context for the superblock of the mount whose root *mount_fd* refers to."""
+    return syscall(NR["fspick"], mount_fd, b"\0", FSPICK_CLOEXEC | FSPICK_EMPTY_PATH)
+
+
+def fsconfig_reconfigure(fs_fd: int) -> None:
+    """fsconfig(2) FSCONFIG_CMD_RECONFIGURE: give the superblock what has been set."""
+    syscall(NR["fsconfig"], fs_fd, FSCONFIG_CMD_RECONFIGURE, None, None, 0)
 
 
 def fsmount(fs_fd: int, attributes: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posix
 import time
-from errno import EBUSY, EINVAL, ENOENT, ENOTDIR
+from errno import EBUSY, EINVAL, ENOENT, ENOTDIR, EPERM
 
 from gpurun.errors import GpurunError, StepError, strerror_lower
 from gpurun.linux import mount as lm
@@ -23,11 +23,13 @@ from gpurun.linux.fs import (
     RESOLVE_NO_SYMLINKS,
     fstatfs_type,
     openat2,
+    read_file,
 )
 from gpurun.ns.mount import attach, filesystem
 from gpurun.ns.options import MountOptions
 from gpurun.ns.path import make_dirs, make_target, open_in_root
 from gpurun.ns.steps import PROC_TARGETS, MountStep
+from gpurun.record import replace
 
 _REPLACED = lm.MOUNT_ATTR_RDONLY | lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NODEV | lm.MOUNT_ATTR_NOEXEC
 _REPLACED |= lm.MOUNT_ATTR_NOSYMFOLLOW
@@ -82,7 +84,9 @@ def mount_all(
     late: list[tuple[int, int]] = []
     for index, step in enumerate(steps):
         try:
-            if step.kind == "bind":
+            if step.options.remount:
+                fd = _remount(root_fd, step)
+            elif step.kind == "bind":
                 fd = _bind(root_fd, root, step, sources.pop(index, -1))
             else:
                 fd = _new_filesystem(root_fd, root, step, cgroup)
@@ -105,6 +109,35 @@ def mount_all(
 def _late_readonly(step: MountStep) -> bool:
     """Device nodes and mount points must still be made in a tmpfs and in /dev after they are mounted."""
     return step.kind == "tmpfs" or step.destination == "/dev"
+
+
+def _remount(root_fd: int, step: MountStep) -> int:
+    """Change the mount that is at the target already (mount(8) "remount"): its own flags, and with data its file system."""
+    options = step.options
+    target = open_in_root(root_fd, step.destination)
+    pairs = _superblock_pairs(options)
+    if pairs and step.kind != "bind":
+        context = lm.fspick(target)
+        try:
+            for key, value in pairs:
+                lm.fsconfig_set(context, key, value)
+            lm.fsconfig_reconfigure(context)
+        finally:
+            posix.close(context)
+    if step.kind != "bind" and _late_readonly(step):
+        options = replace(options, attr_set=options.attr_set & ~lm.MOUNT_ATTR_RDONLY)
+    _set_attributes(target, options)
+    return target
+
+
+def _superblock_pairs(options: MountOptions) -> list[tuple[str, str | None]]:
+    """The options that are the file system's own, as fsconfig(2) takes them."""
+    pairs: list[tuple[str, str | None]] = []
+    for entry in options.data:
+        for word in entry.split(","):
+            key, equals, value = word.partition("=")
+            pairs.append((key, value if equals else None))
+    return pairs + [(key, None) for key in options.superblock]
 
 
 def _bind(root_fd: int, root: str, step: MountStep, tree: int) -> int:
@@ -156,12 +189,7 @@ def _new_filesystem(root_fd: int, root: str, step: MountStep, cgroup: str) -> in
         target = make_target(root_fd, step.destination, directory=True)
         if fstatfs_type(target) == PROC_SUPER_MAGIC:
             raise GpurunError(f'{step.where}: "{step.destination}" cannot be mounted because it is inside /proc')
-    pairs: list[tuple[str, str | None]] = []
-    for entry in options.data:
-        for word in entry.split(","):
-            key, equals, value = word.partition("=")
-            pairs.append((key, value if equals else None))
-    pairs += [(key, None) for key in options.superblock]
+    pairs = _superblock_pairs(options)
     if step.label and fstype != "mqueue":
         pairs.append(("context", step.label))
     attributes = options.attr_set
@@ -227,15 +255,40 @@ def pivot(root_fd: int) -> None:
         posix.close(old)
 
 
-def move_root(root_fd: int) -> None:
-    """--no-pivot: for a host whose root is a ramfs.  Moves the rootfs over ``/`` and changes the root directory to it."""
+def move_root(root_fd: int, rootfs: str) -> None:
+    """--no-pivot: for a host whose root is a ramfs.  Moves *rootfs* over ``/`` and changes the root directory to it.
+
+    The host's tree stays below, so what there would tell of the host without a mask, proc and sysfs, is taken away first.
+    """
     posix.fchdir(root_fd)
     try:
+        for path in _full_views(read_file("/proc/self/mountinfo", 64 << 20).decode("utf-8", "surrogateescape"), rootfs):
+            lm.mount("", path, "", lm.MS_PRIVATE | lm.MS_REC)
+            try:
+                lm.umount2(path, lm.MNT_DETACH)
+            except OSError as e:
+                if e.errno not in (EPERM, EINVAL):
+                    raise
+                lm.mount("tmpfs", path, "tmpfs", lm.MS_RDONLY)  # locked by a user namespace: covered instead
         lm.mount(".", "/", "", lm.MS_MOVE)
         posix.chroot(".")
         posix.chdir("/")
     except OSError as e:
         raise StepError("move the rootfs to", "/", e.errno) from None
+
+
+def _full_views(mountinfo: str, rootfs: str) -> list[str]:
+    """Where whole proc and sysfs file systems are mounted outside *rootfs*, the last mounted first."""
+    found = []
+    for line in mountinfo.splitlines():
+        fields, _, after = line.partition(" - ")
+        root, path = fields.split(" ")[3:5]
+        if root != "/" or after.split(" ")[0] not in ("proc", "sysfs"):
+            continue
+        path = path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+        if not f"{path}/".startswith(f"{rootfs}/"):
+            found.append(path)
+    return found[::-1]
 
 
 def set_root_propagation(root_fd: int, propagation: tuple[int, bool]) -> None:
