@@ -46,6 +46,7 @@ def explain_plan(plan: Plan) -> str:
     lines += _section("read-only paths", list(plan.init.readonly_paths))
     lines += _section("masked paths", list(plan.init.masked_paths))
     lines += _section("process", _process(plan))
+    lines += _section("seccomp", _seccomp(plan))
     return "\n".join(lines) + "\n"
 
 
@@ -115,6 +116,28 @@ def _rootfs(plan: Plan) -> list[str]:
         items.append("read-only")
     items += [f"{name} {value}" for name, value in (("hostname", init.hostname), ("domainname", init.domainname)) if value]
     return items
+
+
+def _seccomp(plan: Plan) -> list[str]:
+    profile = plan.seccomp
+    if profile is None:
+        return []
+    from gpurun.security.seccomp import ACTIONS, ARCHITECTURES, FLAGS
+
+    def action(word: int) -> str:
+        name = next(name for name, value in ACTIONS.items() if value == word & 0xFFFF0000)
+        return f"{name} {word & 0xFFFF}" if name in ("SCMP_ACT_ERRNO", "SCMP_ACT_TRACE") else name
+
+    items = [f"{action(profile.default_action)}: what no rule names"]
+    if profile.enosys:
+        items.append("SCMP_ACT_ERRNO 38 (ENOSYS): system calls newer than all that the rules name")
+    for rule in profile.rules:
+        shown = " ".join(rule.names[:12]) + (f" and {len(rule.names) - 12} more" if len(rule.names) > 12 else "")
+        items.append(f"{action(rule.action)}: {shown}" + ("   (by their arguments)" if rule.conditions else ""))
+    architectures = [name for name, token in ARCHITECTURES.items() if token in profile.architectures]
+    items.append(f"architectures: {' '.join(architectures)}")
+    items += [name for name, flag in FLAGS.items() if flag & profile.flags]
+    return [*items, f"agent: {profile.listener_path}"] if profile.listener_path else items
 
 
 def _process(plan: Plan) -> list[str]:
