@@ -153,3 +153,24 @@ def test_explain_tells_every_edit_and_its_reason(
     assert result.rc == 0, result.text
     text = json.dumps(json.loads(result.out))
     assert "library of capability compute" in text and "/dev/nvidia1" in text
+
+
+def failing_hook(bundle: Bundle) -> None:
+    bundle.config["hooks"] = {"createContainer": [{"path": "/bin/false", "args": ["false"]}]}
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda bundle: bundle.args("/not/there"),
+        failing_hook,
+        lambda bundle: (bundle.rootfs / "etc/ld.so.cache").mkdir(),
+    ],
+    ids=["executable", "hook", "the edits themselves"],
+)
+def test_a_create_that_fails_later_leaves_the_image_as_it_was(
+    runtime: Runtime, host: SimulatedDriver, gpu: Callable[..., Bundle], break_it: Callable[[Bundle], None]
+) -> None:
+    bundle = gpu("all")
+    break_it(bundle)
+    runtime.refused(bundle, env=ENVIRONMENT | host.env)
