@@ -172,6 +172,15 @@ def test_policy_against_images_that_ask() -> None:
     assert request is not None and not request.denied
 
 
+def test_policy_comes_before_what_is_asked() -> None:
+    """An image that may not ask is not told that its wish could not be met; a site with volume mounts means them."""
+    policy = Policy(accept_envvar_when_unprivileged=False)
+    request = read("NVIDIA_VISIBLE_DEVICES=MIG-0", "NVIDIA_DRIVER_CAPABILITIES=bogus", "NVIDIA_GDS=enabled", policy=policy)
+    assert request is not None and request.denied
+    with pytest.raises(UnsupportedError, match="volume mounts are not supported"):
+        read("NVIDIA_VISIBLE_DEVICES=/var/run/nvidia-container-devices", policy=policy)
+
+
 def test_swarm_resources_replace_the_variable() -> None:
     policy = Policy(swarm_resource=("DOCKER_RESOURCE_GPU", "OTHER"))
     request = read("NVIDIA_VISIBLE_DEVICES=all", "OTHER=2", "DOCKER_RESOURCE_GPU=0,1", policy=policy)

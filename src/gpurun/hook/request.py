@@ -88,10 +88,12 @@ def read_request(
     source, value = _device_list(variables, legacy, policy)
     if value is None:
         return None
-    devices = _read_devices(source, value)
+    devices = _device_ids(source, value)
     if devices is None:
         return None
-    if not privileged and not policy.accept_envvar_when_unprivileged:
+    accepted = privileged or policy.accept_envvar_when_unprivileged
+    # The volume-mount marker is refused also where images may not ask: such a site means the mounts to count.
+    if not accepted and not any(device.startswith(_VOLUME_MOUNT_MARKER) for device in devices):
         # The toolkit's own words, and no failure: the site has decided that images may not ask.
         return GpuRequest(
             devices=(),
@@ -100,6 +102,7 @@ def read_request(
             denied=f"Ignoring devices requested by environment variable(s) in unprivileged container: [{source}]",
         )
     if devices:
+        _refuse_forms(f"process.env {source}", devices)
         _refuse_extras(variables, privileged)
     return GpuRequest(
         devices=devices,
@@ -116,7 +119,7 @@ def _device_list(variables: dict[str, str], legacy: bool, policy: Policy) -> tup
     return DEVICES, variables.get(DEVICES, "all" if legacy else None)
 
 
-def _read_devices(source: str, value: str) -> tuple[str, ...] | None:
+def _device_ids(source: str, value: str) -> tuple[str, ...] | None:
     """The ids in *value*: ``None`` for nothing at all, empty for ``none``."""
     where = f"process.env {source}"
     if len(value) > MAX_VALUE:
@@ -129,11 +132,16 @@ def _read_devices(source: str, value: str) -> tuple[str, ...] | None:
             return ()
         if device == "all":
             return ("all",)
-    if any(_is_qualified(device) for device in ids) and not all(_is_qualified(device) for device in ids):
-        raise ConfigError(where, f"mixes CDI device names with other device ids in '{shown(value)}': use one form for all")
-    for device in ids:
-        _refuse_form(where, device)
     return tuple(dict.fromkeys(ids))
+
+
+def _refuse_forms(where: str, devices: tuple[str, ...]) -> None:
+    qualified = [_is_qualified(device) for device in devices]
+    if any(qualified) and not all(qualified):
+        listed = shown(",".join(devices))
+        raise ConfigError(where, f"mixes CDI device names with other device ids in '{listed}': use one form for all")
+    for device in devices:
+        _refuse_form(where, device)
 
 
 def _is_qualified(device: str) -> bool:
