@@ -1,0 +1,229 @@
+"""The transient scope that systemd makes for a container: its name, its place, its properties.  Pure.
+
+What is set as a property is written to the cgroup as well (:mod:`gpurun.cgroup.resources` decides what): the properties
+are there so that systemd, whenever it applies what it knows of a unit, at ``systemctl daemon-reload`` for one, knows the
+same, the devices of the container's GPUs included.
+
+Reference: org.freedesktop.systemd1(5), systemd.resource-control(5), systemd.slice(5); the form of ``cgroupsPath`` and the
+annotations ``org.systemd.property.*`` are runc's.
+"""
+
+from __future__ import annotations
+
+from gpurun.cgroup.devices import BPF_DEVCG_ACC_MKNOD, BPF_DEVCG_ACC_READ, BPF_DEVCG_ACC_WRITE
+from gpurun.errors import ConfigError
+from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    from gpurun.cgroup.devices import DeviceFilter
+    from gpurun.cgroup.resources import CgroupWrite
+
+ANNOTATION = "org.systemd.property."
+
+_UINT64_MAX = (1 << 64) - 1
+_WHERE = "linux.cgroupsPath"
+
+#: Properties that younger versions of systemd have: property → version.  An older one gets the file alone.
+SINCE = {"OOMPolicy": 253}
+_IDLE_SINCE = 252  # CPUWeight=0
+
+
+class Property(Record):
+    """A property of a unit: *signature* and *value* as :mod:`gpurun.cgroup.dbus` takes them; *where* asked for it."""
+
+    name: str
+    signature: str
+    value: Any
+    where: str = ""
+    since: int = 0  # the first version of systemd that takes it; 0 for all that gpurun can meet
+
+
+class Scope(Record):
+    """A scope unit: *properties* are those it is made with, *limits* are set before the container's process runs."""
+
+    unit: str
+    slice: str
+    properties: tuple[Property, ...]
+    limits: tuple[Property, ...]
+
+
+def scope_names(cgroups_path: str, container_id: str) -> tuple[str, str]:
+    """(slice, unit) that ``linux.cgroupsPath`` names: ``slice:prefix:name``; empty means ``:gpurun:<id>``.
+
+    Raises :class:`ConfigError` for another form and for names that systemd does not take.
+    """
+    parts = (cgroups_path or f":gpurun:{container_id}").split(":")
+    if len(parts) != 3:
+        raise ConfigError(
+            _WHERE,
+            f'expected cgroupsPath to be of format "slice:prefix:name" for systemd cgroups, got "{cgroups_path}" instead',
+        )
+    slice_name, prefix, name = parts
+    slice_name = slice_name or "system.slice"
+    expand_slice(slice_name)
+    if name.endswith(".slice"):
+        raise ConfigError(_WHERE, f'"{name}" is a slice, which holds other units and no processes: name a scope')
+    unit = f"{prefix}-{name}.scope"
+    wrong = [c for c in unit if not (c.isascii() and (c.isalnum() or c in ":-_.\\@"))]
+    if not name or wrong or len(unit) > 255:
+        raise ConfigError(
+            _WHERE,
+            f'"{unit}" cannot be the name of a systemd unit: use at most 255 letters, digits and the characters ":-_.\\@"',
+        )
+    return slice_name, unit
+
+
+def expand_slice(slice_name: str) -> str:
+    """The path of a slice in the tree: each dash nests, ``a-b.slice`` is ``/a.slice/a-b.slice``; ``-.slice`` is the root."""
+    if slice_name == "-.slice":
+        return ""
+    name = slice_name.removesuffix(".slice")
+    words = name.split("-")
+    if name == slice_name or "/" in name or not all(words):
+        raise ConfigError(_WHERE, f"invalid slice name: {slice_name}")
+    return "".join([f"/{'-'.join(words[:end])}.slice" for end in range(1, len(words) + 1)])
+
+
+def unit_properties(container_id: str, slice_name: str, annotations: Mapping[str, str]) -> tuple[Property, ...]:
+    """What the scope is made with, besides the process in it: its place, accounting, and what annotations ask for."""
+    own = (
+        Property("Description", "s", f"gpurun container {container_id}"),
+        Property("Slice", "s", slice_name, _WHERE),
+        Property("Delegate", "b", True),
+        Property("DefaultDependencies", "b", False),
+        Property("CPUAccounting", "b", True),
+        Property("MemoryAccounting", "b", True),
+        Property("IOAccounting", "b", True),
+        Property("TasksAccounting", "b", True),
+    )
+    asked = annotation_properties(annotations)
+    names = [one.name for one in asked]
+    return tuple([one for one in own if one.name not in names]) + asked
+
+
+def annotation_properties(annotations: Mapping[str, str]) -> tuple[Property, ...]:
+    """The properties that annotations ask for: ``org.systemd.property.NAME`` with a value in GVariant's text format."""
+    found = []
+    for key, text in annotations.items():
+        if not key.startswith(ANNOTATION):
+            continue
+        where = f"annotations.{key}"
+        name = key[len(ANNOTATION) :]
+        if len(name) < 3 or not (name.isascii() and name.isalpha()):
+            raise ConfigError(where, f'"{name}" cannot be a property of a systemd unit: it must be three letters or more')
+        from gpurun.cgroup.gvariant import parse_variant
+
+        try:
+            signature, value = parse_variant(text)
+        except ValueError as e:
+            raise ConfigError(where, f"is not a value in GVariant text format: {e}") from None
+        if name.endswith("Sec") and not name.endswith("USec"):
+            # People write seconds, D-Bus carries microseconds.
+            if signature not in tuple("nqiuxtd") or value < 0:
+                raise ConfigError(where, f"must be a number of seconds, not {text}")
+            name, signature, value = f"{name[:-3]}USec", "t", int(value * 1_000_000)
+        found.append(Property(name, signature, value, where))
+    return tuple(found)
+
+
+def limit_properties(writes: tuple[CgroupWrite, ...]) -> tuple[Property, ...]:
+    """*writes* as properties, as far as systemd has one for the file; the last write to a file counts."""
+    made: dict[str, Property] = {}
+    for write in writes:
+        for one in _properties_of(write):
+            made[one.name] = one
+    return tuple(made.values())
+
+
+def _properties_of(write: CgroupWrite) -> Iterator[Property]:
+    file, value, where = write.file, write.value.strip(), write.where
+    if file in _NUMBERS:
+        yield Property(_NUMBERS[file], "t", _UINT64_MAX if value == "max" else int(value), where)
+    elif file == "cpu.idle":
+        if value == "1":
+            yield Property("CPUWeight", "t", 0, where, _IDLE_SINCE)
+    elif file == "cpu.max":
+        quota, _, period = value.partition(" ")
+        length = int(period or 100_000)
+        yield Property("CPUQuotaPerSecUSec", "t", _UINT64_MAX if quota == "max" else cpu_quota(int(quota), length), where)
+        yield Property("CPUQuotaPeriodUSec", "t", length, where)
+    elif file in ("cpuset.cpus", "cpuset.mems"):
+        name = "AllowedCPUs" if file == "cpuset.cpus" else "AllowedMemoryNodes"
+        yield Property(name, "ay", bitmask(value, where), where)
+    elif file == "memory.oom.group":
+        yield Property("OOMPolicy", "s", "kill" if value == "1" else "continue", where, SINCE["OOMPolicy"])
+    elif file == "io.weight" and ":" not in value:
+        yield Property("IOWeight", "t", int(value.removeprefix("default ")), where)
+    elif write.otherwise is not None:
+        yield from _properties_of(write.otherwise)
+
+
+#: Files whose value is a number or ``max``.
+_NUMBERS = {
+    "memory.max": "MemoryMax",
+    "memory.high": "MemoryHigh",
+    "memory.low": "MemoryLow",
+    "memory.min": "MemoryMin",
+    "memory.swap.max": "MemorySwapMax",
+    "memory.zswap.max": "MemoryZSwapMax",
+    "cpu.weight": "CPUWeight",
+    "pids.max": "TasksMax",
+}
+
+
+def cpu_quota(quota: int, period: int) -> int:
+    """Microseconds of CPU time in a second; systemd keeps whole percents of a CPU, so this is rounded up to one."""
+    return (-(-quota * 1_000_000 // period) + 9_999) // 10_000 * 10_000
+
+
+def bitmask(numbers: str, where: str) -> bytes:
+    """A list of CPUs or memory nodes (``0-3,8``) as the bit mask that systemd takes: byte 0 holds the numbers 0 to 7."""
+    mask = 0
+    for part in numbers.replace("\n", "").split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()) or int(last or first) > 1 << 13:
+            raise ConfigError(where, f'"{numbers}" is no list of numbers like 0-3,8')
+        for number in range(int(first), int(last or first) + 1):
+            mask |= 1 << number
+    return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
+
+
+def device_properties(devices: DeviceFilter) -> tuple[Property, ...]:
+    """Who may open which device, in systemd's words: DevicePolicy and DeviceAllow.
+
+    systemd knows lists of what is allowed, whole major numbers among them, and nothing else: what it cannot say
+    (all but some; one minor of every major) is left to the container's own program alone, which a reload does not touch.
+    """
+    where = "linux.resources.devices"
+    allowed = tuple(
+        [entry for one in devices.exceptions for entry in _device_allow(one.type, one.major, one.minor, one.access)]
+    )
+    inexpressible = devices.default_allow or any(one.major is None and one.minor is not None for one in devices.exceptions)
+    if inexpressible:
+        return (Property("DevicePolicy", "s", "auto", where), Property("DeviceAllow", "a(ss)", (), where))
+    # The empty list first: a list that is set is added to the one that is there.
+    return (
+        Property("DevicePolicy", "s", "strict", where),
+        Property("DeviceAllow", "a(ss)", (), where),
+        Property("DeviceAllow", "a(ss)", allowed, where),
+    )
+
+
+def _device_allow(kind: str, major: int | None, minor: int | None, access: int) -> Iterator[tuple[str, str]]:
+    may = "".join(
+        [
+            letter
+            for letter, bit in (("r", BPF_DEVCG_ACC_READ), ("w", BPF_DEVCG_ACC_WRITE), ("m", BPF_DEVCG_ACC_MKNOD))
+            if access & bit
+        ]
+    )
+    name = "block" if kind == "b" else "char"
+    if minor is None:
+        yield f"{name}-{'*' if major is None else major}", may
+    else:
+        # Of this form systemd takes the numbers, whether or not the file exists.
+        yield f"/dev/{name}/{major}:{minor}", may

@@ -1,0 +1,228 @@
+"""The systemd driver: scopes made, changed and stopped over D-Bus (what they are is in :mod:`gpurun.cgroup.scope`).
+
+systemd makes no scope without a process in it.  The container's init cannot be that process: it would begin outside,
+its cgroup namespace would have to wait, and it would start while systemd may still fail.  So a **placeholder**, a child of
+ours that only sleeps, holds the scope until the init has been born in it, just as with a cgroup of our own making.
+
+As root systemd's private socket is asked, with no bus daemon between (as systemctl does); else the system bus.
+
+Reference: org.freedesktop.systemd1(5), "The Manager Object".
+"""
+
+from __future__ import annotations
+
+import posix
+from time import monotonic
+
+from gpurun.cgroup.dbus import Bus, DBusError, DBusTimeout
+from gpurun.cgroup.scope import Property, Scope
+from gpurun.errors import GpurunError, strerror_lower
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+PRIVATE_SOCKET = "/run/systemd/private"
+SYSTEM_BUS = "/run/dbus/system_bus_socket"
+
+#: Seconds that systemd may take for a job, as runc gives it.
+TIMEOUT = 30.0
+
+_NAME = "org.freedesktop.systemd1"
+_PATH = "/org/freedesktop/systemd1"
+_MANAGER = "org.freedesktop.systemd1.Manager"
+_TRANSIENT = "/run/systemd/transient"
+
+
+def connect() -> Bus:
+    """A connection to the service manager.  Raises :class:`GpurunError` that says why there is none."""
+    if posix.geteuid() != 0:
+        raise GpurunError("the systemd cgroup driver needs root: use cgroupfs (without --systemd-cgroup)")
+    try:
+        return Bus(PRIVATE_SOCKET, TIMEOUT)
+    except OSError:
+        pass  # not there: perhaps the bus is
+    try:
+        bus = Bus(SYSTEM_BUS, TIMEOUT)
+    except OSError as e:
+        raise GpurunError(
+            "--systemd-cgroup: systemd cannot be reached, is it what this host runs? "
+            f"({PRIVATE_SOCKET} and {SYSTEM_BUS}: {strerror_lower(e.errno)}); without it, leave the option out"
+        ) from None
+    dbus = "org.freedesktop.DBus"
+    bus.call(dbus, "/org/freedesktop/DBus", dbus, "Hello")
+    rule = f"type='signal',sender='{_NAME}',interface='{_MANAGER}',member='JobRemoved'"
+    bus.call(dbus, "/org/freedesktop/DBus", dbus, "AddMatch", "s", rule)
+    call(bus, "Subscribe")
+    return bus
+
+
+def call(bus: Bus, member: str, signature: str = "", *body: Any) -> tuple[Any, ...]:
+    """Call a method of the manager."""
+    return bus.call(_NAME, _PATH, _MANAGER, member, signature, *body)
+
+
+def version(bus: Bus) -> int:
+    """The version of systemd: 255 for ``v255.4-1`` or ``255 (255.4-1)``."""
+    text = bus.call(_NAME, _PATH, "org.freedesktop.DBus.Properties", "Get", "ss", _MANAGER, "Version")[0][1]
+    digits = ""
+    for letter in text.lstrip("v"):
+        if not letter.isdigit():
+            break
+        digits += letter
+    return int(digits or 0)
+
+
+def start_scope(scope: Scope) -> int:
+    """Make *scope*, held by a placeholder, whose pid is returned: it is the caller's to end (:func:`release`).
+
+    Raises :class:`GpurunError`; then there is no placeholder, and of the unit nothing that :func:`stop_unit` would not remove.
+    """
+    bus = connect()
+    pid = _placeholder()
+    try:
+        properties = (*_known(bus, scope.properties), Property("PIDs", "au", (pid,)))
+        _start(bus, scope.unit, _on_wire(properties))
+    except BaseException:
+        release(pid)
+        raise
+    finally:
+        bus.close()
+    return pid
+
+
+def _placeholder() -> int:
+    """A child that does nothing, and ends when we do."""
+    read, write = posix.pipe2(posix.O_CLOEXEC)
+    pid = posix.fork()
+    if pid == 0:
+        posix.close(write)
+        posix.read(read, 1)
+        posix._exit(0)
+    posix.close(read)
+    _held[pid] = write
+    return pid
+
+
+#: placeholder → the descriptor whose closing ends it, if release() does not
+_held: dict[int, int] = {}
+
+
+def release(pid: int) -> None:
+    """End the placeholder *pid*; one that has ended is fine."""
+    write = _held.pop(pid, -1)
+    if write < 0:
+        return
+    posix.kill(pid, 9)
+    posix.waitpid(pid, 0)
+    posix.close(write)
+
+
+def _start(bus: Bus, unit: str, properties: tuple[tuple[str, tuple[str, Any]], ...]) -> None:
+    def start() -> tuple[Any, ...]:
+        return call(bus, "StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "replace", properties, ())
+
+    try:
+        try:
+            job = start()[0]
+        except DBusError as e:
+            if e.name != f"{_NAME}.UnitExists":
+                raise
+            # A failed unit stays loaded until somebody has looked; that one is of a container that is gone.
+            _reset_failed(bus, unit)
+            job = start()[0]
+        result = _wait_job(bus, job)
+    except DBusTimeout:
+        raise GpurunError(f"Timeout waiting for systemd to create {unit}") from None
+    except DBusError as e:
+        if e.name == f"{_NAME}.UnitExists":
+            raise GpurunError(f"Unit {unit} was already loaded or has a fragment file") from None
+        raise GpurunError(f"cannot make the systemd unit {unit}: {e}") from None
+    if result != "done":
+        _reset_failed(bus, unit)
+        raise GpurunError(f"error creating systemd unit `{unit}`: got `{result}`")
+
+
+def _wait_job(bus: Bus, job: str) -> str:
+    """Wait until *job* has ended; returns how: ``done``, ``failed``, ``canceled``, ``timeout``, ..."""
+    deadline = monotonic() + TIMEOUT
+    while True:
+        _, path, _, result = bus.signal("JobRemoved", deadline).body
+        if path == job:
+            return str(result)
+
+
+def _reset_failed(bus: Bus, unit: str) -> None:
+    try:
+        call(bus, "ResetFailedUnit", "s", unit)
+    except DBusError:
+        pass  # it has not failed, or is gone
+
+
+def _known(bus: Bus, properties: tuple[Property, ...]) -> tuple[Property, ...]:
+    """*properties* without those that this systemd is too old for; the version is only asked when that can matter."""
+    if not any(one.since for one in properties):
+        return properties
+    have = version(bus)
+    return tuple([one for one in properties if one.since <= have])
+
+
+def _on_wire(properties: tuple[Property, ...]) -> tuple[tuple[str, tuple[str, Any]], ...]:
+    return tuple([(one.name, (one.signature, one.value)) for one in properties])
+
+
+def set_properties(unit: str, properties: tuple[Property, ...]) -> None:
+    """Set *properties* of the unit until it ends.  Raises :class:`GpurunError` naming unit and reason."""
+    if not properties:
+        return
+    bus = connect()
+    try:
+        call(bus, "SetUnitProperties", "sba(sv)", unit, True, _on_wire(_known(bus, properties)))
+    except (DBusError, DBusTimeout) as e:
+        asked = ", ".join(dict.fromkeys([one.name for one in properties]))
+        raise GpurunError(f"cannot set properties of the systemd unit {unit} ({asked}): {e}") from None
+    finally:
+        bus.close()
+
+
+def is_loaded(unit: str) -> bool:
+    """Whether systemd still has the transient *unit*, active or failed: it keeps a file for each."""
+    try:
+        posix.stat(f"{_TRANSIENT}/{unit}")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def stop_unit(unit: str, path: str) -> None:
+    """Stop *unit*, whose cgroup is the directory *path*, and forget that it failed, if it did.
+
+    systemd ends what still runs in it.  Nothing is asked when unit and cgroup are gone, as they are most often: a scope goes
+    with its last process.  Raises :class:`GpurunError`.
+    """
+    if not is_loaded(unit) and not _is_directory(path):
+        return
+    bus = connect()
+    try:
+        _quietly(lambda: _wait_job(bus, call(bus, "StopUnit", "ss", unit, "replace")[0]))
+        _reset_failed(bus, unit)
+    except DBusTimeout:
+        raise GpurunError(f"Timeout waiting for systemd to stop {unit}") from None
+    finally:
+        bus.close()
+
+
+def _quietly(stop: Callable[[], object]) -> None:
+    try:
+        stop()
+    except DBusError as e:
+        if e.name != f"{_NAME}.NoSuchUnit":
+            raise
+
+
+def _is_directory(path: str) -> bool:
+    try:
+        return posix.stat(path).st_mode & 0o170000 == 0o040000
+    except FileNotFoundError:
+        return False
