@@ -77,7 +77,7 @@ def version(bus: Bus) -> int:
 def start_scope(scope: Scope) -> int:
     """Make *scope*, held by a placeholder, whose pid is returned: it is the caller's to end (:func:`release`).
 
-    Raises :class:`GpurunError`; then there is no placeholder, and of the unit nothing that :func:`stop_unit` would not remove.
+    Raises :class:`GpurunError`; then there is no placeholder, and what may be left of the unit :func:`stop_unit` removes.
     """
     bus = connect()
     pid = _placeholder()
