@@ -54,16 +54,18 @@ def check_usable(path: str) -> None:
         raise GpurunError("container's cgroup unexpectedly frozen")
 
 
-def create(path: str, root: str, writes: tuple[CgroupWrite, ...] = ()) -> tuple[str, ...]:
+def create(path: str, root: str, writes: tuple[CgroupWrite, ...] = (), new: bool = True) -> tuple[str, ...]:
     """Make the cgroup *path* of the tree at *root* and what is missing above it.
 
     Returns the directories made, outermost first.  In every cgroup above it all its controllers are enabled, so that
     limits have their files.  *writes* are the limits that will be set in it: some need a cgroup of type "domain".
+    One that is not *new* has been made, and is held by a process, on our behalf.
 
     Raises :class:`GpurunError` when the cgroup cannot be a new container's (:func:`check_usable`) or is of the wrong type,
     and :class:`StepError` when the kernel refuses; what was made until then is removed again.
     """
-    check_usable(path)
+    if new:
+        check_usable(path)
     domain = needs_domain(writes)
     made: list[str] = []
     fd = open_dir(root)
@@ -209,8 +211,10 @@ def load_devices(program: bytes, tolerate: bool = False) -> int:
         raise StepError("cannot restrict devices: bpf(BPF_PROG_LOAD)", "", e.errno or EINVAL) from None
 
 
-def attach_devices(fd: int, program_fd: int, tolerate: bool = False) -> bool:
+def attach_devices(fd: int, program_fd: int, tolerate: bool = False, beside: bool = False) -> bool:
     """Make the loaded program *program_fd* the device program of the cgroup that *fd* is.
+
+    *beside* leaves the programs that are there: systemd's own, which it puts back whenever it likes; all of them decide.
 
     A program that is there alone is replaced atomically; of several all are detached once the new one is attached: there
     is no moment at which the container's devices are open, nor one at which they are shut.
@@ -220,7 +224,7 @@ def attach_devices(fd: int, program_fd: int, tolerate: bool = False) -> bool:
     step = "BPF_PROG_QUERY"
     old: list[int] = []
     try:
-        old = _attached(fd)
+        old = [] if beside else _attached(fd)
         step = "BPF_PROG_ATTACH"
         if len(old) == 1:
             bpf.prog_attach(fd, program_fd, old[0])

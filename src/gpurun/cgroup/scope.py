@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
-    from gpurun.cgroup.devices import DeviceFilter
+    from gpurun.cgroup.devices import DeviceException, DeviceFilter
     from gpurun.cgroup.resources import CgroupWrite
 
 ANNOTATION = "org.systemd.property."
@@ -27,9 +27,8 @@ ANNOTATION = "org.systemd.property."
 _UINT64_MAX = (1 << 64) - 1
 _WHERE = "linux.cgroupsPath"
 
-#: Properties that younger versions of systemd have: property → version.  An older one gets the file alone.
-SINCE = {"OOMPolicy": 253}
-_IDLE_SINCE = 252  # CPUWeight=0
+#: The versions of systemd that first take OOMPolicy of a scope, and CPUWeight=0.  An older one gets the file alone.
+_OOM_POLICY_SINCE, _IDLE_SINCE = 253, 252
 
 
 class Property(Record):
@@ -88,9 +87,29 @@ def expand_slice(slice_name: str) -> str:
     return "".join([f"/{'-'.join(words[:end])}.slice" for end in range(1, len(words) + 1)])
 
 
-def unit_properties(container_id: str, slice_name: str, annotations: Mapping[str, str]) -> tuple[Property, ...]:
-    """What the scope is made with, besides the process in it: its place, accounting, and what annotations ask for."""
-    own = (
+def plan_scope(
+    cgroups_path: str,
+    container_id: str,
+    annotations: Mapping[str, str],
+    writes: tuple[CgroupWrite, ...],
+    devices: DeviceFilter,
+) -> Scope:
+    """The scope of a container with those limits; raises :class:`ConfigError` for names and annotations that cannot be."""
+    slice_name, unit = scope_names(cgroups_path, container_id)
+    properties = unit_properties(container_id, slice_name, annotations, writes)
+    return Scope(unit, slice_name, properties, limit_properties(writes) + device_properties(devices))
+
+
+def scope_path(scope: Scope) -> str:
+    """The path of the scope's cgroup, from the root of the tree."""
+    return f"{expand_slice(scope.slice)}/{scope.unit}"
+
+
+def unit_properties(
+    container_id: str, slice_name: str, annotations: Mapping[str, str], writes: tuple[CgroupWrite, ...]
+) -> tuple[Property, ...]:
+    """What the scope is made with, besides the process in it: what cannot be set later, and what annotations ask for."""
+    own: tuple[Property, ...] = (
         Property("Description", "s", f"gpurun container {container_id}"),
         Property("Slice", "s", slice_name, _WHERE),
         Property("Delegate", "b", True),
@@ -100,6 +119,10 @@ def unit_properties(container_id: str, slice_name: str, annotations: Mapping[str
         Property("IOAccounting", "b", True),
         Property("TasksAccounting", "b", True),
     )
+    for write in writes:
+        if write.file == "memory.oom.group":
+            policy = "kill" if write.value == "1" else "continue"
+            own = (*own, Property("OOMPolicy", "s", policy, write.where, _OOM_POLICY_SINCE))
     asked = annotation_properties(annotations)
     names = [one.name for one in asked]
     return tuple([one for one in own if one.name not in names]) + asked
@@ -154,8 +177,6 @@ def _properties_of(write: CgroupWrite) -> Iterator[Property]:
     elif file in ("cpuset.cpus", "cpuset.mems"):
         name = "AllowedCPUs" if file == "cpuset.cpus" else "AllowedMemoryNodes"
         yield Property(name, "ay", bitmask(value, where), where)
-    elif file == "memory.oom.group":
-        yield Property("OOMPolicy", "s", "kill" if value == "1" else "continue", where, SINCE["OOMPolicy"])
     elif file == "io.weight" and ":" not in value:
         yield Property("IOWeight", "t", int(value.removeprefix("default ")), where)
     elif write.otherwise is not None:
@@ -199,9 +220,7 @@ def device_properties(devices: DeviceFilter) -> tuple[Property, ...]:
     (all but some; one minor of every major) is left to the container's own program alone, which a reload does not touch.
     """
     where = "linux.resources.devices"
-    allowed = tuple(
-        [entry for one in devices.exceptions for entry in _device_allow(one.type, one.major, one.minor, one.access)]
-    )
+    allowed = tuple([_device_allow(one) for one in devices.exceptions])
     inexpressible = devices.default_allow or any(one.major is None and one.minor is not None for one in devices.exceptions)
     if inexpressible:
         return (Property("DevicePolicy", "s", "auto", where), Property("DeviceAllow", "a(ss)", (), where))
@@ -213,17 +232,11 @@ def device_properties(devices: DeviceFilter) -> tuple[Property, ...]:
     )
 
 
-def _device_allow(kind: str, major: int | None, minor: int | None, access: int) -> Iterator[tuple[str, str]]:
-    may = "".join(
-        [
-            letter
-            for letter, bit in (("r", BPF_DEVCG_ACC_READ), ("w", BPF_DEVCG_ACC_WRITE), ("m", BPF_DEVCG_ACC_MKNOD))
-            if access & bit
-        ]
-    )
-    name = "block" if kind == "b" else "char"
-    if minor is None:
-        yield f"{name}-{'*' if major is None else major}", may
-    else:
-        # Of this form systemd takes the numbers, whether or not the file exists.
-        yield f"/dev/{name}/{major}:{minor}", may
+def _device_allow(device: DeviceException) -> tuple[str, str]:
+    letters = (("r", BPF_DEVCG_ACC_READ), ("w", BPF_DEVCG_ACC_WRITE), ("m", BPF_DEVCG_ACC_MKNOD))
+    may = "".join([letter for letter, bit in letters if device.access & bit])
+    name = "block" if device.type == "b" else "char"
+    if device.minor is None:
+        return f"{name}-{'*' if device.major is None else device.major}", may
+    # Of this form systemd takes the numbers, whether or not the file exists.
+    return f"/dev/{name}/{device.major}:{device.minor}", may

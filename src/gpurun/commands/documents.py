@@ -59,6 +59,7 @@ def built() -> Built:
         capabilities=tuple(NAMES),
         seccomp=seccomp,
         libseccomp=libseccomp,
+        cgroup_systemd=True,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpurun.cgroup.scope import Scope
 from gpurun.engine.plan import Plan
 from gpurun.engine.process import RLIMITS
 from gpurun.hook.edits import ContainerEdits
@@ -30,6 +31,8 @@ def explain_plan(plan: Plan) -> str:
     lines += _section("warnings", list(plan.warnings))
     lines += _section("namespaces", _namespaces(plan))
     lines += _section("cgroup", [plan.cgroup.path, *[f"{w.file} = {w.value}   ({w.where})" for w in plan.cgroup.writes]])
+    if plan.cgroup.scope is not None:
+        lines += _section(f"systemd unit {plan.cgroup.scope.unit}", _unit(plan.cgroup.scope))
     lines += _section("devices that may be used, later rules win", list(plan.cgroup.rules))
     if not plan.cgroup.program:
         lines.append("  (all devices are allowed: no program is attached)")
@@ -48,6 +51,18 @@ def explain_plan(plan: Plan) -> str:
     lines += _section("process", _process(plan))
     lines += _section("seccomp", _seccomp(plan))
     return "\n".join(lines) + "\n"
+
+
+def _unit(scope: Scope) -> list[str]:
+    shown = []
+    for one in scope.properties + scope.limits:
+        value = one.value
+        if one.signature == "a(ss)":
+            value = " ".join([f"{name}:{access}" for name, access in value])
+        elif isinstance(value, bytes):
+            value = value.hex()
+        shown.append(f"{one.name}={value}" + (f"   ({one.where})" if one.where else ""))
+    return shown
 
 
 def _section(title: str, items: list[str]) -> list[str]:

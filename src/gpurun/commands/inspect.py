@@ -82,7 +82,13 @@ def explain(invocation: Invocation) -> int:
     from gpurun.record import to_plain
 
     bundle = invocation.args[0] if invocation.args else invocation.option("bundle", ".")
-    options = CreateOptions("ID", invocation.globals.root, absolute(bundle), config=invocation.option("config"))
+    options = CreateOptions(
+        "ID",
+        invocation.globals.root,
+        absolute(bundle),
+        config=invocation.option("config"),
+        systemd_cgroup=invocation.globals.systemd_cgroup,
+    )
     plan = plan_bundle(options)[1]
     sys.stdout.write(dumps(to_plain(plan), 2) + "\n" if invocation.flag("json") else explain_plan(plan))
     return 0

@@ -23,8 +23,6 @@ def absolute(path: str) -> str:
 def check_globals(invocation: Invocation) -> None:
     """What is asked for before the command and not built yet is refused, never ignored."""
     options = invocation.globals
-    if options.systemd_cgroup or options.cgroup_manager == "systemd":
-        raise UnsupportedError("--systemd-cgroup", "the systemd cgroup driver is not supported yet, use cgroupfs")
     if options.cgroup_manager == "disabled":
         raise UnsupportedError("--cgroup-manager", "running without a cgroup is not supported yet")
 
@@ -48,6 +46,7 @@ def create_options(invocation: Invocation) -> CreateOptions:
         console_socket=console_socket,
         pidfd_socket=pidfd_socket,
         preserve_fds=invocation.number("preserve-fds"),
+        systemd_cgroup=invocation.globals.systemd_cgroup,
     )
 
 

@@ -10,7 +10,7 @@ import posix
 
 from gpurun import log
 from gpurun.cgroup import manager, tree
-from gpurun.engine import place, sync
+from gpurun.engine import cgroup, place, sync
 from gpurun.engine import state as store
 from gpurun.engine.child import check_preserved_fds, exec_child, sealed_child
 from gpurun.engine.hooks import in_directory, run_hooks
@@ -49,6 +49,7 @@ class CreateOptions(Record):
     console_socket: str = ""
     pidfd_socket: str = ""
     preserve_fds: int = 0
+    systemd_cgroup: bool = False  # let systemd make the cgroup
 
 
 class Created(Record):
@@ -127,6 +128,7 @@ def plan_bundle(options: CreateOptions) -> tuple[bytes, Plan]:
         options.new_keyring,
         options.preserve_fds + listen_fds,
         first_env,
+        options.systemd_cgroup,
     )
     return data, plan
 
@@ -200,6 +202,7 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
         plan.cgroup.path,
         plan.private_pid,
         annotations=plan.annotations,
+        unit=plan.cgroup.scope.unit if plan.cgroup.scope is not None else "",
         session_keyring=plan.init.session_keyring,
     )
     directory = store.make_directory(options.root, options.id)
@@ -213,12 +216,11 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
         posix.mkdir(f"{directory}/notify", 0o755)
     fifo = store.fifo_path(options.root, options.id)
     posix.mkfifo(fifo, 0o600)
-    made = manager.create(plan.cgroup.path, plan.cgroup.root, plan.cgroup.writes)
-    undo.append(lambda: manager.undo_create(made))
-    undo.append(lambda: manager.remove(plan.cgroup.path))
+    placeholder = cgroup.make(plan, undo)
 
     ours, its = _console(options, plan)
     receive, send, pid, pidfd = _spawn_init(plan, fifo, its, undo)
+    cgroup.release(placeholder)
     state = replace(state, pid=pid, start_time=_start_time(pid))
     store.save(options.root, state)
     try:
@@ -291,30 +293,6 @@ def _spawn_init(plan: Plan, fifo: str, console: int, undo: list[Callable[[], Non
     return from_init_r, to_init_w, pid, pidfd
 
 
-def _load_devices(plan: Plan) -> int:
-    """The container's device program, loaded while the init still starts up; -1 when it needs (or can have) none."""
-    if not plan.cgroup.program:
-        return -1
-    return manager.load_devices(plan.cgroup.program, tolerate=plan.init.user_namespace)
-
-
-def _set_cgroup(plan: Plan, program_fd: int) -> None:
-    """Set the limits and the device program: once the init has made its device nodes, which the rules may forbid."""
-    fd = manager.open_dir(plan.cgroup.path)
-    try:
-        manager.write_resources(fd, plan.cgroup.writes)
-        if plan.cgroup.owner:
-            from gpurun.cgroup.delegate import delegate
-
-            delegate(fd, plan.cgroup.owner)
-        if program_fd >= 0:
-            manager.attach_devices(fd, program_fd, tolerate=plan.init.user_namespace)
-    finally:
-        posix.close(fd)
-        if program_fd >= 0:
-            posix.close(program_fd)
-
-
 def _own_streams(plan: Plan) -> None:
     """Give the container's user the standard streams it inherits: from inside a user namespace it could not take them."""
     uid = host_id(plan.namespaces.uids, plan.init.process.uid)
@@ -334,7 +312,7 @@ def _serve_init(
     """Answer the init until it has said ``created``."""
     receive, send = pipes
     pid = state.pid
-    program_fd = _load_devices(plan)
+    program_fd = cgroup.load_devices(plan)
     limited = False
     if plan.hooks.poststop:
         undo.insert(0, lambda: run_hooks("poststop", plan.hooks.poststop, store.state_json(state, "stopped")))
@@ -355,7 +333,7 @@ def _serve_init(
             _record_created(options, plan, rest[0], undo)
             continue
         if not limited:
-            _set_cgroup(plan, program_fd)
+            cgroup.restrict(plan, program_fd)
             limited = True
         if word == "hooks":
             text = store.state_json(state, "creating")

@@ -212,6 +212,9 @@ def _remove_rdt(record: str) -> None:
 
 def _remove_cgroup(state: store.State) -> None:
     """Most often one rmdir does it; else processes are left (shared pid namespace), or cgroups the container made."""
+    if state.unit:
+        _remove_scope(state)
+        return
     try:
         posix.rmdir(state.cgroup)
     except FileNotFoundError:
@@ -222,6 +225,15 @@ def _remove_cgroup(state: store.State) -> None:
         if not state.private_pid or manager.processes(state.cgroup):
             manager.kill(state.cgroup)
         manager.remove(state.cgroup)
+
+
+def _remove_scope(state: store.State) -> None:
+    from gpurun.cgroup import manager, systemd
+
+    if manager.processes(state.cgroup):
+        manager.kill(state.cgroup)  # systemd would ask them nicely first, for a minute and a half
+    systemd.stop_unit(state.unit, state.cgroup)
+    manager.remove(state.cgroup)
 
 
 def wait_foreground(pid: int, pidfd: int, master: int = -1) -> int:

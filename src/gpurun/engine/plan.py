@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gpurun.cgroup.devices import compile_filter, container_rules, describe_rule, emulate
 from gpurun.cgroup.resources import CgroupWrite, plan_resources
-from gpurun.cgroup.tree import Tree, cgroup_path
+from gpurun.cgroup.tree import Tree, cgroup_path, join_root
 from gpurun.engine.process import ProcessPlan, plan_process
 from gpurun.errors import ConfigError
 from gpurun.hook.edits import ContainerEdits
@@ -25,6 +25,7 @@ from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpurun.cgroup.scope import Scope
     from gpurun.engine.rdt import RdtPlan
     from gpurun.ns.netdev import NetDevice
     from gpurun.security.seccomp import SeccompPlan
@@ -66,6 +67,7 @@ class CgroupPlan(Record):
 
     path: str
     root: str
+    scope: Scope | None  # the systemd unit whose cgroup it is; None when we make the cgroup ourselves
     writes: tuple[CgroupWrite, ...]
     rules: tuple[str, ...]
     program: bytes
@@ -132,6 +134,7 @@ def make_plan(
     new_keyring: bool = True,
     preserve_fds: int = 0,
     first_env: tuple[str, ...] = (),
+    systemd_cgroup: bool = False,
 ) -> Plan:
     """The plan of *config* in *bundle* (an absolute path); *first_env* is for its first process alone.
 
@@ -162,7 +165,7 @@ def make_plan(
         raise ConfigError("linux.namespaces", 'a container with GPUs needs a mount namespace: add {"type": "mount"}')
     private_mounts = namespaces.has(CLONE_NEWNS)
     user_namespace = namespaces.has(CLONE_NEWUSER)
-    cgroup = _plan_cgroup(linux, container_id, host, edits)
+    cgroup = _plan_cgroup(config, container_id, host, edits, systemd_cgroup)
     cgroup = replace(cgroup, owner=_cgroup_owner(namespaces, mounts, process.uid))
     init = InitPlan(
         id=container_id,
@@ -301,7 +304,8 @@ def _with_env(process: ProcessPlan, env: tuple[str, ...]) -> ProcessPlan:
     return replace(process, env=tuple(pairs.items()))
 
 
-def _plan_cgroup(linux: Linux, container_id: str, host: Host, edits: ContainerEdits) -> CgroupPlan:
+def _plan_cgroup(config: Config, container_id: str, host: Host, edits: ContainerEdits, systemd: bool) -> CgroupPlan:
+    linux = config.linux
     resources = linux.resources or Resources()
     rules = resources.devices + tuple(
         [
@@ -312,10 +316,20 @@ def _plan_cgroup(linux: Linux, container_id: str, host: Host, edits: ContainerEd
     )
     rules = container_rules(rules, tuple([device.path for device in linux.devices]))
     devices = emulate(rules)
+    writes = plan_resources(resources, host.tree.controllers, host.tree.bound_to_v1, host.hugepage_sizes)
+    scope = None
+    if systemd:
+        from gpurun.cgroup.scope import plan_scope, scope_path
+
+        scope = plan_scope(linux.cgroups_path, container_id, config.annotations, writes, devices)
+        path = join_root(host.tree.root, scope_path(scope))
+    else:
+        path = cgroup_path(host.tree, linux.cgroups_path, container_id, host.own_cgroup)
     return CgroupPlan(
-        path=cgroup_path(host.tree, linux.cgroups_path, container_id, host.own_cgroup),
+        path=path,
         root=host.tree.root,
-        writes=plan_resources(resources, host.tree.controllers, host.tree.bound_to_v1, host.hugepage_sizes),
+        scope=scope,
+        writes=writes,
         rules=tuple([("allow " if rule.allow else "deny ") + describe_rule(rule) for rule in rules]),
         program=b"" if devices.enforces_nothing() else compile_filter(devices),
     )

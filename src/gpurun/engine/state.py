@@ -42,6 +42,7 @@ class State(Record):
     start_time: int = 0  # clock ticks since boot: guards against a reused pid
     created: str = ""
     annotations: str = "{}"  # JSON text
+    unit: str = ""  # the systemd unit whose cgroup it is; empty when gpurun has made the cgroup itself
     session_keyring: bool = True  # whether its processes have a session keyring of their own
 
 

@@ -46,7 +46,7 @@ def features_document(built: Built) -> dict[str, Any]:
                 "v1": False,
                 "v2": True,
                 "systemd": built.cgroup_systemd,
-                "systemdUser": built.cgroup_systemd,
+                "systemdUser": False,
                 "rdma": True,
             },
             "seccomp": {"enabled": False} if built.seccomp is None else {"enabled": True, **built.seccomp},
