@@ -1,0 +1,292 @@
+"""Mounts and user namespaces: mapped ids, what the host has locked, delegation of the cgroup, joined namespaces."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import MakeBundle
+from tests.native.bundle import Bundle
+from tests.native.leaks import Leaks
+from tests.native.runtime import Runtime
+
+pytestmark = pytest.mark.native
+
+OLD = pytest.mark.not_on("runc 1.1", reason="has no id-mapped mounts")
+STAT = "stat -c '%u:%g' "
+
+
+@pytest.fixture
+def source(runtime: Runtime) -> Path:
+    """A directory with a file of 1000:1001."""
+    made = runtime.directory / "given"
+    made.mkdir()
+    (made / "file").write_text("given\n")
+    os.chown(made / "file", 1000, 1001)
+    return made
+
+
+@pytest.fixture
+def in_bed(runtime: Runtime) -> Callable[..., None]:
+    """Runs a program in the mount namespace of the bed."""
+
+    def run(*argv: str) -> None:
+        subprocess.run(argv, check=True, preexec_fn=runtime.bed.enter())
+
+    return run
+
+
+def mapping(inside: int, outside: int, size: int = 65536) -> list[dict[str, int]]:
+    return [{"containerID": inside, "hostID": outside, "size": size}]
+
+
+def mapped(bundle: Bundle, source: Path, *options: str, uid: Any = None, gid: Any = None) -> Bundle:
+    bundle.mount("/tmp", str(source), *(options or ("bind",)))
+    if uid is not None:
+        bundle.config["mounts"][-1] |= {"uidMappings": uid, "gidMappings": gid}
+    return bundle
+
+
+@OLD
+def test_own_maps_without_a_user_namespace(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
+    b = bundle().capabilities("CAP_DAC_OVERRIDE").sh(STAT + "/tmp/file; touch /tmp/made")
+    mapped(b, source, uid=mapping(0, 100000), gid=mapping(0, 200000))
+    b.process["user"] = {"uid": 100007, "gid": 200008}
+    source.chmod(0o777)
+    assert runtime.output(b) == "101000:201001\n"
+    found = os.stat(source / "made")
+    assert (found.st_uid, found.st_gid) == (7, 8)
+
+
+@OLD
+@pytest.mark.parametrize("option", ["idmap", "ridmap"])
+def test_map_of_the_containers_user_namespace(runtime: Runtime, bundle: MakeBundle, source: Path, option: str) -> None:
+    b = mapped(bundle().user_namespace().sh(STAT + "/tmp/file"), source, "rbind", option)
+    assert runtime.output(b) == "1000:1001\n"
+
+
+@OLD
+def test_without_the_option_ids_stay(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
+    assert runtime.output(mapped(bundle().user_namespace().sh(STAT + "/tmp/file"), source)) == "65534:65534\n"
+
+
+@OLD
+def test_one_source_with_two_maps(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
+    b = bundle().user_namespace().sh(STAT + "/tmp/file; " + STAT + "/var/file")
+    mapped(b, source, "rbind", uid=mapping(0, 100000), gid=mapping(0, 100000))
+    b.mount("/var", str(source), "rbind")
+    b.config["mounts"][-1] |= {"uidMappings": mapping(0, 101000), "gidMappings": mapping(0, 102000)}
+    assert runtime.output(b).split() == ["1000:1001", "2000:3001"]
+
+
+@OLD
+def test_map_of_a_joined_user_namespace(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
+    first = runtime.create(bundle().user_namespace())
+    b = bundle().user_namespace().namespace("user", f"/proc/{first.pid}/ns/user").sh(STAT + "/tmp/file")
+    b.without_namespace("network")
+    b.namespace("network", f"/proc/{first.pid}/ns/net")
+    mapped(b, source, "rbind", "idmap")
+    assert runtime.output(b) == "1000:1001\n"
+
+
+@OLD
+@pytest.mark.parametrize(("option", "below"), [("idmap", "0:0"), ("ridmap", "100000:100000")])
+def test_only_ridmap_maps_what_is_mounted_below(
+    runtime: Runtime, bundle: MakeBundle, source: Path, in_bed: Callable[..., None], option: str, below: str
+) -> None:
+    (source / "below").mkdir()
+    in_bed("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", str(source / "below"))
+    try:
+        b = bundle().sh(STAT + "/tmp/file /tmp/below")
+        mapped(b, source, "rbind", option, uid=mapping(0, 100000), gid=mapping(0, 100000))
+        assert runtime.output(b).split() == ["101000:101001", below]
+    finally:
+        in_bed("umount", str(source / "below"))
+
+
+@pytest.mark.gpurun_only
+def test_file_system_that_has_no_mapped_mounts(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = mapped(bundle(), Path("/proc/sys"), "bind", uid=mapping(0, 1), gid=mapping(0, 1))
+    assert 'cannot map the ids of "/proc/sys"' in runtime.refused(b)
+
+
+LOCKED = {"ro": "rw", "nosuid": "suid", "nodev": "dev", "noexec": "exec"}
+
+
+@pytest.mark.parametrize(("flag", "opposite"), LOCKED.items())
+def test_what_the_host_has_locked(
+    runtime: Runtime, bundle: MakeBundle, source: Path, in_bed: Callable[..., None], flag: str, opposite: str
+) -> None:
+    """Root in a user namespace cannot lift what the host has put on the mount that it was given a part of."""
+    in_bed("mount", "-t", "tmpfs", "-o", f"mode=777,{flag}", "tmpfs", str(source))
+    try:
+        b = bundle().user_namespace().capabilities("CAP_SYS_ADMIN", "CAP_DAC_OVERRIDE")
+        b.sh(f"mount -o remount,bind,{opposite} /tmp; echo $?; grep ' /tmp ' /proc/mounts")
+        mapped(b, source, "rbind")
+        out = runtime.output(b).splitlines()
+        assert out[0] != "0"
+        assert flag in out[1].split()[3].split(",")
+    finally:
+        in_bed("umount", str(source))
+
+
+def test_locked_flags_of_the_rootfs(runtime: Runtime, bundle: MakeBundle, in_bed: Callable[..., None]) -> None:
+    b = bundle().user_namespace().capabilities("CAP_SYS_ADMIN", "CAP_DAC_OVERRIDE")
+    b.sh("mount -o remount,bind,suid / || echo refused")
+    in_bed("mount", "--bind", str(b.rootfs), str(b.rootfs))
+    in_bed("mount", "-o", "remount,bind,nosuid", str(b.rootfs))
+    try:
+        assert runtime.output(b) == "refused\n"
+    finally:
+        in_bed("umount", str(b.rootfs))
+
+
+@pytest.mark.not_on("runc 1.1", reason="knows nothing of locked flags")
+def test_own_flags_on_a_locked_mount(
+    runtime: Runtime, bundle: MakeBundle, source: Path, in_bed: Callable[..., None]
+) -> None:
+    """What the config adds is added; what the host has locked and the config does not name stays."""
+    in_bed("mount", "-t", "tmpfs", "-o", "mode=777,nosuid,nodev", "tmpfs", str(source))
+    try:
+        b = mapped(bundle().user_namespace().sh("grep ' /tmp ' /proc/mounts"), source, "rbind", "ro")
+        words = runtime.output(b).split()[3].split(",")
+        assert {"ro", "nosuid", "nodev"} <= set(words)
+    finally:
+        in_bed("umount", str(source))
+
+
+@pytest.mark.not_on("runc 1.1", reason="knows nothing of locked flags")
+def test_clearing_a_locked_flag_is_refused(
+    runtime: Runtime, bundle: MakeBundle, source: Path, in_bed: Callable[..., None]
+) -> None:
+    in_bed("mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(source))
+    try:
+        text = runtime.refused(mapped(bundle().user_namespace(), source, "rbind", "rw"))
+        assert "operation not permitted" in text
+    finally:
+        in_bed("umount", str(source))
+
+
+def test_the_option_remount(runtime: Runtime, bundle: MakeBundle, leaks: Leaks) -> None:
+    b = bundle().sh("grep -E ' /(tmp|dev/shm) ' /proc/mounts")
+    b.mount("/tmp", "tmpfs", "size=64k", kind="tmpfs").mount("/tmp", "", "bind", "remount", "ro", "noexec")
+    b.mount("/dev/shm", "", "remount", "nosuid", "size=128k", kind="tmpfs")
+    lines = {line.split()[1]: line.split()[3].split(",") for line in runtime.output(b).splitlines()}
+    assert {"ro", "noexec", "size=64k"} <= set(lines["/tmp"])
+    assert "size=128k" in lines["/dev/shm"]
+    assert "nodev" not in lines["/dev/shm"]
+
+
+def test_remount_of_what_is_no_mount(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().mount("/tmp", "", "bind", "remount", "ro")
+    assert "/tmp" in runtime.refused(b)
+
+
+def cgroup_bundle(bundle: Bundle, *options: str) -> Bundle:
+    (bundle.rootfs / "sys/fs/cgroup").mkdir(parents=True, exist_ok=True)
+    return bundle.mount("/sys/fs/cgroup", "cgroup", "nosuid", "noexec", "nodev", *options, kind="cgroup")
+
+
+def test_writable_cgroup_with_a_cgroup_namespace(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = cgroup_bundle(bundle(), "rw").sh(
+        "mkdir /sys/fs/cgroup/inner && echo $$ >/sys/fs/cgroup/inner/cgroup.procs && grep ^0: /proc/self/cgroup"
+    )
+    assert runtime.output(b) == "0::/inner\n"
+
+
+def test_read_only_cgroup(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = cgroup_bundle(bundle(), "ro").sh("mkdir /sys/fs/cgroup/inner || echo refused")
+    assert runtime.output(b) == "refused\n"
+
+
+@pytest.mark.not_on("runc", reason="only its systemd driver delegates")
+@pytest.mark.parametrize("user", [0, 1000])
+def test_cgroup_is_delegated_to_a_user_namespace(runtime: Runtime, bundle: MakeBundle, user: int) -> None:
+    b = cgroup_bundle(bundle().user_namespace(), "rw").sh(
+        "cd /sys/fs/cgroup && stat -c %u . cgroup.procs cgroup.max.depth && mkdir inner && echo $$ >inner/cgroup.procs"
+    )
+    b.process["user"] = {"uid": user, "gid": user}
+    assert runtime.output(b).split() == [str(user), str(user), "65534"]
+
+
+def test_cgroup_is_not_delegated_read_only(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = cgroup_bundle(bundle().user_namespace(), "ro").args("stat", "-c", "%u", "/sys/fs/cgroup")
+    assert runtime.output(b) == "65534\n"
+
+
+@pytest.mark.not_on("runc 1.1", reason="believes the config")
+def test_maps_that_differ_from_the_joined_namespace(runtime: Runtime, bundle: MakeBundle) -> None:
+    first = runtime.create(bundle().user_namespace(100000))
+    b = bundle().user_namespace(200000).namespace("user", f"/proc/{first.pid}/ns/user")
+    runtime.refused(b)
+
+
+@pytest.mark.gpurun_only
+def test_text_for_maps_that_differ(runtime: Runtime, bundle: MakeBundle) -> None:
+    first = runtime.create(bundle().user_namespace(100000))
+    b = bundle().user_namespace(200000).namespace("user", f"/proc/{first.pid}/ns/user")
+    text = runtime.refused(b)
+    assert "linux.uidMappings: differs from the map of the joined user namespace (0 100000 65536): give the same" in text
+
+
+def test_joined_user_namespace_with_a_source_out_of_reach(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
+    hidden = runtime.directory / "hidden"
+    hidden.mkdir(mode=0o700)
+    shutil.move(source, hidden / "given")
+    first = runtime.create(bundle().user_namespace())
+    b = bundle().user_namespace().namespace("user", f"/proc/{first.pid}/ns/user").args("cat", "/tmp/file")
+    assert runtime.output(mapped(b, hidden / "given")) == "given\n"
+
+
+@pytest.mark.parametrize("recursive", ["rro", "rnosuid", "rnoexec", "rnodev"])
+@pytest.mark.not_on("runc 1.0", reason="has no recursive attributes")
+def test_recursive_attributes(
+    runtime: Runtime, bundle: MakeBundle, source: Path, in_bed: Callable[..., None], recursive: str
+) -> None:
+    (source / "below").mkdir()
+    in_bed("mount", "-t", "tmpfs", "tmpfs", str(source / "below"))
+    try:
+        b = mapped(bundle().sh("grep ' /tmp' /proc/mounts"), source, "rbind", recursive)
+        lines = runtime.output(b).splitlines()
+        assert [line.split()[1] for line in lines] == ["/tmp", "/tmp/below"]
+        assert all(recursive[1:] in line.split()[3].split(",") for line in lines)
+    finally:
+        in_bed("umount", str(source / "below"))
+
+
+def test_recursive_attribute_that_is_locked(
+    runtime: Runtime, bundle: MakeBundle, source: Path, in_bed: Callable[..., None]
+) -> None:
+    in_bed("mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(source))
+    try:
+        runtime.refused(mapped(bundle().user_namespace(), source, "rbind", "rrw"))
+    finally:
+        in_bed("umount", str(source))
+
+
+def test_no_pivot(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().sh("ls /; echo; cat /proc/self/mountinfo")
+    listing, mounts = runtime.output(b, "--no-pivot").split("\n\n")
+    assert "bin" in listing.split()
+    assert "home" not in listing.split()
+    assert all(str(runtime.directory) not in line.split()[4] for line in mounts.splitlines())
+
+
+@pytest.mark.gpurun_only
+def test_no_pivot_and_private_propagation(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle()
+    b.linux["rootfsPropagation"] = "rprivate"
+    text = runtime.refused(b, "--no-pivot")
+    assert "linux.rootfsPropagation: rootfsPropagation of [r]private is not safe without pivot_root" in text
+
+
+def test_no_pivot_hides_the_hosts_proc(runtime: Runtime, bundle: MakeBundle) -> None:
+    """While any whole /proc is in the mount namespace, the kernel lets a user namespace mount another one without masks."""
+    b = bundle().sh("unshare -mrpf sh -c 'mount -t proc none /proc && echo bare' || echo refused")
+    assert runtime.output(b, "--no-pivot") == "refused\n"
