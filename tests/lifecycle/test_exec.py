@@ -1,0 +1,433 @@
+"""exec: another process in a container; what it is, how it ends, and what its caller is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import MakeBundle
+from tests.native.leaks import Leaks
+from tests.native.runtime import Container, Result, Runtime
+
+pytestmark = pytest.mark.native
+
+FOREVER = "trap 'exit 0' TERM; echo up; while :; do sleep 0.02; done"
+CAPS = {"CHOWN": 0, "KILL": 5, "NET_BIND_SERVICE": 10, "NET_RAW": 13, "SYS_ADMIN": 21, "AUDIT_WRITE": 29}
+
+
+@pytest.fixture
+def container(runtime: Runtime, bundle: MakeBundle) -> Container:
+    """A container that runs until it is deleted."""
+    made = runtime.start(bundle().sh(FOREVER))
+    made.wait_for("up")
+    return made
+
+
+def execute(container: Container, *args: str, options: tuple[str, ...] = (), **how: Any) -> Result:
+    return container.runtime("exec", *options, container.id, *args, **how)
+
+
+def output(container: Container, *args: str, options: tuple[str, ...] = (), **how: Any) -> str:
+    result = execute(container, *args, options=options, **how)
+    assert result.rc == 0, result
+    return result.out
+
+
+def process_file(container: Container, **process: Any) -> tuple[str, str]:
+    """The options that run a process of exactly these members."""
+    path = container.files / "process.json"
+    path.write_text(json.dumps({"cwd": "/", "env": ["PATH=/bin"], "args": ["true"], **process}))
+    return "--process", str(path)
+
+
+def status(text: str) -> dict[str, str]:
+    return {k: v.strip() for k, _, v in (line.partition(":") for line in text.splitlines())}
+
+
+def mask(*names: str) -> int:
+    return sum(1 << CAPS[name] for name in names)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("true", 0), ("false", 1), ("exit 42", 42), ("kill -TERM $$", 143), ("kill -9 $$", 137)]
+)
+def test_exit_code_is_the_processes(container: Container, script: str, code: int) -> None:
+    assert execute(container, "sh", "-c", script).rc == code
+
+
+def test_streams(container: Container) -> None:
+    result = execute(container, "sh", "-c", "cat; echo oops >&2", stdin=b"in and out\n")
+    assert result == (0, "in and out\n", "oops\n")
+
+
+@pytest.mark.parametrize("form", ["options", "file"])
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("nosuchcommand", "executable file not found in $PATH"),
+        ("/bin/nosuchfile", "no such file or directory"),
+        ("/etc/passwd", "permission denied"),
+        ("/etc", ""),
+    ],
+)
+def test_what_cannot_be_executed(container: Container, form: str, command: str, says: str) -> None:
+    """Docker makes 126 and 127 of these words; 255 and no pid file tell conmon that the runtime failed."""
+    pid_file = container.files / "exec.pid"
+    options: tuple[str, ...] = ("--pid-file", str(pid_file))
+    if form == "file":
+        result = execute(container, options=(*options, *process_file(container, args=[command])))
+    else:
+        result = execute(container, command, options=options)
+    assert result.rc == 255
+    assert says in result.text
+    assert command in result.text
+    assert not pid_file.exists()
+
+
+def test_a_directory_is_no_command(container: Container) -> None:
+    text = execute(container, "/etc").text
+    assert "is a directory" in text or "permission denied" in text
+
+
+def test_bad_interpreter_is_said_by_the_process_alone(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().sh(FOREVER)
+    (b.rootfs / "run.sh").write_text("#!/no/such/interpreter\n")
+    (b.rootfs / "run.sh").chmod(0o755)
+    container = runtime.start(b)
+    result = execute(container, "/run.sh")
+    assert result.rc != 0
+    assert result.out == ""
+    assert result.err.strip().endswith("exec /run.sh: no such file or directory")
+    assert len(result.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("args", [("nosuchcontainer", "true"), ("nosuchcontainer",)])
+def test_unknown_container(runtime: Runtime, leaks: Leaks, args: tuple[str, ...]) -> None:
+    result = runtime("exec", *args)
+    assert result.rc == 255
+    assert "does not exist" in result.text
+
+
+def test_command_is_needed(container: Container) -> None:
+    result = execute(container)
+    assert result.rc == 255
+    assert "args cannot be empty" in result.text
+
+
+def test_options_after_the_id_are_the_commands(container: Container) -> None:
+    assert output(container, "echo", "--cwd", "/nonexistent", "-e", "x") == "--cwd /nonexistent -e x\n"
+
+
+def test_in_a_created_container(runtime: Runtime, bundle: MakeBundle) -> None:
+    container = runtime.create(bundle().sh("echo started"))
+    assert output(container, "hostname") == "test\n"
+    assert container.state()["status"] == "created"
+    container.start()
+    assert container.wait() == 0
+
+
+def test_in_a_stopped_container(runtime: Runtime, bundle: MakeBundle) -> None:
+    container = runtime.start(bundle().args("true"))
+    container.wait()
+    result = execute(container, "true")
+    assert result.rc == 255
+    assert "cannot exec in a stopped container" in result.text
+
+
+def test_detached(container: Container) -> None:
+    pid_file = container.files / "exec.pid"
+    result = execute(container, "sh", "-c", "echo $PPID; exit 7", options=("--detach", "--pid-file", str(pid_file)))
+    assert result.rc == 0
+    pid = int(pid_file.read_text())
+    assert pid_file.read_text() == str(pid)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7, "it has become its caller's child"
+
+
+def test_detached_process_outlives_the_command_and_is_ours(container: Container) -> None:
+    pid_file = container.files / "exec.pid"
+    execute(container, "sleep", "1000", options=("--detach", "--pid-file", str(pid_file)))
+    pid = int(pid_file.read_text())
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    assert int(fields[1]) == os.getpid(), "parent"
+    assert int(fields[2]) == int(fields[3]) == pid, "leader of a session of its own"
+    os.kill(pid, signal.SIGKILL)
+    assert os.waitpid(pid, 0) == (pid, signal.SIGKILL)
+
+
+def test_nothing_but_the_process_is_left(container: Container) -> None:
+    """A shim is told of every child that ends: there must be the one it knows."""
+    before = set(Path("/proc/thread-self/children").read_text().split())
+    pid_file = container.files / "exec.pid"
+    execute(container, "sleep", "1000", options=("--detach", "--pid-file", str(pid_file)))
+    after = set(Path("/proc/thread-self/children").read_text().split())
+    assert after - before == {pid_file.read_text()}
+    os.kill(int(pid_file.read_text()), signal.SIGKILL)
+    os.waitpid(int(pid_file.read_text()), 0)
+
+
+def test_pid_file_that_cannot_be_written(container: Container) -> None:
+    result = execute(container, "sleep", "1000", options=("--detach", "--pid-file", "/nonexistent/dir/pid"))
+    assert result.rc == 255
+    assert len(container.runtime("ps", "--format", "json", container.id).out.split(",")) <= 2, "no sleep 1000 is left"
+
+
+@pytest.mark.gpurun_only
+def test_process_does_not_run_before_its_pid_file_is_there(container: Container) -> None:
+    """runc starts it, finds that the pid file cannot be written, and kills what has run already."""
+    execute(container, "touch", "/tmp/ran", options=("--detach", "--pid-file", "/nonexistent/dir/pid"))
+    assert not (container.bundle.rootfs / "tmp/ran").exists()
+
+
+def test_signals_to_the_command_are_the_processes(container: Container) -> None:
+    files = container.runtime._files()
+    script = "trap 'exit 33' TERM; echo ready; while :; do sleep 0.02; done"
+    command = container.runtime.popen("exec", container.id, "sh", "-c", script, files=files)
+    end = time.monotonic() + 30
+    while "ready" not in (files / "out").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    command.send_signal(signal.SIGTERM)
+    assert command.wait(30) == 33
+
+
+def test_options(container: Container) -> None:
+    options = (
+        "--cwd",
+        "/usr",
+        "--env",
+        "A=1",
+        "-e",
+        "B=two words",
+        "-e",
+        "A=3",
+        "--user",
+        "1000:1001",
+        "-g",
+        "5",
+        "-g",
+        "7",
+    )
+    text = output(container, "sh", "-c", "id; pwd; echo $A; echo $B; echo $HOME; echo $TERM", options=options)
+    assert text.splitlines() == [
+        "uid=1000(alice) gid=1001 groups=5,7",
+        "/usr",
+        "3",
+        "two words",
+        "/home/alice",
+        "xterm",
+    ]
+
+
+def test_environment_is_the_containers_and_nothing_else(container: Container) -> None:
+    env = {"PATH": os.environ["PATH"], "LEAK": "me", "LISTEN_FDS": "1"}
+    text = output(container, "env", options=("-e", "X=a,b"), env=env)
+    assert sorted(text.splitlines()) == ["HOME=/root", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "TERM=xterm", "X=a,b"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--user", "alice"), "bad uid"),
+        (("--user", "0:wheel"), "bad gid"),
+        (("--user", " 1"), ""),
+        (("--user", "1_0"), ""),
+        (("--user", "-1"), ""),
+        (("--user", "4294967295"), ""),
+        (("--user", "1:"), ""),
+        (("-g", "-5"), ""),
+        (("-g", "x"), ""),
+        (("--cwd", "relative"), "absolute"),
+    ],
+)
+def test_refused_options(container: Container, options: tuple[str, ...], says: str) -> None:
+    if container.runtime.name == "runc" and options[1] == "4294967295":
+        pytest.skip("runc takes the id that means none")
+    result = execute(container, "id", options=options)
+    assert result.rc != 0
+    assert "uid=" not in result.out
+    if container.runtime.name == "gpurun":
+        assert result.rc == 255
+        assert says in result.text
+
+
+def test_process_file_stands_for_itself(container: Container) -> None:
+    """The file is what shims send: nothing of the container's own args, env, cwd or user is added."""
+    process = {
+        "args": ["sh", "-c", "id; env; pwd; umask; cat /proc/self/status /proc/self/limits"],
+        "env": ["PATH=/bin:/usr/bin", "ONLY=this"],
+        "cwd": "/tmp",
+        "user": {"uid": 1000, "gid": 1000, "additionalGids": [9]},
+        "capabilities": {"bounding": ["CAP_KILL"], "permitted": ["CAP_KILL"], "effective": ["CAP_KILL"]},
+        "rlimits": [{"type": "RLIMIT_NOFILE", "soft": 100, "hard": 200}],
+        "noNewPrivileges": True,
+    }
+    text = output(container, options=process_file(container, **process))
+    assert "uid=1000(alice) gid=1000(alice) groups=9" in text
+    assert "ONLY=this\n" in text
+    assert "HOME=/home/alice\n" in text
+    assert "TERM=" not in text
+    assert "\n/tmp\n0022\n" in text
+    found = status(text)
+    assert int(found["CapBnd"], 16) == mask("KILL")
+    assert int(found["CapEff"], 16) == 0
+    assert found["NoNewPrivs"] == "1"
+    assert "Max open files            100                  200" in text
+
+
+def test_process_file_without_capabilities_or_limits_has_the_containers(container: Container) -> None:
+    text = output(container, options=process_file(container, args=["cat", "/proc/self/status", "/proc/self/limits"]))
+    found = status(text)
+    assert int(found["CapEff"], 16) == mask("KILL", "NET_BIND_SERVICE", "AUDIT_WRITE")
+    assert found["NoNewPrivs"] == "0", "as the file says, which says nothing"
+    if container.runtime.name == "gpurun":
+        assert "Max open files            1024                 1024" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("null", "must not be empty"),
+        ("", ""),
+        ("{", ""),
+        ('{"args": ["true"], "env": [], "cwd": ""}', "Cwd property must not be empty"),
+        ('{"args": ["true"], "env": [], "cwd": "x"}', "Cwd must be an absolute path"),
+        ('{"args": [], "env": [], "cwd": "/"}', "args must not be empty"),
+        ('{"cwd": "/"}', "args must not be empty"),
+        ('{"args": "true", "cwd": "/"}', ""),
+    ],
+)
+def test_bad_process_file(container: Container, text: str, says: str) -> None:
+    path = container.files / "process.json"
+    path.write_text(text)
+    result = execute(container, options=("--process", str(path)))
+    assert result.rc == 255
+    assert says in result.text
+
+
+def test_missing_process_file(container: Container) -> None:
+    result = execute(container, options=("--process", "/nonexistent/process.json"))
+    assert result.rc == 255
+    assert "no such file or directory" in result.text
+
+
+def test_empty_home_is_replaced(container: Container) -> None:
+    text = output(container, "env", options=("-e", "HOME=", "-e", "HOME="))
+    assert [line for line in text.splitlines() if line.startswith("HOME")] == ["HOME=/root"]
+
+
+@pytest.mark.parametrize("inheritable", [False, True])
+def test_added_capability(runtime: Runtime, bundle: MakeBundle, inheritable: bool) -> None:
+    """Never inheritable (CVE-2022-29162), and ambient only where the container has inheritable ones."""
+    b = bundle().sh(FOREVER)
+    if inheritable:
+        for kind in ("inheritable", "ambient"):
+            b.process["capabilities"][kind] = ["CAP_KILL"]
+    container = runtime.start(b)
+    found = status(output(container, "cat", "/proc/self/status", options=("--cap", "CAP_NET_RAW")))
+    assert int(found["CapBnd"], 16) == mask("KILL", "NET_BIND_SERVICE", "AUDIT_WRITE", "NET_RAW")
+    assert int(found["CapEff"], 16) & mask("NET_RAW")
+    assert int(found["CapInh"], 16) == (mask("KILL") if inheritable else 0)
+    if not (inheritable and runtime.name == "runc"):  # what is ambient must be inheritable: the kernel refuses NET_RAW
+        assert int(found["CapAmb"], 16) == (mask("KILL") if inheritable else 0)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_no_new_privileges(runtime: Runtime, bundle: MakeBundle, given: bool) -> None:
+    b = bundle().sh(FOREVER)
+    b.process["noNewPrivileges"] = False
+    container = runtime.start(b)
+    text = output(container, "cat", "/proc/self/status", options=("--no-new-privs",) if given else ())
+    assert status(text)["NoNewPrivs"] == str(int(given))
+
+
+def test_limits_are_the_containers(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().sh(FOREVER)
+    b.process["rlimits"] = [
+        {"type": "RLIMIT_NOFILE", "soft": 77, "hard": 88},
+        {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},
+    ]
+    container = runtime.start(b)
+    text = output(container, "cat", "/proc/self/limits")
+    limits = {line[:25].strip(): line[25:].split()[:2] for line in text.splitlines()}
+    assert limits["Max open files"] == ["77", "88"]
+    assert limits["Max core file size"] == ["0", "0"]
+
+
+def test_oom_score_is_the_containers(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().sh(FOREVER)
+    b.process["oomScoreAdj"] = 345
+    container = runtime.start(b)
+    assert output(container, "cat", "/proc/self/oom_score_adj") == "345\n"
+
+
+def test_signals_are_at_their_defaults(container: Container) -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    found = status(output(container, "cat", "/proc/self/status", preexec=ignore))
+    assert [int(found[name], 16) for name in ("SigIgn", "SigBlk", "SigPnd")] == [0, 0, 0]
+
+
+def test_affinity_of_the_caller_stays_with_the_caller(container: Container) -> None:
+    cpus = os.sched_getaffinity(0)
+    if len(cpus) < 2:
+        pytest.skip("one CPU")
+    if container.runtime.name == "runc":
+        pytest.skip("runc 1.1 hands it down")
+    text = output(container, "cat", "/proc/self/status", preexec=lambda: os.sched_setaffinity(0, {min(cpus)}))
+    assert status(text)["Cpus_allowed_list"] != str(min(cpus))
+
+
+@pytest.mark.gpurun_only
+def test_cpus_of_exec(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().sh(FOREVER)
+    b.process["execCPUAffinity"] = {"initial": "0", "final": "0"}
+    container = runtime.start(b)
+    assert status(output(container, "cat", "/proc/self/status"))["Cpus_allowed_list"] == "0"
+
+
+def test_user_can_open_its_streams(container: Container) -> None:
+    result = execute(container, "sh", "-c", "echo out >/dev/stdout && echo err >/dev/stderr", options=("--user", "1000"))
+    assert (result.rc, result.out, result.err) == (0, "out\n", "err\n")
+
+
+def test_closed_streams(container: Container) -> None:
+    def close() -> None:
+        for fd in (0, 1, 2):
+            os.close(fd)
+
+    script = "echo hi >/tmp/x; exit 5"
+    assert execute(container, "sh", "-c", script, preexec=close).rc == 5
+    container.runtime("exec", container.id, "rm", "/tmp/x")
+
+
+def test_cwd_that_is_missing_is_an_error(container: Container) -> None:
+    result = execute(container, "pwd", options=("--cwd", "/no/such/dir"))
+    assert result.rc == 255
+    assert not (container.bundle.rootfs / "no").exists()
+
+
+def test_cwd_that_only_the_user_may_enter(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().sh(FOREVER)
+    (b.rootfs / "private").mkdir(mode=0o700)
+    os.chown(b.rootfs / "private", 1000, 1000)
+    container = runtime.start(b)
+    assert output(container, "pwd", options=("--cwd", "/private", "--user", "1000")) == "/private\n"
+
+
+def test_json_log_has_one_error(container: Container) -> None:
+    log = container.files / "log.json"
+    globals_ = ["--log", str(log), "--log-format", "json"]
+    result = execute(container, "nosuchcommand", globals_=globals_)
+    assert result.rc == 255
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [r["level"] for r in records] == ["error"]
+    assert 'exec: "nosuchcommand": executable file not found in $PATH' in records[0]["msg"]
