@@ -14,7 +14,6 @@ from gpurun.engine import cgroup, place, sync
 from gpurun.engine import state as store
 from gpurun.engine.child import check_preserved_fds, exec_child, sealed_child
 from gpurun.engine.hooks import in_directory, run_hooks
-from gpurun.engine.init import Descriptors
 from gpurun.engine.plan import Host, Plan, make_plan
 from gpurun.engine.signals import SIGKILL, send_signal
 from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
@@ -283,7 +282,7 @@ def _spawn_init(plan: Plan, fifo: str, console: int, undo: list[Callable[[], Non
     for fd in (to_init_r, from_init_w, fifo_fd, child.executable, cgroup_fd, console, its_trees):
         if fd >= 0:
             posix.close(fd)
-    descriptors = Descriptors(to_init_r, from_init_w, fifo_fd, mount_namespace, its_trees, console)
+    descriptors = sync.Descriptors(to_init_r, from_init_w, fifo_fd, mount_namespace, its_trees, console)
     place.lend(plan, pid, f"{fifo.rpartition('/')[0]}/resctrl", undo)
     if trees is not None:
         place.hand_over_sources(plan, trees, pid, joins)

@@ -35,7 +35,7 @@ from gpurun.linux.sched import reset_affinity
 from gpurun.ns import devices, rootfs
 from gpurun.ns.loopback import loopback_up
 from gpurun.ns.path import make_dirs
-from gpurun.record import Record, from_wire
+from gpurun.record import from_wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,21 +49,10 @@ if TYPE_CHECKING:
 _NEW_LISTENER = 8  # SECCOMP_FILTER_FLAG_NEW_LISTENER
 
 
-class Descriptors(Record):
-    """The numbers of the open files the init is started with; -1 for none.  *trees*: the socket that brings mount trees."""
-
-    receive: int
-    send: int
-    fifo: int
-    mount_namespace: int = -1
-    trees: int = -1
-    console: int = -1  # the socket that takes the terminal's master
-
-
 def main() -> NoReturn:
     """Entry point of the child interpreter: ``argv[1]`` is the descriptor of the pipe with the plan."""
     lp.prctl(lp.PR_SET_DUMPABLE, 0)
-    fds = Descriptors(receive=int(sys.argv[1]), send=int(sys.argv[2]), fifo=int(sys.argv[3]))
+    fds = sync.Descriptors(receive=int(sys.argv[1]), send=int(sys.argv[2]), fifo=int(sys.argv[3]))
     try:
         _run(fds)
     except BaseException as e:  # nothing may leave here but by _exit: the parent tells the error
@@ -80,7 +69,7 @@ def _error_text(e: BaseException) -> str:
     return oserror_text(e) if isinstance(e, OSError) else f"{type(e).__name__}: {e}"
 
 
-def _run(fds: Descriptors) -> None:
+def _run(fds: sync.Descriptors) -> None:
     message = sync.receive(fds.receive)
     if message is None:
         posix._exit(1)  # the parent is gone, and with it whoever could be told
@@ -192,7 +181,7 @@ def _run_start_hooks(plan: InitPlan, state: State, env: dict[str, str], seccomp:
     run_hooks("startContainer", plan.start_container, state_json(state, "created"), env=hook_env, execve=execve)
 
 
-def _import_all(plan: InitPlan, fds: Descriptors) -> ApplyEdits | None:
+def _import_all(plan: InitPlan, fds: sync.Descriptors) -> ApplyEdits | None:
     """Import what the rest of the road needs, then take away the means to; returns ``apply_edits`` if it is needed."""
     apply: ApplyEdits | None = None
     if plan.edits != ContainerEdits():
@@ -229,12 +218,12 @@ def _join_keyring(plan: InitPlan, proc_fd: int) -> None:
     apply_selinux(proc_fd, "", "keycreate")
 
 
-def _expect_go(fds: Descriptors) -> None:
+def _expect_go(fds: sync.Descriptors) -> None:
     if sync.receive(fds.receive) != ("go",):
         posix._exit(1)  # the parent gave up (and has told why) or was killed
 
 
-def _receive_trees(fds: Descriptors) -> dict[int, int]:
+def _receive_trees(fds: sync.Descriptors) -> dict[int, int]:
     if fds.trees < 0:
         return {}
     from gpurun.ns.sources import receive_trees  # imported before the host's tree was left

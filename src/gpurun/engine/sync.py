@@ -17,12 +17,24 @@ import marshal
 import posix
 
 from gpurun.linux.fs import write_all
+from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 _MAX_MESSAGE = 64 << 20
+
+
+class Descriptors(Record):
+    """The numbers of the open files the init is started with; -1 for none.  *trees*: the socket that brings mount trees."""
+
+    receive: int
+    send: int
+    fifo: int
+    mount_namespace: int = -1
+    trees: int = -1
+    console: int = -1  # the socket that takes the terminal's master
 
 
 def send(fd: int, *message: Any) -> None:
