@@ -288,5 +288,9 @@ def test_no_pivot_and_private_propagation(runtime: Runtime, bundle: MakeBundle) 
 
 def test_no_pivot_hides_the_hosts_proc(runtime: Runtime, bundle: MakeBundle) -> None:
     """While any whole /proc is in the mount namespace, the kernel lets a user namespace mount another one without masks."""
-    b = bundle().sh("unshare -mrpf sh -c 'mount -t proc none /proc && echo bare' || echo refused")
+    b = (
+        bundle()
+        .capabilities("CAP_SETFCAP")
+        .sh("unshare -mrpf sh -c 'mount -t proc none /proc && echo bare' || echo refused")
+    )
     assert runtime.output(b, "--no-pivot") == "refused\n"
