@@ -13,6 +13,7 @@ import posix
 
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.linux.fs import CGROUP2_SUPER_MAGIC, read_file, statfs_type
+from gpurun.paths import clean_path
 from gpurun.record import Record
 
 UNIFIED_MOUNTPOINT = "/sys/fs/cgroup"
@@ -119,17 +120,6 @@ def cgroup_path(tree: Tree, cgroups_path: str, container_id: str, own: str) -> s
 def join_root(root: str, path: str) -> str:
     """*path* (absolute in the tree) below the directory *root*."""
     return root.rstrip("/") + path
-
-
-def clean_path(path: str) -> str:
-    """*path* taken from ``/``, with ``.``, ``..`` and empty elements resolved; ``..`` stops at ``/``."""
-    elements: list[str] = []
-    for element in path.split("/"):
-        if element == "..":
-            del elements[-1:]
-        elif element not in ("", "."):
-            elements.append(element)
-    return "/" + "/".join(elements)
 
 
 def hugepage_sizes(directory: str = "/sys/kernel/mm/hugepages") -> tuple[str, ...]:

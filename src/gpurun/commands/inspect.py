@@ -76,16 +76,16 @@ def _owner(uid: int) -> str:
 def explain(invocation: Invocation) -> int:
     """``explain [BUNDLE]``: the plan, for people or as JSON; needs no root, changes nothing."""
     from gpurun.commands.explanation import explain_plan
-    from gpurun.commands.lifecycle import absolute
     from gpurun.engine.create import CreateOptions, plan_bundle
     from gpurun.jsontext import dumps
+    from gpurun.paths import absolute_path
     from gpurun.record import to_plain
 
     bundle = invocation.args[0] if invocation.args else invocation.option("bundle", ".")
     options = CreateOptions(
         "ID",
         invocation.globals.root,
-        absolute(bundle),
+        absolute_path(bundle),
         config=invocation.option("config"),
         systemd_cgroup=invocation.globals.systemd_cgroup,
     )

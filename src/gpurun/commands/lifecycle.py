@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import posix
-
 from gpurun import log
 from gpurun.errors import UnsupportedError
+from gpurun.paths import absolute_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.engine.create import CreateOptions
     from gpurun.invocation import Invocation
-
-
-def absolute(path: str) -> str:
-    """*path*, made absolute against the working directory."""
-    from gpurun.ns.steps import clean_path
-
-    return clean_path(path if path.startswith("/") else f"{posix.getcwd()}/{path}")
 
 
 def check_globals(invocation: Invocation) -> None:
@@ -33,11 +25,11 @@ def create_options(invocation: Invocation) -> CreateOptions:
 
     check_globals(invocation)
     paths = {name: invocation.option(name) for name in ("pid-file", "console-socket", "pidfd-socket")}
-    pid_file, console_socket, pidfd_socket = [absolute(path) if path else "" for path in paths.values()]
+    pid_file, console_socket, pidfd_socket = [absolute_path(path) if path else "" for path in paths.values()]
     return CreateOptions(
         id=invocation.args[0],
         root=invocation.globals.root,
-        bundle=absolute(invocation.option("bundle", ".")),
+        bundle=absolute_path(invocation.option("bundle", ".")),
         pid_file=pid_file,
         no_pivot=invocation.flag("no-pivot"),
         new_keyring=not invocation.flag("no-new-keyring"),

@@ -17,10 +17,11 @@ from gpurun.jsontext import dumps
 from gpurun.linux.mount import MOUNT_ATTR_RDONLY, MS_PRIVATE, MS_SHARED, MS_SLAVE, MS_UNBINDABLE
 from gpurun.linux.process import CLONE_NEWCGROUP, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS
 from gpurun.ns.namespaces import NamespacePlan, host_id, plan_namespaces
-from gpurun.ns.steps import DeviceStep, MountStep, clean_path, dev_is_bind, join_path, plan_devices, plan_mounts
+from gpurun.ns.steps import DeviceStep, MountStep, dev_is_bind, join_path, plan_devices, plan_mounts
 from gpurun.ns.sysctl import plan_sysctl
 from gpurun.oci.config import HOOK_NAMES, Config, Hooks, Linux, OciHook
 from gpurun.oci.resources import DeviceRule, Resources
+from gpurun.paths import clean_path
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False

@@ -18,6 +18,7 @@ from gpurun.linux import libseccomp
 from gpurun.linux import seccomp as ls
 from gpurun.linux.fs import O_CLOEXEC, O_DIRECTORY, O_NOFOLLOW, read_fd, write_all
 from gpurun.linux.libc import NR, syscall
+from gpurun.oci.version import SPEC_VERSION
 from gpurun.security.seccomp import FLAGS, SeccompPlan
 
 DIRECTORY = ".seccomp"
@@ -166,7 +167,7 @@ def send_listener(plan: SeccompPlan, pid: int, listener: int, state: str) -> Non
     from gpurun.jsontext import quote
 
     text = (
-        f'{{"ociVersion":{quote(store.OCI_VERSION)},"fds":["seccompFd"],"pid":{pid}'
+        f'{{"ociVersion":{quote(SPEC_VERSION)},"fds":["seccompFd"],"pid":{pid}'
         f',"metadata":{quote(plan.listener_metadata)},"state":{state}}}'
     )
     fd = pidfd = -1

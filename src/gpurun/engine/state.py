@@ -20,9 +20,9 @@ from gpurun.errors import ContainerExists, ContainerNotFound, GpurunError, StepE
 from gpurun.jsontext import dumps
 from gpurun.linux.fs import O_CLOEXEC, read_file, write_all
 from gpurun.linux.proc import is_alive
+from gpurun.oci.version import SPEC_VERSION
 from gpurun.record import Record
 
-OCI_VERSION = "1.2.0"
 _ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+-.")
 
 TYPE_CHECKING = False
@@ -200,7 +200,7 @@ def _is_frozen(cgroup: str) -> bool:
 def state_json(state: State, status_now: str, indent: int = 0, pid: int | None = None, owner: str | None = None) -> str:
     """The state document of the specification (runtime.md "State"), plus what runc adds to it."""
     document: dict[str, Any] = {
-        "ociVersion": OCI_VERSION,
+        "ociVersion": SPEC_VERSION,
         "id": state.id,
         "pid": 0 if status_now == "stopped" else state.pid if pid is None else pid,
         "status": status_now,

@@ -10,6 +10,7 @@ from gpurun.linux.process import CLONE_NEWNS
 from gpurun.ns.namespaces import NamespacePlan, map_lines
 from gpurun.ns.options import MountOptions, parse_options
 from gpurun.oci.config import Config, Device, Mount
+from gpurun.paths import clean_path
 from gpurun.record import Record
 
 
@@ -70,18 +71,6 @@ PROC_TARGETS = frozenset(
         "sys/crypto/fips_enabled",
     ]
 )
-
-
-def clean_path(path: str) -> str:
-    """*path* made lexically clean and absolute: no ``.``, ``..``, doubled or trailing slashes."""
-    parts: list[str] = []
-    for part in path.split("/"):
-        if part == "..":
-            if parts:
-                parts.pop()
-        elif part not in ("", "."):
-            parts.append(part)
-    return "/" + "/".join(parts)
 
 
 def join_path(base: str, path: str) -> str:
