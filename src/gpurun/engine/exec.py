@@ -208,6 +208,7 @@ def _serve(plan: ExecPlan, started: Started, descriptors: ExecDescriptors, state
             sync.send(started.send, "plan", to_wire(plan), to_wire(descriptors))
         except BrokenPipeError:
             pass  # it has ended; its last message, if any, says why
+        ready = False
         while True:
             message = sync.receive(started.receive)
             if message is None:
@@ -216,11 +217,12 @@ def _serve(plan: ExecPlan, started: Started, descriptors: ExecDescriptors, state
             word, *rest = message
             if word == "failed":
                 raise GpurunError(f"unable to start container process: {rest[0]}")
-            if word == "child":
-                pid = int(rest[0])
-            elif word == "ready":
-                _prepare(plan, state, pid)
-                sync.send(started.send, "go")
+            if word in ("child", "ready"):  # two processes say that, in any order
+                pid = int(rest[0]) if word == "child" else pid
+                ready = ready or word == "ready"
+                if pid and ready:
+                    _prepare(plan, state, pid)
+                    sync.send(started.send, "go")
             elif word == "created":
                 posix.waitpid(started.pid, 0)
                 if rest:
@@ -283,8 +285,11 @@ def _undo(started: Started, pid: int) -> None:
     """End what was started.  The process may have been made without our having heard of it."""
     if pid:
         _kill(pid)
-    _kill(started.pid)
     posix.close(started.send)
+    try:
+        posix.waitpid(started.pid, 0)  # it ends by itself: having done its part, or for want of a plan
+    except ChildProcessError:
+        pass  # reaped before
     posix.set_blocking(started.receive, False)
     try:
         while True:
