@@ -294,3 +294,42 @@ def test_no_pivot_hides_the_hosts_proc(runtime: Runtime, bundle: MakeBundle) -> 
         .sh("unshare -mrpf sh -c 'mount -t proc none /proc && echo bare' || echo refused")
     )
     assert runtime.output(b, "--no-pivot") == "refused\n"
+
+
+def test_joined_mount_namespace(
+    runtime: Runtime, bundle: MakeBundle, source: Path, in_bed: Callable[..., None], leaks: Leaks
+) -> None:
+    """What the joined namespace shows is what the config's sources mean; the joined namespace keeps its own root."""
+    holder = subprocess.Popen(
+        ["unshare", "-m", "--propagation", "private", "sh", "-c", f"mount -t tmpfs none {source}; echo up; read -r _"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=runtime.bed.enter(),
+    )
+    assert holder.stdout is not None and holder.stdout.readline() == "up\n"
+    Path(f"/proc/{holder.pid}/root{source}/only-there").write_text("seen\n")
+    try:
+        b = bundle().namespace("mount", f"/proc/{holder.pid}/ns/mnt").args("cat", "/tmp/only-there")
+        assert runtime.output(mapped(b, source)) == "seen\n"
+    finally:
+        holder.communicate("\n", timeout=10)
+
+
+def test_joined_mount_namespace_of_a_user_namespace(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
+    """As another container's: its root is the other's rootfs, in which our bundle is not."""
+    first = runtime.create(bundle().user_namespace())
+    b = bundle().user_namespace().namespace("user", f"/proc/{first.pid}/ns/user")
+    b.namespace("mount", f"/proc/{first.pid}/ns/mnt")
+    assert "no such file" in runtime.refused(mapped(b, source))
+
+
+def test_without_a_mount_namespace(runtime: Runtime, bundle: MakeBundle, leaks: Leaks) -> None:
+    leaks.allow_rootfs_changes()  # there is no mount to hide device nodes in
+    b = bundle().without_namespace("mount").sh("echo $$; ls / /dev; echo x >/dev/null")
+    b.config["mounts"] = []
+    del b.linux["maskedPaths"], b.linux["readonlyPaths"]
+    b.linux["devices"] = []
+    words = runtime.output(b).split()
+    assert {"1", "bin", "null"} <= set(words)
+    assert "home" not in words

@@ -45,21 +45,25 @@ def features(invocation: Invocation) -> int:
 def built() -> Built:
     """What this build does, read from the tables that do it."""
     from gpurun.ns.namespaces import NAMESPACES
-    from gpurun.ns.options import ATTRIBUTES, PROPAGATION, RECURSIVE, SUPERBLOCK
+    from gpurun.ns.options import option_names
     from gpurun.oci.config import HOOK_NAMES
     from gpurun.oci.features import Built
     from gpurun.security.capabilities import NAMES
 
     seccomp, libseccomp = _seccomp()
-    words = {"bind", "rbind", "defaults", "tmpcopyup", *ATTRIBUTES, *SUPERBLOCK, *PROPAGATION, *(f"r{w}" for w in RECURSIVE)}
     return Built(
         hooks=HOOK_NAMES,
-        mount_options=tuple(sorted(words)),
+        mount_options=option_names(),
         namespaces=tuple(NAMESPACES),
         capabilities=tuple(NAMES),
         seccomp=seccomp,
         libseccomp=libseccomp,
         cgroup_systemd=True,
+        apparmor=True,
+        selinux=True,
+        intel_rdt=True,
+        idmap=True,
+        net_devices=True,
     )
 
 

@@ -151,5 +151,5 @@ def parse_options(words: tuple[str, ...]) -> MountOptions:
 
 def option_names() -> tuple[str, ...]:
     """Every word that is understood as a flag, sorted: ``mountOptions`` of the features document."""
-    words = {"bind", "rbind", "defaults", "remount", "tmpcopyup", *ATTRIBUTES, *SUPERBLOCK, *PROPAGATION}
+    words = {"bind", "rbind", "defaults", "remount", "tmpcopyup", "idmap", "ridmap", *ATTRIBUTES, *SUPERBLOCK, *PROPAGATION}
     return tuple(sorted(words | {"r" + word for word in RECURSIVE}))
