@@ -142,6 +142,11 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         ),
     ),
     "features": ("", 0, 0, False, "gpurun.commands.documents:features", "print what this runtime supports as JSON", ()),
+    "validate": (
+        "BUNDLE", 0, 1, False, "gpurun.commands.validate:validate",
+        "say everything that is wrong with a config.json; change nothing",
+        (_BUNDLE, _CONFIG),
+    ),
     "explain": (
         "", 0, 1, False, "gpurun.commands.inspect:explain",
         "show all that create would do with a bundle, and why; change nothing",
