@@ -5,7 +5,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.errors import StepError
-from gpurun.linux.fs import read_file
+from gpurun.linux.files import read_file
 
 #: What the kernel lists in /sys/kernel/cgroup/delegate, for kernels that do not list it.
 _FILES = ("cgroup.procs", "cgroup.subtree_control", "cgroup.threads")

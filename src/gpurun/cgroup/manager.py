@@ -18,6 +18,7 @@ from gpurun.cgroup.control import DIRECTORY, freeze, is_frozen, kill, oom_kill_c
 from gpurun.cgroup.resources import needs_domain
 from gpurun.errors import GpurunError, StepError
 from gpurun.linux import bpf, fs
+from gpurun.linux.files import read_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ def _attached(fd: int) -> list[int]:
 def _read(fd: int, name: str) -> str:
     file = fs.openat2(fd, name, posix.O_RDONLY, _BENEATH)
     try:
-        return fs.read_fd(file).decode()
+        return read_fd(file).decode()
     finally:
         posix.close(file)
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import posix
 
 from gpurun.cgroup.control import DIRECTORY
-from gpurun.linux.fs import RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2, read_fd
+from gpurun.linux.files import read_fd
+from gpurun.linux.fs import RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import posix
 
 from gpurun.errors import ConfigError, GpurunError
-from gpurun.linux.fs import CGROUP2_SUPER_MAGIC, read_file, statfs_type
+from gpurun.linux.files import read_file
+from gpurun.linux.fs import CGROUP2_SUPER_MAGIC, statfs_type
 from gpurun.paths import clean_path
 from gpurun.record import Record
 

@@ -73,7 +73,7 @@ def _run_ps(args: tuple[str, ...]) -> str:
         raise GpurunError(f"cannot run ps: {strerror_lower(e.errno)}") from None
     finally:
         posix.close(write)
-    from gpurun.linux.fs import read_fd
+    from gpurun.linux.files import read_fd
 
     output = read_fd(read, 64 << 20)
     posix.close(read)
@@ -110,7 +110,7 @@ _UPDATE_OPTIONS = (
 def update(invocation: Invocation) -> int:
     """``update ID``: new limits from a file, from stdin, or from options (which then do not count beside a file)."""
     from gpurun.engine.update import parse_bytes, read_update, update_container
-    from gpurun.linux.fs import read_fd, read_file
+    from gpurun.linux.files import read_fd, read_file
 
     for name in ("l3-cache-schema", "mem-bw-schema"):
         if invocation.option(name):

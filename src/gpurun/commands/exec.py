@@ -43,7 +43,7 @@ def exec_options(invocation: Invocation) -> ExecOptions:
     process = None
     path = invocation.option("process")
     if path:
-        from gpurun.linux.fs import read_file
+        from gpurun.linux.files import read_file
 
         process = read_process_file(read_file(path, 64 << 20), path)
     if invocation.number("preserve-fds") < 0:

@@ -12,9 +12,9 @@ from gpurun.engine.lookup import check_cwd, find_executable, home_directory
 from gpurun.engine.signals import default_signals
 from gpurun.errors import GpurunError, StepError, oserror_text, strerror_lower
 from gpurun.linux import process as lp
+from gpurun.linux.files import O_CLOEXEC, write_all
 from gpurun.linux.fs import (
     CLOSE_RANGE_CLOEXEC,
-    O_CLOEXEC,
     O_DIRECTORY,
     O_NOFOLLOW,
     O_PATH,
@@ -25,7 +25,6 @@ from gpurun.linux.fs import (
     close_range,
     fstatfs_type,
     openat2,
-    write_all,
 )
 from gpurun.ns.path import open_in_root
 from gpurun.record import replace

@@ -21,7 +21,8 @@ from gpurun.hook.edits import ContainerEdits
 from gpurun.hook.gpu import gpu_edits
 from gpurun.linux import proc
 from gpurun.linux import process as lp
-from gpurun.linux.fs import O_CLOEXEC, O_DIRECTORY, read_file
+from gpurun.linux.files import O_CLOEXEC, read_file
+from gpurun.linux.fs import O_DIRECTORY
 from gpurun.ns.namespaces import host_id
 from gpurun.ns.spawn import open_joins, spawn
 from gpurun.oci.config import Config, read_config

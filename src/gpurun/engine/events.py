@@ -10,7 +10,7 @@ from gpurun.cgroup.tree import hugepage_sizes
 from gpurun.engine import state as store
 from gpurun.errors import GpurunError
 from gpurun.jsontext import dumps
-from gpurun.linux.fs import O_CLOEXEC, read_fd
+from gpurun.linux.files import O_CLOEXEC, read_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,15 +18,8 @@ from gpurun.engine.lifecycle import open_init, wait_foreground
 from gpurun.engine.setns_init import ExecDescriptors, ExecPlan
 from gpurun.errors import GpurunError, StepError
 from gpurun.linux import process as lp
-from gpurun.linux.fs import (
-    O_CLOEXEC,
-    RESOLVE_BENEATH,
-    RESOLVE_NO_MAGICLINKS,
-    RESOLVE_NO_SYMLINKS,
-    RESOLVE_NO_XDEV,
-    openat2,
-    read_file,
-)
+from gpurun.linux.files import O_CLOEXEC, read_file
+from gpurun.linux.fs import RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
 from gpurun.record import Record, replace, to_wire
 
 EXEC_ENTRY = "gpurun.engine.setns_init:main"

@@ -12,7 +12,8 @@ import time
 
 from gpurun.engine.signals import default_signals
 from gpurun.errors import GpurunError, strerror_lower
-from gpurun.linux.fs import O_CLOEXEC, close_range
+from gpurun.linux.files import O_CLOEXEC
+from gpurun.linux.fs import close_range
 from gpurun.oci.config import OciHook
 
 TYPE_CHECKING = False

@@ -28,7 +28,8 @@ from gpurun.engine.state import State, state_json
 from gpurun.errors import GpurunError, oserror_text
 from gpurun.hook.edits import ContainerEdits
 from gpurun.linux import process as lp
-from gpurun.linux.fs import O_CLOEXEC, O_DIRECTORY, O_PATH
+from gpurun.linux.files import O_CLOEXEC
+from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.keyring import join_session_keyring
 from gpurun.linux.mount import open_tree_path
 from gpurun.linux.sched import reset_affinity

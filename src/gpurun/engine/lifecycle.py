@@ -9,7 +9,7 @@ from errno import ENOENT, ENXIO
 from gpurun.engine import state as store
 from gpurun.engine.signals import SIGCHLD, SIGKILL, SIGURG, SIGWINCH, block_signals, exit_code, send_signal, wait_signal
 from gpurun.errors import ContainerNotFound, GpurunError, NotRunning, StepError
-from gpurun.linux.fs import O_CLOEXEC, read_file
+from gpurun.linux.files import O_CLOEXEC, read_file
 from gpurun.linux.proc import is_alive
 
 TYPE_CHECKING = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.errors import GpurunError, strerror_lower
-from gpurun.linux.fs import read_fd
+from gpurun.linux.files import read_fd
 from gpurun.ns.path import open_in_root
 
 

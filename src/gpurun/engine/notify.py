@@ -13,7 +13,8 @@ from _struct import pack
 from gpurun.engine.state import State
 from gpurun.errors import StepError
 from gpurun.hook.edits import ContainerEdits, EditMount
-from gpurun.linux.fs import O_CLOEXEC, O_PATH
+from gpurun.linux.files import O_CLOEXEC
+from gpurun.linux.fs import O_PATH
 from gpurun.linux.proc import is_alive
 from gpurun.record import replace
 

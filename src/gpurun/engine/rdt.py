@@ -8,7 +8,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.errors import ConfigError, GpurunError, StepError
-from gpurun.linux.fs import O_CLOEXEC, read_file
+from gpurun.linux.files import O_CLOEXEC, read_file
 from gpurun.oci.reader import get_bool, get_string, get_strings
 from gpurun.record import Record
 

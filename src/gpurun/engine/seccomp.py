@@ -16,7 +16,8 @@ from gpurun.engine import state as store
 from gpurun.errors import ConfigError, GpurunError, oserror_text
 from gpurun.linux import libseccomp
 from gpurun.linux import seccomp as ls
-from gpurun.linux.fs import O_CLOEXEC, O_DIRECTORY, O_NOFOLLOW, read_fd, write_all
+from gpurun.linux.files import O_CLOEXEC, read_fd, write_all
+from gpurun.linux.fs import O_DIRECTORY, O_NOFOLLOW
 from gpurun.linux.libc import NR, syscall
 from gpurun.oci.version import SPEC_VERSION
 from gpurun.security.seccomp import FLAGS, SeccompPlan

@@ -19,7 +19,8 @@ from gpurun.engine.process import ProcessPlan
 from gpurun.errors import GpurunError, StepError, oserror_text
 from gpurun.linux import process as lp
 from gpurun.linux import sched
-from gpurun.linux.fs import O_CLOEXEC, O_DIRECTORY, O_PATH
+from gpurun.linux.files import O_CLOEXEC
+from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.keyring import join_session_keyring
 from gpurun.record import Record, from_wire
 

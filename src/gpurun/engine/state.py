@@ -18,7 +18,7 @@ import time
 
 from gpurun.errors import ContainerExists, ContainerNotFound, GpurunError, StepError
 from gpurun.jsontext import dumps
-from gpurun.linux.fs import O_CLOEXEC, read_file, write_all
+from gpurun.linux.files import O_CLOEXEC, read_file, write_all
 from gpurun.linux.proc import is_alive
 from gpurun.oci.version import SPEC_VERSION
 from gpurun.record import Record

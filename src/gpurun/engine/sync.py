@@ -16,7 +16,7 @@ from __future__ import annotations
 import marshal
 import posix
 
-from gpurun.linux.fs import write_all
+from gpurun.linux.files import write_all
 from gpurun.record import Record
 
 TYPE_CHECKING = False

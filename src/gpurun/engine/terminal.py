@@ -16,7 +16,8 @@ from fcntl import ioctl
 from gpurun.engine.signals import SIGCHLD, SIGURG, SIGWINCH, exit_code, send_signal, watch_signals
 from gpurun.errors import GpurunError, StepError, oserror_text
 from gpurun.linux import mount as lm
-from gpurun.linux.fs import DEVPTS_SUPER_MAGIC, O_CLOEXEC, O_NOFOLLOW, O_PATH, fstatfs_type, write_all
+from gpurun.linux.files import O_CLOEXEC, write_all
+from gpurun.linux.fs import DEVPTS_SUPER_MAGIC, O_NOFOLLOW, O_PATH, fstatfs_type
 from gpurun.ns.mount import attach
 from gpurun.ns.path import make_target, open_in_root
 

@@ -14,15 +14,8 @@ from gpurun.cgroup.resources import CgroupWrite, plan_resources
 from gpurun.engine import state as store
 from gpurun.errors import GpurunError, NotRunning, StepError
 from gpurun.jsontext import dumps
-from gpurun.linux.fs import (
-    RESOLVE_BENEATH,
-    RESOLVE_NO_MAGICLINKS,
-    RESOLVE_NO_SYMLINKS,
-    RESOLVE_NO_XDEV,
-    openat2,
-    read_fd,
-    read_file,
-)
+from gpurun.linux.files import read_fd, read_file
+from gpurun.linux.fs import RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
 from gpurun.oci.reader import as_object, get_object, parse_json
 from gpurun.oci.resources import BlockIO, Cpu, Memory, Resources, read_resources
 from gpurun.record import replace

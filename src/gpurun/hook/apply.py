@@ -13,14 +13,7 @@ from errno import EEXIST, EINVAL, ENOENT, ENOTEMPTY, EXDEV
 from gpurun.errors import StepError
 from gpurun.hook.private import failed, mask_tree, mount_ld_cache, open_source
 from gpurun.linux import mount as lm
-from gpurun.linux.fs import (
-    O_DIRECTORY,
-    O_PATH,
-    RESOLVE_BENEATH,
-    RESOLVE_NO_SYMLINKS,
-    RESOLVE_NO_XDEV,
-    openat2,
-)
+from gpurun.linux.fs import O_DIRECTORY, O_PATH, RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
 from gpurun.ns.devices import make_device
 from gpurun.ns.mount import bind_fd
 from gpurun.ns.options import parse_options

@@ -13,7 +13,8 @@ from errno import EACCES, EINVAL, ENOENT, EPERM
 
 from gpurun.errors import GpurunError, StepError
 from gpurun.linux import bpf
-from gpurun.linux.fs import O_CLOEXEC, O_DIRECTORY
+from gpurun.linux.files import O_CLOEXEC
+from gpurun.linux.fs import O_DIRECTORY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

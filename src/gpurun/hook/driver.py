@@ -25,7 +25,7 @@ from gpurun.hook.libraries import (
     resolve,
 )
 from gpurun.hook.request import CAPABILITIES
-from gpurun.linux.fs import read_file
+from gpurun.linux.files import read_file
 from gpurun.record import Record
 
 TYPE_CHECKING = False

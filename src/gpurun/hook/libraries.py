@@ -10,7 +10,7 @@ import posix
 
 from gpurun.hook.elf import EM_386, EM_AARCH64, EM_ARM, EM_X86_64, read_elf
 from gpurun.hook.ldcache import FLAGS_COMPAT32, FLAGS_NATIVE, MAX_SIZE, CacheError, lookup
-from gpurun.linux.fs import O_CLOEXEC, read_fd
+from gpurun.linux.files import O_CLOEXEC, read_fd
 from gpurun.ns.path import open_in_root
 from gpurun.record import Record
 

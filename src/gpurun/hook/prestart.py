@@ -19,7 +19,8 @@ from gpurun.hook.apply import apply_edits
 from gpurun.hook.devcgroup import allow_devices
 from gpurun.hook.gpu import gpu_edits
 from gpurun.hook.settings import Settings, read_settings, settings_path
-from gpurun.linux.fs import O_CLOEXEC, O_DIRECTORY, O_PATH, read_fd, read_file, write_all
+from gpurun.linux.files import O_CLOEXEC, read_fd, read_file, write_all
+from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.process import CLONE_NEWNS, CLONE_NEWUSER, PR_SET_DUMPABLE, prctl, setns
 from gpurun.oci.reader import as_object, get_array, get_object, get_string, get_string_map, get_strings, parse_json, require
 

@@ -8,8 +8,8 @@ from errno import EINVAL, ENOENT
 from gpurun.errors import StepError
 from gpurun.hook.ldcache import MAX_SIZE, CacheError, compose
 from gpurun.linux import mount as lm
+from gpurun.linux.files import O_CLOEXEC, read_fd, write_all
 from gpurun.linux.fs import (
-    O_CLOEXEC,
     O_DIRECTORY,
     O_NOFOLLOW,
     O_PATH,
@@ -20,8 +20,6 @@ from gpurun.linux.fs import (
     RESOLVE_NO_XDEV,
     fstatfs_type,
     openat2,
-    read_fd,
-    write_all,
 )
 from gpurun.ns.mount import attach, bind_fd, tmpfs
 from gpurun.ns.options import parse_options

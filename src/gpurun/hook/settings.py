@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gpurun.errors import ConfigError
 from gpurun.hook.request import CAPABILITIES, Policy
-from gpurun.linux.fs import read_file
+from gpurun.linux.files import read_file
 from gpurun.record import Record
 
 TYPE_CHECKING = False

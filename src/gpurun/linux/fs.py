@@ -6,6 +6,7 @@ import posix
 from _struct import pack, unpack_from
 from errno import EAGAIN, EINTR
 
+from gpurun.linux.files import O_CLOEXEC
 from gpurun.linux.libc import NR, buffer, cstring, syscall
 
 AT_FDCWD = -100
@@ -30,7 +31,6 @@ CGROUP2_SUPER_MAGIC = 0x63677270
 CLOSE_RANGE_CLOEXEC = 4
 
 O_PATH = posix.O_PATH if hasattr(posix, "O_PATH") else 0o10000000
-O_CLOEXEC = posix.O_CLOEXEC
 O_NOFOLLOW = posix.O_NOFOLLOW
 O_DIRECTORY = posix.O_DIRECTORY
 
@@ -75,31 +75,3 @@ def statfs_flags(fd: int) -> int:
 def close_range(first: int, last: int = 0xFFFFFFFF, flags: int = 0) -> None:
     """close_range(2): close (or mark, with CLOSE_RANGE_CLOEXEC) all descriptors from *first* to *last*."""
     syscall(NR["close_range"], first, last, flags)
-
-
-def read_file(path: str, limit: int = 1 << 20, dir_fd: int | None = None) -> bytes:
-    """The content of a small file, at most *limit* bytes; raises OSError with the path in it."""
-    fd = posix.open(path, posix.O_RDONLY | O_CLOEXEC, dir_fd=dir_fd)
-    try:
-        return read_fd(fd, limit)
-    finally:
-        posix.close(fd)
-
-
-def read_fd(fd: int, limit: int = 1 << 20) -> bytes:
-    """All that can be read from *fd*, at most *limit* bytes."""
-    chunks: list[bytes] = []
-    while limit > 0:
-        chunk = posix.read(fd, min(limit, 1 << 16))
-        if not chunk:
-            break
-        chunks.append(chunk)
-        limit -= len(chunk)
-    return b"".join(chunks)
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write all of *data*."""
-    view = memoryview(data)
-    while view:
-        view = view[posix.write(fd, view) :]

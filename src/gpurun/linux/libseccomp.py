@@ -10,7 +10,7 @@ import _ctypes
 import posix
 from _struct import pack, unpack
 
-from gpurun.linux.fs import read_fd
+from gpurun.linux.files import read_fd
 from gpurun.linux.libc import _Char, _Pointer
 
 TYPE_CHECKING = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpurun.linux.fs import read_file
+from gpurun.linux.files import read_file
 
 
 def stat(pid: int) -> tuple[str, int] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.errors import GpurunError, oserror_text
-from gpurun.linux.fs import O_CLOEXEC, read_fd
+from gpurun.linux.files import O_CLOEXEC, read_fd
 from gpurun.linux.process import clone3
 
 TYPE_CHECKING = False

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.linux.fs import O_CLOEXEC, O_DIRECTORY, O_NOFOLLOW, write_all
+from gpurun.linux.files import O_CLOEXEC, write_all
+from gpurun.linux.fs import O_DIRECTORY, O_NOFOLLOW
 
 _S_IFMT, _S_IFDIR, _S_IFREG, _S_IFLNK = 0o170000, 0o040000, 0o100000, 0o120000
 

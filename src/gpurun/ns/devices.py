@@ -6,7 +6,8 @@ import posix
 
 from gpurun.errors import GpurunError, StepError
 from gpurun.linux import mount as lm
-from gpurun.linux.fs import AT_FDCWD, O_CLOEXEC, O_NOFOLLOW, O_PATH
+from gpurun.linux.files import O_CLOEXEC
+from gpurun.linux.fs import AT_FDCWD, O_NOFOLLOW, O_PATH
 from gpurun.ns.mount import attach
 from gpurun.ns.path import make_dirs, make_target
 from gpurun.ns.steps import DeviceStep

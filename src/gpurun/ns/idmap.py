@@ -6,7 +6,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
-from gpurun.linux.fs import O_CLOEXEC, read_file, write_all
+from gpurun.linux.files import O_CLOEXEC, read_file, write_all
 from gpurun.linux.process import CLONE_NEWUSER, PR_SET_DUMPABLE, clone3, prctl, setns
 
 TYPE_CHECKING = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.errors import ConfigError, GpurunError, StepError, strerror_lower
-from gpurun.linux.fs import O_CLOEXEC
+from gpurun.linux.files import O_CLOEXEC
 from gpurun.linux.process import CLONE_NEWNET, setns
 from gpurun.linux.rtnetlink import Address, RtNetlink
 from gpurun.ns.child import run_in_child

@@ -10,7 +10,8 @@ from __future__ import annotations
 import posix
 from errno import EEXIST, ELOOP, ENOENT, ENOTDIR
 
-from gpurun.linux.fs import O_CLOEXEC, O_DIRECTORY, O_NOFOLLOW, O_PATH, RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, openat2
+from gpurun.linux.files import O_CLOEXEC
+from gpurun.linux.fs import O_DIRECTORY, O_NOFOLLOW, O_PATH, RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, openat2
 
 _RESOLVE = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
 _MAX_LINKS = 40  # as the kernel's MAXSYMLINKS

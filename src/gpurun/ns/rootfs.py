@@ -12,9 +12,9 @@ from errno import EBUSY, EINVAL, ENOENT, ENOTDIR, EPERM
 
 from gpurun.errors import GpurunError, StepError, strerror_lower
 from gpurun.linux import mount as lm
+from gpurun.linux.files import O_CLOEXEC, read_file
 from gpurun.linux.fs import (
     AT_RECURSIVE,
-    O_CLOEXEC,
     O_DIRECTORY,
     O_PATH,
     PROC_SUPER_MAGIC,
@@ -23,7 +23,6 @@ from gpurun.linux.fs import (
     RESOLVE_NO_SYMLINKS,
     fstatfs_type,
     openat2,
-    read_file,
 )
 from gpurun.ns.mount import attach, filesystem
 from gpurun.ns.options import MountOptions

@@ -14,7 +14,8 @@ from errno import EINVAL, ENOENT
 
 from gpurun.errors import GpurunError, StepError, strerror_lower
 from gpurun.linux import mount as lm
-from gpurun.linux.fs import O_CLOEXEC, O_DIRECTORY, O_PATH
+from gpurun.linux.files import O_CLOEXEC
+from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.process import CLONE_NEWNS, setns
 from gpurun.ns.child import run_in_child
 from gpurun.ns.steps import MountStep

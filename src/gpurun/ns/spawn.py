@@ -12,7 +12,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.errors import GpurunError, StepError, oserror_text
-from gpurun.linux.fs import O_CLOEXEC, write_all
+from gpurun.linux.files import O_CLOEXEC, write_all
 from gpurun.linux.process import (
     CLONE_NEWCGROUP,
     CLONE_NEWNS,

@@ -9,15 +9,8 @@ from __future__ import annotations
 import posix
 
 from gpurun.errors import ConfigError, StepError
-from gpurun.linux.fs import (
-    RESOLVE_BENEATH,
-    RESOLVE_NO_MAGICLINKS,
-    RESOLVE_NO_SYMLINKS,
-    RESOLVE_NO_XDEV,
-    openat2,
-    read_file,
-    write_all,
-)
+from gpurun.linux.files import read_file, write_all
+from gpurun.linux.fs import RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
 
 _RESOLVE = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
 
