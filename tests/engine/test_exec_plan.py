@@ -88,7 +88,7 @@ def test_users_are_plain_numbers(user: str) -> None:
     if not user:
         assert plan(options(user=user)).uid == 10, "not given"
         return
-    with pytest.raises(GpurunError, match="bad [ug]id"):
+    with pytest.raises(GpurunError, match=r"bad [ug]id"):
         plan(options(user=user))
 
 
