@@ -1,0 +1,432 @@
+"""Seccomp: containers under filters, with and without no_new_privs."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import MakeBundle
+from tests.native.bundle import Bundle
+from tests.native.leaks import Leaks
+from tests.native.runtime import Runtime
+from tests.security.agent import Agent
+from tests.security.profile import engine_profile
+
+pytestmark = pytest.mark.native
+
+MKDIR = ["mkdir", "mkdirat"]
+#: Number of the call that busybox' mkdir makes.
+MKDIR_NUMBER = 34 if platform.machine() == "aarch64" else 83
+both = pytest.mark.parametrize("no_new_privileges", [True, False])
+x86_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="the profile is one for x86_64")
+
+
+def rule(action: str, *names: str, **more: Any) -> dict[str, Any]:
+    return {"names": list(names), "action": f"SCMP_ACT_{action}", **more}
+
+
+def under(b: Bundle, *rules: dict[str, Any], default: str = "ALLOW", no_new_privileges: bool = True, **more: Any) -> Bundle:
+    b.process["noNewPrivileges"] = no_new_privileges
+    b.linux["seccomp"] = {"defaultAction": f"SCMP_ACT_{default}", "syscalls": list(rules), **more}
+    return b
+
+
+def status(text: str) -> dict[str, str]:
+    return {k: v.strip() for k, _, v in (line.partition(":") for line in text.splitlines())}
+
+
+@both
+@pytest.mark.parametrize(
+    ("action", "code", "said"),
+    [
+        (rule("ERRNO", *MKDIR), 1, "Operation not permitted"),
+        (rule("ERRNO", *MKDIR, errnoRet=errno.ENOSPC), 1, "No space left on device"),
+        (rule("TRACE", *MKDIR), 1, "Function not implemented"),  # there is no tracer
+        (rule("KILL", *MKDIR), 159, ""),
+        (rule("KILL_PROCESS", *MKDIR), 159, ""),
+        (rule("KILL_THREAD", *MKDIR), 159, ""),
+        (rule("TRAP", *MKDIR), 159, ""),
+        (rule("LOG", *MKDIR), 0, ""),
+    ],
+    ids=lambda value: f"{value['action']}{value.get('errnoRet', '')}" if isinstance(value, dict) else None,
+)
+def test_actions(
+    runtime: Runtime,
+    bundle: MakeBundle,
+    leaks: Leaks,
+    action: dict[str, Any],
+    code: int,
+    said: str,
+    no_new_privileges: bool,
+) -> None:
+    leaks.allow_rootfs_changes()
+    result = runtime.run(under(bundle().args("mkdir", "/tmp/made"), action, no_new_privileges=no_new_privileges))
+    assert result.rc == code, result
+    assert said in result.err
+
+
+def test_arguments(runtime: Runtime, bundle: MakeBundle) -> None:
+    """kill(2) with signal 0 and 10 is denied, all else goes."""
+    two = [{"index": 1, "value": value, "op": "SCMP_CMP_EQ"} for value in (0, 10)]
+    b = under(bundle().sh("for s in 0 10 CONT; do kill -$s $$ && echo $s; done; true"), rule("ERRNO", "kill", args=two))
+    result = runtime.run(b)
+    assert result.out == "CONT\n"
+    assert result.err.count("Operation not permitted") == 2
+
+
+@both
+def test_a_profile_of_an_engine(runtime: Runtime, bundle: MakeBundle, no_new_privileges: bool) -> None:
+    b = bundle().sh("unshare -U true; uname -s; grep Seccomp: /proc/self/status")
+    b.process["noNewPrivileges"] = no_new_privileges
+    b.linux["seccomp"] = engine_profile()
+    if platform.machine() != "x86_64":
+        del b.linux["seccomp"]["architectures"]
+    result = runtime.run(b)
+    assert "Operation not permitted" in result.err  # CAP_SYS_ADMIN is not needed for a user namespace, but unshare(2) is
+    assert result.out == "Linux\nSeccomp:\t2\n"
+
+
+@both
+def test_one_filter_and_no_more(runtime: Runtime, bundle: MakeBundle, no_new_privileges: bool) -> None:
+    b = under(bundle().args("cat", "/proc/self/status"), rule("ERRNO", *MKDIR), no_new_privileges=no_new_privileges)
+    found = status(runtime.output(b))
+    assert (found["Seccomp"], found["Seccomp_filters"]) == ("2", "1")
+    assert found["NoNewPrivs"] == str(int(no_new_privileges))
+
+
+@both
+def test_what_the_runtime_itself_does_need_not_be_allowed(
+    runtime: Runtime, bundle: MakeBundle, no_new_privileges: bool
+) -> None:
+    """Newer calls that are said not to be there, and some that only a runtime makes."""
+    names = "close_range fsopen fsconfig fsmount fspick openat2 open_tree move_mount mount_setattr".split()
+    names += "mount umount2 pivot_root prctl capset setresuid setresgid setgroups setuid setgid chdir fchdir".split()
+    b = under(bundle().args("echo", "alive"), rule("ERRNO", *names, errnoRet=38), no_new_privileges=no_new_privileges)
+    if runtime.name != "gpurun":
+        b.linux["seccomp"]["syscalls"][0]["names"] = names[:9]
+    assert runtime.output(b) == "alive\n"
+
+
+@both
+@pytest.mark.gpurun_only
+def test_nothing_but_execve_need_be_allowed(runtime: Runtime, bundle: MakeBundle, no_new_privileges: bool) -> None:
+    """The program is there, and the first thing it does kills it: the filter is as strict as a filter can be."""
+    b = under(bundle().args("true"), rule("ALLOW", "execve"), default="KILL_PROCESS", no_new_privileges=no_new_privileges)
+    b.linux["seccomp"]["defaultErrnoRet"] = 38  # no ENOSYS for what is newer than execve
+    assert runtime.run(b).rc == 159
+    container = runtime.create(b)
+    container.start()
+    assert container.wait() == 159
+    assert container.err == ""
+
+
+def test_execve_itself_can_be_denied(runtime: Runtime, bundle: MakeBundle) -> None:
+    result = runtime.run(under(bundle().args("true"), rule("ERRNO", "execve", "execveat")))
+    assert result.rc in (1, 255)
+    assert "operation not permitted" in result.text
+
+
+@pytest.mark.gpurun_only
+@both
+def test_no_system_call_between_the_filter_and_execve(
+    runtime: Runtime, bundle: MakeBundle, leaks: Leaks, tmp_path: Path, no_new_privileges: bool
+) -> None:
+    if not shutil.which("strace"):
+        pytest.skip("strace is not installed")
+    b = under(bundle().args("true"), rule("ERRNO", *MKDIR), no_new_privileges=no_new_privileges)
+    b.process["user"] = {"uid": 1000, "gid": 1000}
+    b.config["hooks"] = {"startContainer": [{"path": "/bin/true", "args": ["true"]}]}
+    container = runtime.create(b)
+    command = ["strace", "-ff", "-e", "signal=none", "-o", str(tmp_path / "strace"), "-p", str(container.pid)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
+        assert tracer.stderr is not None
+        said = tracer.stderr.readline()
+        if "attached" not in said:
+            pytest.skip(f"strace cannot attach here: {said}")
+        assert container.start().rc == 0
+        container.wait()
+    after = []
+    for log in tmp_path.glob("strace.*"):  # one for each process
+        calls = log.read_text().splitlines()
+        after += [calls[i + 1] for i, call in enumerate(calls) if call.startswith("seccomp(SECCOMP_SET_MODE_FILTER")]
+    assert sorted(call.partition(",")[0] for call in after) == ['execve("/bin/true"', 'execve("/bin/true"'], after
+
+
+@pytest.mark.parametrize(
+    ("uid", "sets"),
+    [
+        (0, {"bounding": ["KILL", "CHOWN"], "permitted": ["KILL"], "effective": ["KILL"]}),
+        (1000, {"bounding": ["KILL"], "permitted": ["KILL"], "effective": ["KILL"]}),
+        (1000, {"bounding": ["KILL"], "permitted": ["KILL"], "inheritable": ["KILL"], "ambient": ["KILL"]}),
+        (0, {}),
+        (1000, None),
+    ],
+)
+def test_the_capability_that_loads_the_filter_is_not_the_container_s(
+    runtime: Runtime, bundle: MakeBundle, uid: int, sets: dict[str, list[str]] | None
+) -> None:
+    """All five sets are as without a filter; CAP_SYS_ADMIN is in none."""
+    b = bundle().args("cat", "/proc/self/status")
+    b.process["user"] = {"uid": uid, "gid": uid}
+    b.process["noNewPrivileges"] = False
+    if sets is None:
+        del b.process["capabilities"]
+    else:
+        b.process["capabilities"] = {k: [f"CAP_{n}" for n in v] for k, v in sets.items()}
+    without = status(runtime.output(b))
+    found = status(runtime.output(under(b, rule("ERRNO", *MKDIR), no_new_privileges=False)))
+    keys = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Uid")
+    assert {k: found[k] for k in keys} == {k: without[k] for k in keys}
+    assert found["Seccomp"] == "2"
+    if sets is not None:
+        assert not int(found["CapBnd"], 16) & 1 << 21
+
+
+@both
+def test_in_a_user_namespace(runtime: Runtime, bundle: MakeBundle, no_new_privileges: bool) -> None:
+    b = bundle().user_namespace().args("mkdir", "/tmp/made")
+    b.process["user"] = {"uid": 1000, "gid": 1000}
+    result = runtime.run(under(b, rule("ERRNO", *MKDIR, errnoRet=errno.ENOSPC), no_new_privileges=no_new_privileges))
+    assert "No space left" in result.err
+
+
+@both
+def test_start_container_hooks_run_under_the_filter(
+    runtime: Runtime, bundle: MakeBundle, leaks: Leaks, no_new_privileges: bool
+) -> None:
+    leaks.allow_rootfs_changes()
+    b = under(bundle().args("cat", "/tmp/hook"), rule("ERRNO", *MKDIR), no_new_privileges=no_new_privileges)
+    script = "(grep -E 'Seccomp:|CapEff' /proc/self/status; mkdir /tmp/made 2>&1) >/tmp/hook"
+    b.config["hooks"] = {"startContainer": [{"path": "/bin/sh", "args": ["sh", "-c", script + "; true"]}]}
+    out = runtime.output(b)
+    assert "Seccomp:\t2" in out
+    assert "Operation not permitted" in out
+    assert int(status(out)["CapEff"], 16) & 1 << 21 == 0
+
+
+@pytest.mark.gpurun_only
+def test_other_hooks_do_not(runtime: Runtime, bundle: MakeBundle, tmp_path: Path) -> None:
+    b = under(bundle().args("true"), rule("ERRNO", "execve"))
+    hook = {"path": "/bin/sh", "args": ["sh", "-c", f"grep Seccomp: /proc/self/status >>{tmp_path}/hooks"]}
+    b.config["hooks"] = {name: [hook] for name in ("prestart", "createRuntime", "poststart", "poststop")}
+    container = runtime.create(b)
+    container.start()
+    container.wait()
+    container.delete()
+    assert (tmp_path / "hooks").read_text() == "Seccomp:\t0\n" * 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "number"),
+    [
+        (None, 4),
+        ([], 0),
+        (["SECCOMP_FILTER_FLAG_LOG"], 2),
+        (["SECCOMP_FILTER_FLAG_SPEC_ALLOW"], 4),
+        (["SECCOMP_FILTER_FLAG_TSYNC"], 0),
+        (["SECCOMP_FILTER_FLAG_LOG", "SECCOMP_FILTER_FLAG_SPEC_ALLOW", "SECCOMP_FILTER_FLAG_TSYNC"], 6),
+    ],
+)
+@pytest.mark.gpurun_only
+def test_flags(runtime: Runtime, bundle: MakeBundle, flags: list[str] | None, number: int) -> None:
+    b = under(bundle().args("mkdir", "/tmp/made"), rule("ERRNO", *MKDIR), flags=flags)
+    result = runtime.run(b, globals_=["--debug"])
+    assert "Operation not permitted" in result.err
+    assert f"seccomp filter flags: {number}" in result.err
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"flags": ["SECCOMP_FILTER_FLAG_NONE"]}, "SECCOMP_FILTER_FLAG_NONE"),
+        ({"defaultAction": "SCMP_ACT_NONE"}, "SCMP_ACT_NONE"),
+        ({"architectures": ["SCMP_ARCH_NONE"]}, "SCMP_ARCH_NONE"),
+        ({"syscalls": [rule("NOTIFY", "mkdir")]}, "listenerPath is not set"),
+        (
+            {"syscalls": [rule("NOTIFY", "write")], "listenerPath": "/nowhere"},
+            "cannot be used for the write syscall",
+        ),
+        (
+            {"defaultAction": "SCMP_ACT_NOTIFY", "listenerPath": "/nowhere"},
+            "cannot be used as default action",
+        ),
+    ],
+)
+@pytest.mark.not_on("crun", reason="crun has other words, and takes some of these")
+def test_bad_profiles_are_refused(runtime: Runtime, bundle: MakeBundle, more: dict[str, Any], said: str) -> None:
+    b = bundle()
+    b.linux["seccomp"] = {"defaultAction": "SCMP_ACT_ALLOW", **more}
+    assert said in runtime.refused(b)
+
+
+@pytest.mark.gpurun_only
+def test_a_refused_profile_names_its_place_and_touches_nothing(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = under(bundle(), rule("ERRNO", "mkdir"), rule("ERRNO", "mkdir", args=[{"index": 0, "op": "X"}]))
+    assert "linux.seccomp.syscalls[1].args[0].op: " in runtime.refused(b)
+    assert not runtime.root.exists()
+
+
+def test_names_of_the_future_are_left_out(runtime: Runtime, bundle: MakeBundle) -> None:
+    result = runtime.run(
+        under(bundle().args("mkdir", "/tmp/made"), rule("ERRNO", "frobnicate", *MKDIR)), globals_=["--debug"]
+    )
+    assert "Operation not permitted" in result.err
+    if runtime.name == "gpurun":
+        assert 'unknown seccomp syscall "frobnicate" ignored' in result.text
+
+
+# The cache
+
+
+def create_traced(runtime: Runtime, b: Bundle, log: Path) -> str:
+    """Create under strace; what create itself (not the init, which stays) has opened."""
+    if not shutil.which("strace"):
+        pytest.skip("strace is not installed")
+    tracer = ["strace", "-e", "trace=open,openat", "-o", str(log)]
+    container_id = runtime.new_id()
+    runtime._prepare(b, container_id)
+    command = [*tracer, *runtime.argv, "create", "--bundle", str(b.directory), container_id]
+    done = subprocess.run(command, preexec_fn=runtime.bed.enter(), stdin=subprocess.DEVNULL, timeout=60)
+    assert done.returncode == 0
+    return log.read_text()
+
+
+@pytest.mark.gpurun_only
+def test_the_second_container_does_not_load_libseccomp(runtime: Runtime, bundle: MakeBundle, tmp_path: Path) -> None:
+    profile = rule("ERRNO", *MKDIR)
+    assert "libseccomp.so.2" in create_traced(runtime, under(bundle(), profile), tmp_path / "first")
+    second = create_traced(runtime, under(bundle(), profile), tmp_path / "second")
+    assert "/.seccomp" in second
+    assert "libseccomp" not in second
+
+
+@pytest.mark.gpurun_only
+def test_the_cache_is_no_container(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = under(bundle().args("true"), rule("ERRNO", *MKDIR))
+    assert runtime.run(b).rc == 0
+    cache = runtime.root / ".seccomp"
+    assert len(os.listdir(cache)) == 1 and cache.stat().st_mode & 0o777 == 0o700
+    listed = runtime("list", "--format", "json")
+    assert (listed.rc, listed.out, listed.err) == (0, "null\n", "")
+    for command in (("state",), ("delete", "--force"), ("kill",)):
+        result = runtime(*command, ".seccomp")
+        assert result.rc == 1 and "invalid container ID format" in result.text
+    assert len(os.listdir(cache)) == 1
+
+
+@pytest.mark.gpurun_only
+def test_a_damaged_cache_is_made_again(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = under(bundle().args("mkdir", "/tmp/made"), rule("ERRNO", *MKDIR))
+    runtime.run(b)
+    (entry,) = (runtime.root / ".seccomp").iterdir()
+    whole = entry.read_bytes()
+    for damaged in (b"", whole[:-8], whole[:-1] + b"\0"):
+        entry.write_bytes(damaged)
+        assert "Operation not permitted" in runtime.run(b).err
+        assert entry.read_bytes() == whole
+
+
+# The agent
+
+
+StartAgent = Callable[..., Agent]
+
+
+@pytest.fixture
+def agent(runtime: Runtime) -> Iterator[StartAgent]:
+    started: list[Agent] = []
+
+    def start(deny: dict[int, int]) -> Agent:
+        started.append(Agent(runtime.directory / f"agent{len(started)}", deny))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+@both
+def test_an_agent_decides(runtime: Runtime, bundle: MakeBundle, agent: StartAgent, no_new_privileges: bool) -> None:
+    a = agent({MKDIR_NUMBER: errno.ENOSPC})
+    b = bundle().args("mkdir", "/tmp/made")
+    b.config["annotations"] = {"who": "me"}
+    under(
+        b,
+        rule("NOTIFY", *MKDIR),
+        no_new_privileges=no_new_privileges,
+        listenerPath=str(a.path),
+        listenerMetadata='some "text" ü',
+    )
+    container = runtime.create(b)
+    assert len(a.states) == 1  # create does not return before
+    state = a.states[0]
+    assert state["fds"] == ["seccompFd"]
+    assert state["pid"] == container.pid
+    assert state["metadata"] == 'some "text" ü'
+    inner = state["state"]
+    assert inner["id"] == container.id
+    assert inner["status"] == "creating"
+    assert inner["pid"] == container.pid
+    assert inner["bundle"] == str(b.directory)
+    assert inner["annotations"]["who"] == "me"
+    assert state["ociVersion"] and inner["ociVersion"]
+    assert container.start().rc == 0
+    assert container.wait() == 1
+    assert "No space left on device" in container.err
+    assert MKDIR_NUMBER in a.seen
+
+
+@both
+@pytest.mark.gpurun_only
+def test_what_is_between_the_filter_and_the_program_can_be_the_agent_s(
+    runtime: Runtime, bundle: MakeBundle, leaks: Leaks, agent: StartAgent, no_new_privileges: bool
+) -> None:
+    leaks.allow_rootfs_changes()
+    a = agent({})
+    names = "read close execve close_range rt_sigaction rt_sigprocmask clone clone3 poll ppoll pipe2 wait4 waitid".split()
+    b = bundle().args("cat", "/tmp/hook")
+    b.config["hooks"] = {"startContainer": [{"path": "/bin/sh", "args": ["sh", "-c", "echo ran >/tmp/hook"]}]}
+    under(b, rule("NOTIFY", *names), no_new_privileges=no_new_privileges, listenerPath=str(a.path))
+    assert runtime.output(b) == "ran\n"
+    assert a.seen
+
+
+@pytest.mark.gpurun_only
+def test_no_descriptor_of_the_listener_is_left(runtime: Runtime, bundle: MakeBundle, agent: StartAgent) -> None:
+    a = agent({})
+    b = under(bundle().args("ls", "/proc/self/fd"), rule("NOTIFY", *MKDIR), listenerPath=str(a.path))
+    assert runtime.output(b).split() == ["0", "1", "2", "3"]  # 3 is the directory that ls reads
+
+
+@pytest.mark.parametrize("path", ["nothing-there", "no-socket"])
+def test_without_its_agent_a_container_is_refused(runtime: Runtime, bundle: MakeBundle, path: str) -> None:
+    where = runtime.directory / path
+    if path == "no-socket":
+        where.write_text("")
+    b = under(bundle().args("true"), rule("NOTIFY", *MKDIR), listenerPath=str(where))
+    assert "failed to connect with seccomp agent specified in the seccomp profile" in runtime.refused(b)
+
+
+def test_an_agent_that_no_rule_asks_for_is_not_asked(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = under(bundle().args("echo", "alive"), rule("ERRNO", *MKDIR), listenerPath="/nonexistent", listenerMetadata="x")
+    assert runtime.output(b) == "alive\n"
+
+
+@pytest.mark.gpurun_only
+def test_features(runtime: Runtime) -> None:
+    found = json.loads(runtime("features").out)
+    seccomp = found["linux"]["seccomp"]
+    assert seccomp["enabled"] is True
+    assert "SCMP_ACT_NOTIFY" in seccomp["actions"] and "SCMP_CMP_MASKED_EQ" in seccomp["operators"]
+    assert "SCMP_ARCH_X86_64" in seccomp["archs"]
+    assert set(seccomp["supportedFlags"]) <= set(seccomp["knownFlags"])
+    assert found["annotations"]["io.github.seccomp.libseccomp.version"].startswith("2.")
