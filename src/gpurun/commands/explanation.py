@@ -9,6 +9,7 @@ from gpurun.hook.edits import ContainerEdits
 from gpurun.linux import mount as lm
 from gpurun.ns.namespaces import NAMESPACES
 from gpurun.ns.options import MountOptions
+from gpurun.ns.steps import MountStep
 from gpurun.oci.config import HOOK_NAMES, Hooks
 from gpurun.security.capabilities import NAMES
 
@@ -38,11 +39,12 @@ def explain_plan(plan: Plan) -> str:
         lines.append("  (all devices are allowed: no program is attached)")
     lines += _section(
         "mounts",
-        [f"{m.destination}  {m.kind} {m.source}  {_options(m.options)}".rstrip() for m in plan.init.mounts],
+        [f"{m.destination}  {m.kind} {m.source}  {_options(m.options)}".rstrip() + _mapped(m) for m in plan.init.mounts],
     )
     nodes = [f"{d.path}  {d.type} {d.major}:{d.minor} {d.mode:04o} {d.uid}:{d.gid}" for d in plan.init.devices]
     lines += _section("device nodes", ["(none: /dev is bound)"] if plan.init.dev_is_bind else nodes)
     lines += _edits(plan.init.edits)
+    lines += _section("lent by the host", _lent(plan))
     lines += _section("hooks", _hooks(plan.hooks))
     lines += _section("root file system", _rootfs(plan))
     lines += _section("sysctl", [f"{path.replace('/', '.')} = {value}" for path, value in plan.init.sysctl])
@@ -78,6 +80,23 @@ def _namespaces(plan: Plan) -> list[str]:
     items += [f"clock offset: {line}" for line in plan.namespaces.time_offsets.splitlines()]
     shared = [n for n, (flag, _) in NAMESPACES.items() if not plan.namespaces.has(flag)]
     return [*items, f"the host's: {' '.join(shared)}"] if shared else items
+
+
+def _mapped(step: MountStep) -> str:
+    if step.idmap is None:
+        return ""
+    ids = [", ".join(lines.splitlines()) for lines in (step.idmap.uid_map, step.idmap.gid_map)]
+    return f"   (ids mapped{', in all below too' if step.idmap.recursive else ''}: uid {ids[0]}; gid {ids[1]})"
+
+
+def _lent(plan: Plan) -> list[str]:
+    """What the host gives to the container for its life."""
+    items = [f"network device {d.name}, there called {d.container_name}" for d in plan.net_devices]
+    if plan.cgroup.owner:
+        items.append(f"its cgroup, owned by the host's user {plan.cgroup.owner}")
+    if plan.intel_rdt is not None:
+        items.append(f"resctrl group {plan.intel_rdt.group}: {', '.join(plan.intel_rdt.schemata) or 'as it is'}")
+    return items
 
 
 def _options(options: MountOptions) -> str:
@@ -175,6 +194,11 @@ def _process(plan: Plan) -> list[str]:
             items.append(f"capabilities, {field}: {' '.join(held) or 'none'}")
     if process.oom_score_adj is not None:
         items.append(f"oom_score_adj {process.oom_score_adj}")
+    for name, label in (("AppArmor profile", process.apparmor_profile), ("SELinux label", process.selinux_label)):
+        items += [f"{name} {label}"] if label else []
+    if process.knobs is not None:
+        values = [(field, getattr(process.knobs, field)) for field in type(process.knobs)._fields]
+        items += [f"{field}: {value}" for field, value in values if value is not None]
     items += [f"{names[number]} {soft}:{hard}" for number, soft, hard in process.rlimits]
     items += [f"env {name}={value}" for name, value in process.env]
     return items
