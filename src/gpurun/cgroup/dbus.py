@@ -89,7 +89,7 @@ def _type_end(signature: str, at: int) -> int:
         return _type_end(signature, at + 1)
     if letter in "({":
         close = ")" if letter == "(" else "}"
-        at += 1
+        at = _type_end(signature, at + 1)  # there is no empty structure
         while signature[at : at + 1] != close:
             at = _type_end(signature, at)
         return at + 1
@@ -169,6 +169,8 @@ def _take(kind: str, data: bytes, at: int, order: str) -> tuple[Any, int]:
         return data[at : at + size].decode("utf-8", "surrogateescape"), at + size + 1
     if kind == "v":
         inner, at = _take("g", data, at, order)
+        if split_signature(inner) != (inner,):
+            raise ValueError("a D-Bus message is damaged: a variant is not of one type")
         value, at = _take(inner, data, at, order)
         return (inner, value), at
     if kind[0] == "a":
