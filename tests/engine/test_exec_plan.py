@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpurun.engine.exec_plan import ExecOptions, Host, SavedConfig, plan_exec, read_process_file, read_saved_config
+from gpurun.engine.exec import ExecOptions, read_process_file
+from gpurun.engine.exec_plan import Host, SavedConfig, plan_exec, read_saved_config
 from gpurun.engine.process import ProcessPlan
 from gpurun.engine.setns_init import ExecPlan
 from gpurun.errors import ConfigError, GpurunError
@@ -156,7 +157,7 @@ def test_file_is_completed_by_the_container() -> None:
 )
 def test_bad_file(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        read_process_file(text.encode(), "process.json")
+        plan(options(args=(), process=read_process_file(text.encode(), "process.json")))
 
 
 def test_devices_bring_variables_and_groups_to_every_process() -> None:

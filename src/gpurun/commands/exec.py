@@ -7,7 +7,7 @@ from gpurun.paths import absolute_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.engine.exec_plan import ExecOptions
+    from gpurun.engine.exec import ExecOptions
     from gpurun.invocation import Invocation
 
 #: What exec exits with when it is exec that failed: the codes below are the process' own.
@@ -37,7 +37,7 @@ def execute(invocation: Invocation) -> int:
 
 def exec_options(invocation: Invocation) -> ExecOptions:
     """The options of exec; raises :class:`GpurunError` when the file of the process cannot be read."""
-    from gpurun.engine.exec_plan import ExecOptions, read_process_file
+    from gpurun.engine.exec import ExecOptions, read_process_file
 
     container_id, *args = invocation.args
     process = None

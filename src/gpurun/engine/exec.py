@@ -13,16 +13,53 @@ from gpurun.cgroup import control
 from gpurun.engine import state as store
 from gpurun.engine import sync
 from gpurun.engine.child import check_preserved_fds, exec_child, sealed_child
-from gpurun.engine.exec_plan import ExecOptions, Host, SavedConfig, plan_exec, read_saved_config
 from gpurun.engine.lifecycle import open_init, wait_foreground
-from gpurun.engine.setns_init import ExecDescriptors, ExecPlan
-from gpurun.errors import GpurunError, StepError
+from gpurun.errors import ConfigError, GpurunError, StepError
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC, read_file
 from gpurun.linux.fs import RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
+from gpurun.oci.reader import as_object, parse_json
 from gpurun.record import Record, replace, to_wire
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpurun.engine.exec_plan import SavedConfig
+    from gpurun.engine.setns_init import ExecDescriptors, ExecPlan
+
 EXEC_ENTRY = "gpurun.engine.setns_init:main"
+
+
+class ExecOptions(Record):
+    """What the command line says; paths are absolute.  *process* is the object of the process file: with it, what stands
+    below *process* up to *no_new_privileges* does not count."""
+
+    id: str
+    root: str
+    process: dict[str, Any] | None = None
+    args: tuple[str, ...] = ()
+    cwd: str = ""
+    env: tuple[str, ...] = ()
+    user: str = ""
+    additional_gids: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    tty: bool = False
+    apparmor_profile: str = ""
+    selinux_label: str = ""
+    no_new_privileges: bool | None = None
+    detach: bool = False
+    pid_file: str = ""
+    console_socket: str = ""
+    pidfd_socket: str = ""
+    preserve_fds: int = 0
+    cgroup: str = ""
+    ignore_paused: bool = False
+
+    @property
+    def terminal(self) -> bool:
+        """Whether the process is to have a terminal."""
+        return self.tty if self.process is None else bool(self.process.get("terminal"))
 
 
 class Started(Record):
@@ -33,6 +70,14 @@ class Started(Record):
     send: int
     child_receive: int
     child_send: int
+
+
+def read_process_file(data: bytes, path: str) -> dict[str, Any]:
+    """The process object in the file *path* with the text *data*; its members are not looked at yet."""
+    value = parse_json(data, path)
+    if value is None:
+        raise ConfigError(path, "process property must not be empty")
+    return as_object(value, path)
 
 
 def exec_process(options: ExecOptions) -> int:
@@ -59,6 +104,8 @@ def exec_process(options: ExecOptions) -> int:
     cgroup, other_cgroup = open_cgroups(state, options.cgroup)
     ours, its = _console(options)
     started = _start(options, (init, cgroup, other_cgroup, its))
+    from gpurun.engine.setns_init import ExecDescriptors  # the modules are read while the child reads its own
+
     descriptors = ExecDescriptors(started.child_receive, started.child_send, init, cgroup, other_cgroup, its)
     pid = 0
     try:
@@ -162,13 +209,16 @@ def _start(options: ExecOptions, keep: tuple[int, ...]) -> Started:
 
 
 def _plan(options: ExecOptions, state: store.State) -> tuple[ExecPlan, tuple[str, ...]]:
+    from gpurun.engine.exec_plan import Host, plan_exec
+
     config = _saved_config(options.root, options.id)
     if config.namespaces & lp.CLONE_NEWUSER and _same_user_namespace(state.pid):
         config = replace(config, namespaces=config.namespaces & ~lp.CLONE_NEWUSER)  # setns(2) refuses to enter it again
     last_cap = int(read_file("/proc/sys/kernel/cap_last_cap", 16))
-    processes = [config.process, options.process or config.process]
     apparmor = selinux = False
-    if options.apparmor_profile or options.selinux_label or any(p.apparmor_profile or p.selinux_label for p in processes):
+    given = options.process or {}
+    asked = (options.apparmor_profile, options.selinux_label, given.get("apparmorProfile"), given.get("selinuxLabel"))
+    if any(asked) or config.process.apparmor_profile or config.process.selinux_label:
         from gpurun.security.lsm import apparmor_enabled, selinux_enabled
 
         apparmor, selinux = apparmor_enabled(), selinux_enabled()
@@ -183,6 +233,8 @@ def _plan(options: ExecOptions, state: store.State) -> tuple[ExecPlan, tuple[str
 
 
 def _saved_config(root: str, container_id: str) -> SavedConfig:
+    from gpurun.engine.exec_plan import read_saved_config
+
     path = f"{root}/{container_id}/config.json"
     return read_saved_config(read_file(path, 64 << 20), path)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gpurun.engine.process import plan_process
 from gpurun.engine.setns_init import ExecPlan
-from gpurun.errors import ConfigError, GpurunError
+from gpurun.errors import GpurunError
 from gpurun.linux.process import CLONE_NEWNS
 from gpurun.ns.namespaces import NAMESPACES
 from gpurun.oci.config import Capabilities, Linux, Process, User, read_process
@@ -19,38 +19,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpurun.engine.exec import ExecOptions
+
 _MAX_ID = (1 << 32) - 2  # the last one means "no id" to the kernel
-
-
-class ExecOptions(Record):
-    """What the command line says; paths are absolute.  *process* is the file's process: with it, what stands below *process*
-    up to *no_new_privileges* does not count."""
-
-    id: str
-    root: str
-    process: Process | None = None
-    args: tuple[str, ...] = ()
-    cwd: str = ""
-    env: tuple[str, ...] = ()
-    user: str = ""
-    additional_gids: tuple[str, ...] = ()
-    capabilities: tuple[str, ...] = ()
-    tty: bool = False
-    apparmor_profile: str = ""
-    selinux_label: str = ""
-    no_new_privileges: bool | None = None
-    detach: bool = False
-    pid_file: str = ""
-    console_socket: str = ""
-    pidfd_socket: str = ""
-    preserve_fds: int = 0
-    cgroup: str = ""
-    ignore_paused: bool = False
-
-    @property
-    def terminal(self) -> bool:
-        """Whether the process is to have a terminal."""
-        return self.tty if self.process is None else self.process.terminal
 
 
 class Host(Record):
@@ -67,14 +38,6 @@ class SavedConfig(Record):
     process: Process
     namespaces: int  # CLONE_NEW* flags
     linux: Linux  # personality, memoryPolicy and seccomp alone
-
-
-def read_process_file(data: bytes, path: str) -> Process:
-    """The process in the file *path* with the text *data*."""
-    value = parse_json(data, path)
-    if value is None:
-        raise ConfigError(path, "process property must not be empty")
-    return read_process(as_object(value, path), "process")
 
 
 def read_saved_config(data: bytes, path: str) -> SavedConfig:
@@ -113,7 +76,7 @@ def plan_exec(
     if options.process is None:
         given = _from_options(options, config.process)
     else:
-        given = _completed(options.process, config.process)
+        given = _completed(read_process(options.process, "process"), config.process)
     env = given.env + edits[0]
     if options.process is None:
         env += options.env

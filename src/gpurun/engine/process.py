@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from gpurun.errors import ConfigError
-from gpurun.oci.config import Linux, Process
 from gpurun.record import Record
 from gpurun.security.capabilities import CapabilityMasks, capability_masks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.oci.config import Linux, Process
 
 #: setrlimit(2) resources by the specification's names.
 RLIMITS = {

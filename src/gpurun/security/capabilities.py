@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from gpurun.linux import process as lp
-from gpurun.oci.config import Capabilities
 from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.oci.config import Capabilities
 
 #: The names in the order of their numbers (uapi/linux/capability.h).
 NAMES = [
