@@ -21,12 +21,12 @@ def apparmor_enabled() -> bool:
 
 
 def selinux_enabled() -> bool:
-    """Whether this kernel runs SELinux with a policy: selinuxfs is mounted then, and nowhere else."""
+    """Whether this kernel runs SELinux with a policy: without one every process has the context ``kernel``."""
     try:
         posix.stat("/sys/fs/selinux/enforce")
+        return read_file("/proc/self/attr/current", 4096).rstrip(b"\0\n") != b"kernel"
     except OSError:
-        return False
-    return True
+        return False  # no selinuxfs: SELinux is off
 
 
 def _first(path: str) -> bytes:
