@@ -425,6 +425,28 @@ def test_an_agent_that_no_rule_asks_for_is_not_asked(runtime: Runtime, bundle: M
     assert runtime.output(b) == "alive\n"
 
 
+@both
+def test_exec_is_under_the_filter(runtime: Runtime, bundle: MakeBundle, no_new_privileges: bool) -> None:
+    container = runtime.start(under(bundle().sh("sleep 100"), rule("ERRNO", *MKDIR), no_new_privileges=no_new_privileges))
+    result = runtime("exec", container.id, "sh", "-c", "cat /proc/self/status; mkdir /tmp/made")
+    found = status(result.out)
+    assert (found["Seccomp"], found["Seccomp_filters"]) == ("2", "1")
+    assert int(found["CapEff"], 16) & 1 << 21 == 0
+    assert "Operation not permitted" in result.err
+
+
+def test_exec_has_a_listener_of_its_own(runtime: Runtime, bundle: MakeBundle, agent: StartAgent) -> None:
+    a = agent({MKDIR_NUMBER: errno.ENOSPC})
+    b = under(bundle().sh("sleep 100"), rule("NOTIFY", *MKDIR), listenerPath=str(a.path), listenerMetadata="m")
+    container = runtime.start(b)
+    result = runtime("exec", container.id, "mkdir", "/tmp/made")
+    assert "No space left on device" in result.err
+    assert [s["state"]["status"] for s in a.states] == ["creating", "running"]
+    assert [s["state"]["pid"] for s in a.states] == [container.pid] * 2
+    assert a.states[1]["pid"] != container.pid
+    assert a.states[1]["metadata"] == "m"
+
+
 @pytest.mark.gpurun_only
 def test_features(runtime: Runtime) -> None:
     found = json.loads(runtime("features").out)

@@ -66,8 +66,8 @@ class Agent:
             fds = array.array("i")
             fds.frombytes(control[0][2])
             assert len(control) == 1 and len(fds) == 1
-            while chunk := connection.recv(1 << 16):
-                data += chunk
+            while not data.endswith(b"}}"):  # some leave the connection open
+                data += connection.recv(1 << 16)
         self.states.append(json.loads(data))
         return fds[0]
 
