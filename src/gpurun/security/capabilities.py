@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpurun.errors import StepError
 from gpurun.linux import process as lp
 from gpurun.record import Record
 
@@ -85,6 +86,10 @@ def capability_masks(capabilities: Capabilities, last_cap: int) -> tuple[Capabil
     return masks, tuple(sorted(unknown))
 
 
+def _names(mask: int) -> str:
+    return ", ".join([name for number, name in enumerate(NAMES) if mask >> number & 1])
+
+
 def drop_bounding(keep: int, last_cap: int) -> None:
     """Drop from the bounding set what *keep* does not have; needs CAP_SETPCAP, so it comes before the user changes."""
     for number in range(last_cap + 1):
@@ -94,7 +99,11 @@ def drop_bounding(keep: int, last_cap: int) -> None:
 
 def set_capabilities(masks: CapabilityMasks) -> tuple[int, ...]:
     """capset(2), then the ambient set; returns the numbers of ambient capabilities that the kernel refused."""
-    lp.capset(masks.effective, masks.permitted, masks.inheritable)
+    try:
+        lp.capset(masks.effective, masks.permitted, masks.inheritable)
+    except OSError as e:
+        missing = _names((masks.permitted | masks.effective) & ~lp.capget()[1])
+        raise StepError("unable to apply caps: the runtime itself lacks", missing or "what is asked for", e.errno) from None
     lp.prctl(lp.PR_CAP_AMBIENT, lp.PR_CAP_AMBIENT_CLEAR_ALL)
     refused = []
     for number in range(64):
