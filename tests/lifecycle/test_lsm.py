@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,6 +61,35 @@ def test_apparmor_profile_that_is_not_loaded(runtime: Runtime, bundle: MakeBundl
     b = bundle()
     b.process["apparmorProfile"] = "no-such-profile"
     assert "apparmor profile" in runtime.refused(b)
+
+
+PROFILE = """
+profile gpurun-test flags=(attach_disconnected,mediate_deleted) {
+  file, capability, mount, umount, signal, ptrace, network, unix,
+  deny /tmp/** w,
+}
+"""
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Iterator[str]:
+    """A profile under which nothing can be written below /tmp."""
+    if not shutil.which("apparmor_parser"):
+        pytest.skip("apparmor_parser is not installed")
+    (tmp_path / "profile").write_text(PROFILE)
+    subprocess.run(["apparmor_parser", "-rK", str(tmp_path / "profile")], check=True)
+    yield "gpurun-test"
+    subprocess.run(["apparmor_parser", "-R", str(tmp_path / "profile")], check=True)
+
+
+@with_apparmor
+@pytest.mark.parametrize("no_new_privileges", [True, False])
+def test_apparmor_profile(runtime: Runtime, bundle: MakeBundle, profile: str, no_new_privileges: bool) -> None:
+    """The process is in it from its first instruction; the runtime itself was not, and could write."""
+    b = bundle().sh("cat /proc/self/attr/current; touch /tmp/file || echo refused")
+    b.process.update(apparmorProfile=profile, noNewPrivileges=no_new_privileges)
+    b.mount("/tmp", "tmpfs", kind="tmpfs")
+    assert runtime.output(b).split("\n")[:2] == [f"{profile} (enforce)", "refused"]
 
 
 @with_selinux
