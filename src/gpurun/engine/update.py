@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import posix
 
+from gpurun import log
 from gpurun.cgroup import manager, tree
 from gpurun.cgroup.resources import CgroupWrite, plan_resources
 from gpurun.engine import state as store
@@ -156,41 +157,49 @@ def update_container(root: str, container_id: str, new: Resources) -> None:
     try:
         if merged.memory is not None and new.memory is not None and new.memory.check_before_update:
             manager.check_memory_before_update(fd, merged.memory.limit, merged.memory.swap)
-        undo = write_or_undo(fd, writes)
+        before = contents(fd, writes)
         try:
+            apply(fd, state.unit, writes)
             resources = {**old_obj, **to_document(merged, old_obj)}
             text = dumps({**document, "linux": {**linux, "resources": resources}})
             store.write_atomically(path, text.encode("utf-8", "surrogateescape"), 0o600)
-        except OSError as e:
-            put_back(fd, undo)
-            raise StepError("save the config", path, e.errno) from None
+        except (GpurunError, OSError) as e:
+            put_back(fd, state.unit, before)
+            if isinstance(e, OSError):
+                raise StepError("save the config", path, e.errno) from None
+            raise
     finally:
         posix.close(fd)
 
 
-def write_or_undo(fd: int, writes: tuple[CgroupWrite, ...]) -> tuple[tuple[str, str], ...]:
-    """Make all *writes* in the cgroup that *fd* is; when one fails, put back the ones before it and raise its error.
+def apply(fd: int, unit: str, writes: tuple[CgroupWrite, ...]) -> None:
+    """Make all *writes* in the cgroup that *fd* is, until one fails.  systemd's *unit* is told first, or it would take them
+    back when it next has a reason to: what it writes, rounded its way, is then written as it was asked for."""
+    if unit:
+        from gpurun.cgroup.scope import limit_properties
+        from gpurun.cgroup.systemd import set_properties
 
-    Returns (file, old content) of what was written, for :func:`put_back`.
-    """
-    undo: list[tuple[str, str]] = []
-    try:
-        for write in writes:
-            for file in (write.file, write.otherwise.file) if write.otherwise else (write.file,):
-                before = _read(fd, file)
-                if before is not None:
-                    undo.append((file, before))
-            manager.write_resources(fd, (write,))
-    except GpurunError:
-        put_back(fd, tuple(undo))
-        raise
-    return tuple(undo)
+        set_properties(unit, limit_properties(writes))
+    manager.write_resources(fd, writes)
 
 
-def put_back(fd: int, undo: tuple[tuple[str, str], ...]) -> None:
-    """Write the old contents again, last first; best effort, for the error that led here is the one to tell."""
-    for file, before in reversed(undo):
-        for line in restoring_lines(file, before, _read(fd, file) or ""):
+def contents(fd: int, writes: tuple[CgroupWrite, ...]) -> tuple[tuple[str, str], ...]:
+    """(file, content now) of all that *writes* would change, for :func:`put_back`."""
+    files = [w.file for w in writes] + [w.otherwise.file for w in writes if w.otherwise]
+    found = [(file, _read(fd, file)) for file in dict.fromkeys(files)]
+    return tuple([(file, text) for file, text in found if text is not None])
+
+
+def put_back(fd: int, unit: str, before: tuple[tuple[str, str], ...]) -> None:
+    """Give the files their old contents again, last first; best effort, for the error that led here is the one to tell."""
+    if unit:
+        try:
+            single = [(file, text.strip()) for file, text in before if not file.startswith("io.")]  # a line a device
+            apply(fd, unit, tuple([CgroupWrite(file, text, file) for file, text in single if text]))
+        except GpurunError as e:
+            log.warning(f"the limits of the systemd unit {unit} are no longer the container's: {e}")
+    for file, text in reversed(before):
+        for line in restoring_lines(file, text, _read(fd, file) or ""):
             try:
                 manager.write_resources(fd, (CgroupWrite(file, line, file),))
             except GpurunError:
