@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pty
 import signal
 import socket
 import sys
@@ -305,6 +306,26 @@ def test_terminal(runtime: Runtime, bundle: MakeBundle) -> None:
     os.close(master)
     listener.socket.close()
     assert os.waitpid(pid, 0) == (pid, 0)
+
+
+def test_terminal_in_the_foreground(runtime: Runtime, bundle: MakeBundle) -> None:
+    """Ours is connected to the process', both ways, and the exit code comes back."""
+    container = start(runtime, bundle().sh(FOREVER))
+    enter = runtime.bed.enter(None)
+    pid, master = pty.fork()
+    if pid == 0:
+        try:
+            enter()
+            script = "test -t 0 && echo ready; read -r word; echo got $word; exit 6"
+            os.execv(runtime.path, [*runtime.argv, "exec", "--tty", container.id, "sh", "-c", script])
+        finally:
+            os._exit(99)
+    shown = read_all(master, "ready")
+    os.write(master, b"something\n")
+    shown += read_all(master)
+    os.close(master)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 6
+    assert "got something" in shown
 
 
 @pytest.mark.parametrize("options", [("--tty", "--detach"), ("--console-socket", "/nonexistent")])
