@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpurun.engine.exec import ExecOptions, read_process_file
-from gpurun.engine.exec_plan import Host, SavedConfig, plan_exec, read_saved_config
+from gpurun.engine.exec_plan import ExecHost, SavedConfig, plan_exec, read_saved_config
 from gpurun.engine.process import ProcessPlan
 from gpurun.engine.setns_init import ExecPlan
 from gpurun.errors import ConfigError, GpurunError
@@ -16,7 +16,7 @@ from gpurun.linux.process import CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER
 from gpurun.record import from_wire, replace, to_wire
 from gpurun.security.capabilities import NAMES
 
-HOST = Host(last_cap=40)
+HOST = ExecHost(last_cap=40)
 PROCESS = {
     "args": ["init"],
     "cwd": "/srv",

@@ -209,7 +209,7 @@ def _start(options: ExecOptions, keep: tuple[int, ...]) -> Started:
 
 
 def _plan(options: ExecOptions, state: store.State) -> tuple[ExecPlan, tuple[str, ...]]:
-    from gpurun.engine.exec_plan import Host, plan_exec
+    from gpurun.engine.exec_plan import ExecHost, plan_exec
 
     config = _saved_config(options.root, options.id)
     if config.namespaces & lp.CLONE_NEWUSER and _same_user_namespace(state.pid):
@@ -222,7 +222,7 @@ def _plan(options: ExecOptions, state: store.State) -> tuple[ExecPlan, tuple[str
         from gpurun.security.lsm import apparmor_enabled, selinux_enabled
 
         apparmor, selinux = apparmor_enabled(), selinux_enabled()
-    host = Host(last_cap, apparmor, selinux)
+    host = ExecHost(last_cap, apparmor, selinux)
     edits = store.load_edits(options.root, options.id)
     seccomp = None
     if config.linux.seccomp is not None:

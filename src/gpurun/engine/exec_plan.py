@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MAX_ID = (1 << 32) - 2  # the last one means "no id" to the kernel
 
 
-class Host(Record):
+class ExecHost(Record):
     """What the plan depends on besides: facts that were read."""
 
     last_cap: int
@@ -66,7 +66,7 @@ def plan_exec(
     options: ExecOptions,
     config: SavedConfig,
     edits: tuple[tuple[str, ...], tuple[int, ...]],
-    host: Host,
+    host: ExecHost,
     rootfs: str,
     session_keyring: bool,
     seccomp: tuple[bytes, int] | None = None,
