@@ -84,6 +84,9 @@ def _run(receive: int, send: int) -> None:
         write_proc(proc_fd, "self/oom_score_adj", str(plan.process.oom_score_adj))
     if plan.affinity[0]:
         sched.sched_setaffinity(plan.affinity[0])
+    if not (plan.process.terminal or plan.process.apparmor_profile or plan.process.selinux_label):
+        posix.close(proc_fd)
+        proc_fd = -1
     root_fd = posix.open(plan.rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC) if plan.rootfs else -1
     _import_all(plan.process)
     own = plan.namespaces & (lp.CLONE_NEWUSER | lp.CLONE_NEWCGROUP)
@@ -92,7 +95,13 @@ def _run(receive: int, send: int) -> None:
     if pid:
         sync.send(send, "child", pid)
         posix._exit(0)
+    # From here on the container's processes can see us, and a privileged one what we have open: no door to the host's
+    # tree longer than must be.
+    for fd in (fds.cgroup, fds.other_cgroup):
+        if fd >= 0:
+            posix.close(fd)
     _join(fds.init, own)
+    posix.close(fds.init)
     if own & lp.CLONE_NEWUSER:
         posix.setresgid(0, 0, 0)
         posix.setresuid(0, 0, 0)
@@ -170,7 +179,8 @@ def _become(plan: ExecPlan, fds: ExecDescriptors, proc_fd: int, root_fd: int) ->
         from gpurun.security.lsm import apply_labels  # imported before the host's tree was left
 
         apply_labels(proc_fd, process.apparmor_profile, process.selinux_label)
-    posix.close(proc_fd)
+    if proc_fd >= 0:
+        posix.close(proc_fd)
     posix.umask(process.umask)
     env = environment(process, root_fd)
     posix.close(root_fd)
