@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -212,3 +213,24 @@ def test_missing_controller(container: Container, bed: Bed) -> None:
     result = update(container, resources[missing[0]])
     assert result.rc == 1
     assert missing[0] in result.text
+
+
+@pytest.mark.gpurun_only
+@pytest.mark.controller("memory")
+def test_a_systemd_unit_is_told(runtime: Runtime, bundle: MakeBundle, bed: Bed) -> None:
+    """Else systemd would take the new limit back at its next reload."""
+    if not Path("/run/systemd/system").exists():
+        pytest.skip("systemd does not run here")
+    b = bundle().sh(FOREVER)
+    container_id = runtime.new_id()
+    b.linux["cgroupsPath"] = f"system.slice:test:{container_id}"
+    container = runtime.create(b, container_id=container_id, globals_=["--systemd-cgroup"])
+    cgroup, unit = bed.cgroup(container.cgroup()), f"test-{container_id}.scope"
+    assert update(container, {"memory": {"limit": 64 << 20}, "pids": {"limit": 77}}).rc == 0
+    assert subprocess.check_output(["systemctl", "show", "-P", "MemoryMax", unit], text=True).strip() == str(64 << 20)
+    subprocess.check_call(["systemctl", "daemon-reload"])
+    assert value(cgroup, "memory.max") == str(64 << 20)
+    assert value(cgroup, "pids.max") == "77"
+    assert update(container, {"memory": {"limit": 32 << 20}, "unified": {"cgroup.max.descendants": "many"}}).rc == 1
+    assert value(cgroup, "memory.max") == str(64 << 20)
+    assert subprocess.check_output(["systemctl", "show", "-P", "MemoryMax", unit], text=True).strip() == str(64 << 20)
