@@ -200,7 +200,7 @@ def test_options(container: Container) -> None:
     options = (
         "--cwd",
         "/usr",
-        "--env",
+        "-e",
         "A=1",
         "-e",
         "B=two words",
@@ -277,7 +277,8 @@ def test_process_file_stands_for_itself(container: Container) -> None:
     assert int(found["CapBnd"], 16) == mask("KILL")
     assert int(found["CapEff"], 16) == 0
     assert found["NoNewPrivs"] == "1"
-    assert "Max open files            100                  200" in text
+    if container.runtime.name != "runc":  # 1.1's Go raises the soft limit
+        assert "Max open files            100                  200" in text
 
 
 def test_process_file_without_capabilities_or_limits_has_the_containers(container: Container) -> None:
@@ -346,6 +347,7 @@ def test_no_new_privileges(runtime: Runtime, bundle: MakeBundle, given: bool) ->
     assert status(text)["NoNewPrivs"] == str(int(given))
 
 
+@pytest.mark.not_on("runc 1.1", reason="its Go raises the soft limit of open files")
 def test_limits_are_the_containers(runtime: Runtime, bundle: MakeBundle) -> None:
     b = bundle().sh(FOREVER)
     b.process["rlimits"] = [
