@@ -17,6 +17,11 @@ class Globals(Record):
     cgroup_manager: str = ""  # "cgroupfs", "systemd", "disabled"; "" when not given
     rootless: str = "auto"  # as given: "true", "false" or "auto"
 
+    @property
+    def driver(self) -> str:
+        """Who makes cgroups: ``cgroupfs``, ``systemd``, or ``disabled`` for nobody."""
+        return "systemd" if self.systemd_cgroup else self.cgroup_manager or "cgroupfs"
+
 
 class Invocation(Record):
     """One command.  *options* holds only what was given, under the long name without dashes."""

@@ -63,11 +63,17 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
     "kill": (
         "ID [SIGNAL]", 1, 2, True, "gpurun.commands.lifecycle:kill",
         "send a signal (SIGTERM) to the first process of a container",
-        (("all", "a", "switch", "obsolete: no error when the container has stopped", False),),
+        (
+            ("all", "a", "switch", "obsolete: no error when the container has stopped", False),
+            ("regex", "r", "switch", "ID is a regular expression: each container it matches"),
+        ),
     ),
     "delete": (
         "ID", 1, 1, False, "gpurun.commands.lifecycle:delete", "remove a stopped container",
-        (("force", "f", "switch", "kill it first if it runs; no error if there is none"),),
+        (
+            ("force", "f", "switch", "kill it first if it runs; no error if there is none"),
+            ("regex", "r", "switch", "ID is a regular expression: each container it matches"),
+        ),
     ),
     "list": (
         "", 0, 0, False, "gpurun.commands.inspect:list_containers", "list the containers under --root",

@@ -87,7 +87,7 @@ def explain(invocation: Invocation) -> int:
         invocation.globals.root,
         absolute_path(bundle),
         config=invocation.option("config"),
-        systemd_cgroup=invocation.globals.systemd_cgroup,
+        cgroup_manager=invocation.globals.driver,
     )
     plan = plan_bundle(options)[1]
     sys.stdout.write(dumps(to_plain(plan), 2) + "\n" if invocation.flag("json") else explain_plan(plan))

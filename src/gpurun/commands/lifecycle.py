@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gpurun import log
-from gpurun.errors import UnsupportedError
 from gpurun.paths import absolute_path
 
 TYPE_CHECKING = False
@@ -12,18 +11,10 @@ if TYPE_CHECKING:
     from gpurun.invocation import Invocation
 
 
-def check_globals(invocation: Invocation) -> None:
-    """What is asked for before the command and not built yet is refused, never ignored."""
-    options = invocation.globals
-    if options.cgroup_manager == "disabled":
-        raise UnsupportedError("--cgroup-manager", "running without a cgroup is not supported yet")
-
-
 def create_options(invocation: Invocation) -> CreateOptions:
-    """The options of create and run; raises :class:`UnsupportedError` for those that are not built yet."""
+    """The options of create and run."""
     from gpurun.engine.create import CreateOptions
 
-    check_globals(invocation)
     paths = {name: invocation.option(name) for name in ("pid-file", "console-socket", "pidfd-socket")}
     pid_file, console_socket, pidfd_socket = [absolute_path(path) if path else "" for path in paths.values()]
     return CreateOptions(
@@ -38,7 +29,7 @@ def create_options(invocation: Invocation) -> CreateOptions:
         console_socket=console_socket,
         pidfd_socket=pidfd_socket,
         preserve_fds=invocation.number("preserve-fds"),
-        systemd_cgroup=invocation.globals.systemd_cgroup,
+        cgroup_manager=invocation.globals.driver,
     )
 
 
@@ -88,18 +79,36 @@ def run(invocation: Invocation) -> int:
 
 
 def kill(invocation: Invocation) -> int:
-    """``kill ID [SIGNAL]``."""
+    """``kill ID [SIGNAL]``; with --regex, each running container whose id matches."""
     from gpurun.engine.lifecycle import kill as send
     from gpurun.engine.signals import parse_signal
+    from gpurun.errors import NotRunning
 
+    root = invocation.globals.root
     signal = parse_signal(invocation.args[1]) if len(invocation.args) > 1 else 15
-    send(invocation.globals.root, invocation.args[0], signal, invocation.flag("all"))
+    if not invocation.flag("regex"):
+        send(root, invocation.args[0], signal, invocation.flag("all"))
+        return 0
+    from gpurun.commands.matching import matching_ids
+
+    for container_id in matching_ids(root, invocation.args[0]):
+        try:
+            send(root, container_id, signal, invocation.flag("all"))
+        except NotRunning:
+            continue  # a pattern means those that can be meant
     return 0
 
 
 def delete(invocation: Invocation) -> int:
-    """``delete [--force] ID``."""
+    """``delete [--force] ID``; with --regex, each container whose id matches."""
     from gpurun.engine.lifecycle import delete as remove
 
-    _tell(remove(invocation.globals.root, invocation.args[0], invocation.flag("force")))
+    root, name, force = invocation.globals.root, invocation.args[0], invocation.flag("force")
+    if not invocation.flag("regex"):
+        _tell(remove(root, name, force))
+        return 0
+    from gpurun.commands.matching import matching_ids
+
+    for container_id in matching_ids(root, name):
+        _tell(remove(root, container_id, force))
     return 0

@@ -91,11 +91,12 @@ def become_process(process: ProcessPlan, env: dict[str, str]) -> str:
     if masks is not None:
         drop_bounding(masks.bounding, process.last_cap)
     lp.prctl(lp.PR_SET_KEEPCAPS, 1)
-    _own_stdio(process.uid)
+    _own_stdio(process.uid, process.gid)
     # As root first: the directory may be closed to the user, or (below) open to the user alone.
     entered = _try_chdir(process.cwd)
     try:
-        posix.setgroups(list(process.groups))
+        if process.groups is not None:
+            posix.setgroups(list(process.groups))
     except PermissionError:
         if process.groups:
             raise StepError("set the additional groups", str(list(process.groups)), 1) from None
@@ -143,15 +144,18 @@ def _try_chdir(path: str) -> bool:
         return False  # tried again as the user
 
 
-def _own_stdio(uid: int) -> None:
-    """Give the user the pipes it inherits, so that it can open /dev/stdout; never the host's /dev/null."""
+def _own_stdio(uid: int, gid: int) -> None:
+    """Give the user the streams it inherits, so that it can open /dev/stdout; never the host's /dev/null.
+
+    A terminal keeps its group, which is what lets write(1) and its like reach it.
+    """
     for fd in (0, 1, 2):
         found = posix.fstat(fd)
         is_null = found.st_mode & 0o170000 == 0o020000 and found.st_rdev == posix.makedev(1, 3)
         if found.st_uid == uid or is_null:
             continue
         try:
-            posix.fchown(fd, uid, -1)
+            posix.fchown(fd, uid, -1 if found.st_mode & 0o170000 == 0o020000 else gid)
         except OSError as e:
             if e.errno not in (1, 22, 30):  # EPERM, EINVAL (id not mapped), EROFS: it works without, as in runc
                 raise StepError("change the owner of the standard stream", str(fd), e.errno) from None

@@ -19,6 +19,8 @@ def make(plan: Plan, undo: list[Callable[[], None]]) -> int:
     What undoes it is added to *undo* (last first).  Raises :class:`GpurunError`.
     """
     cgroup = plan.cgroup
+    if not cgroup.path:
+        return 0  # --cgroup-manager disabled
     scope = cgroup.scope
     if scope is None:
         made = manager.create(cgroup.path, cgroup.root, cgroup.writes)
@@ -55,6 +57,8 @@ def restrict(plan: Plan, program_fd: int) -> None:
 
     systemd is told first: what it writes, rounded its way, is then written again as it was asked for.
     """
+    if not plan.cgroup.path:
+        return
     scope = plan.cgroup.scope
     if scope is not None:
         from gpurun.cgroup import systemd

@@ -53,9 +53,14 @@ def exec_child(child: SealedChild, arguments: tuple[str, ...], keep: Iterable[in
 
 
 def check_preserved_fds(count: int) -> None:
-    """Raise :class:`GpurunError` unless the *count* descriptors from 3 on, which a process is to inherit, are open."""
+    """Raise :class:`GpurunError` unless the caller has given us the *count* descriptors from 3 on, for a process to inherit.
+
+    One that is open but closed on exec is not the caller's: it is ours, and must not get into a container.
+    """
     for fd in range(3, 3 + count):
         try:
-            posix.fstat(fd)
+            given = posix.get_inheritable(fd)
         except OSError:
-            raise GpurunError(f"unable to stat preserved-fd {fd - 3} (of {count}): descriptor {fd} is not open") from None
+            given = False
+        if not given:
+            raise GpurunError(f"unable to stat preserved-fd {fd - 3} (of {count}): descriptor {fd} is not open")

@@ -49,7 +49,7 @@ class CreateOptions(Record):
     console_socket: str = ""
     pidfd_socket: str = ""
     preserve_fds: int = 0
-    systemd_cgroup: bool = False  # let systemd make the cgroup
+    cgroup_manager: str = "cgroupfs"  # or "systemd", or "disabled": the container stays in the caller's cgroup
 
 
 class Created(Record):
@@ -128,7 +128,7 @@ def plan_bundle(options: CreateOptions) -> tuple[bytes, Plan]:
         options.new_keyring,
         options.preserve_fds + listen_fds,
         first_env,
-        options.systemd_cgroup,
+        options.cgroup_manager,
     )
     return data, plan
 
@@ -270,20 +270,21 @@ def _spawn_init(plan: Plan, fifo: str, console: int, undo: list[Callable[[], Non
     joins = open_joins(plan.namespaces)
     mount_namespace = next((fd for join, fd in joins if join.flag == lp.CLONE_NEWNS), -1)
     trees, its_trees = place.source_channel(plan)
-    keep = [to_init_r, from_init_w, fifo_fd, mount_namespace, its_trees, console]
+    nodes = place.lend_nodes(plan)
+    keep = [to_init_r, from_init_w, fifo_fd, mount_namespace, its_trees, console, nodes]
     keep += range(3, 3 + plan.init.preserve_fds)
     arguments = (str(to_init_r), str(from_init_w), str(fifo_fd))
-    cgroup_fd = manager.open_dir(plan.cgroup.path)
+    cgroup_fd = manager.open_dir(plan.cgroup.path) if plan.cgroup.path else -1
 
     def in_child() -> None:
         exec_child(child, arguments, keep)
 
     pid, pidfd = spawn(plan.namespaces, joins, cgroup_fd, in_child)
     undo.append(lambda: _kill(pid, pidfd))
-    for fd in (to_init_r, from_init_w, fifo_fd, child.executable, cgroup_fd, console, its_trees):
+    for fd in (to_init_r, from_init_w, fifo_fd, child.executable, cgroup_fd, console, its_trees, nodes):
         if fd >= 0:
             posix.close(fd)
-    descriptors = sync.Descriptors(to_init_r, from_init_w, fifo_fd, mount_namespace, its_trees, console)
+    descriptors = sync.Descriptors(to_init_r, from_init_w, fifo_fd, mount_namespace, its_trees, console, nodes)
     place.lend(plan, pid, f"{fifo.rpartition('/')[0]}/resctrl", undo)
     if trees is not None:
         place.hand_over_sources(plan, trees, pid, joins)
@@ -379,7 +380,7 @@ def remove_created(rootfs: str, created: tuple[str, ...]) -> None:
 
 def _how_it_ended(pid: int, plan: Plan) -> str:
     """Why the init closed its pipe without a word."""
-    if manager.oom_kill_count(plan.cgroup.path):
+    if plan.cgroup.path and manager.oom_kill_count(plan.cgroup.path):
         return "container init was OOM-killed (memory limit too low?)"
     found = proc.stat(pid)
     if found is None or found[0] != "Z":

@@ -72,12 +72,13 @@ def run_hook(
 
 
 def in_directory(path: str) -> Callable[[], None]:
-    """A *before_exec* that changes the working directory; one that has gone away leaves the hook in ``/``."""
+    """A *before_exec* that changes the working directory; one that has gone away, or that a user
+    namespace may not enter, leaves the hook in ``/``."""
 
     def change() -> None:
         try:
             posix.chdir(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):
             posix.chdir("/")
 
     return change

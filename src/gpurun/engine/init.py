@@ -21,7 +21,7 @@ from gpurun.engine.become import (
     open_proc,
     write_proc,
 )
-from gpurun.engine.hooks import run_hooks
+from gpurun.engine.hooks import in_directory, run_hooks
 from gpurun.engine.plan import InitPlan
 from gpurun.engine.process import ProcessPlan
 from gpurun.engine.state import State, state_json
@@ -96,7 +96,10 @@ def _run(fds: sync.Descriptors) -> None:
     root_fd = _enter(plan, trees.pop(-1, -1))
     late = rootfs.mount_all(root_fd, plan.rootfs, plan.mounts, trees, plan.cgroup_view)
     if not plan.dev_is_bind:
-        devices.make_devices(root_fd, plan.devices, plan.user_namespace)
+        if fds.nodes >= 0:
+            devices.take_nodes(root_fd, plan.devices, fds.nodes)
+        else:
+            devices.make_devices(root_fd, plan.devices, plan.user_namespace)
         devices.make_dev_links(root_fd)
     if apply_edits:
         created: list[str] = []
@@ -109,8 +112,7 @@ def _run(fds: sync.Descriptors) -> None:
         _expect_go(fds)
     state = State(plan.id, plan.bundle, plan.rootfs, plan.cgroup_path, True, posix.getpid(), annotations=plan.annotations)
     if plan.create_container:
-        posix.fchdir(root_fd)
-        run_hooks("createContainer", plan.create_container, state_json(state, "creating"))
+        run_hooks("createContainer", plan.create_container, state_json(state, "creating"), in_directory(plan.bundle))
     _leave_host(plan, root_fd)
 
     null_stdio(root_fd)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import posix
+from errno import EPERM
 
+from gpurun.errors import StepError
 from gpurun.linux.process import CLONE_NEWNS
 
 TYPE_CHECKING = False
@@ -49,6 +51,28 @@ def hand_over_sources(plan: Plan, ours: socket, pid: int, joins: tuple[tuple[Joi
     finally:
         for fd in maps.values():
             posix.close(fd)
+
+
+def lend_nodes(plan: Plan) -> int:
+    """The device nodes of a container that cannot make its own, as :func:`gpurun.ns.devices.lend_nodes` has them; -1 for
+    one that can, and where we ourselves may make none (the host's nodes are bound then)."""
+    init = plan.init
+    if not init.user_namespace or not init.mount_namespace or init.dev_is_bind:
+        return -1
+    from gpurun.ns import devices
+    from gpurun.ns.namespaces import host_id
+
+    maps = plan.namespaces
+
+    def host_ids(uid: int, gid: int) -> tuple[int, int]:
+        return host_id(maps.uids, uid), host_id(maps.gids, gid)
+
+    try:
+        return devices.lend_nodes(init.devices, host_ids)
+    except StepError as e:
+        if e.errno != EPERM:
+            raise
+        return -1
 
 
 def lend(plan: Plan, pid: int, record: str, undo: list[Callable[[], None]]) -> None:

@@ -18,7 +18,7 @@ from gpurun.linux.mount import MOUNT_ATTR_RDONLY, MS_PRIVATE, MS_SHARED, MS_SLAV
 from gpurun.linux.process import CLONE_NEWCGROUP, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS
 from gpurun.ns.namespaces import NamespacePlan, host_id, plan_namespaces
 from gpurun.ns.steps import DeviceStep, MountStep, dev_is_bind, join_path, plan_devices, plan_mounts
-from gpurun.ns.sysctl import plan_sysctl
+from gpurun.ns.sysctl import plan_sysctl, sysctl_path
 from gpurun.oci.config import HOOK_NAMES, Config, Hooks, Linux, OciHook
 from gpurun.oci.resources import DeviceRule, Resources
 from gpurun.paths import clean_path
@@ -135,7 +135,7 @@ def make_plan(
     new_keyring: bool = True,
     preserve_fds: int = 0,
     first_env: tuple[str, ...] = (),
-    systemd_cgroup: bool = False,
+    cgroup_manager: str = "cgroupfs",
 ) -> Plan:
     """The plan of *config* in *bundle* (an absolute path); *first_env* is for its first process alone.
 
@@ -160,13 +160,15 @@ def make_plan(
         apparmor=host.apparmor,
         selinux=host.selinux,
     )
+    if config.annotations.get("run.oci.keep_original_groups") == "1":
+        process = replace(process, groups=None)
     process = _with_env(process, edits.env + first_env)
     hooks = _checked_hooks(config.hooks)
     if (edits.mounts or edits.device_nodes) and not namespaces.has(CLONE_NEWNS):
         raise ConfigError("linux.namespaces", 'a container with GPUs needs a mount namespace: add {"type": "mount"}')
     private_mounts = namespaces.has(CLONE_NEWNS)
     user_namespace = namespaces.has(CLONE_NEWUSER)
-    cgroup = _plan_cgroup(config, container_id, host, edits, systemd_cgroup)
+    cgroup = _plan_cgroup(config, container_id, host, edits, cgroup_manager)
     cgroup = replace(cgroup, owner=_cgroup_owner(namespaces, mounts, process.uid))
     init = InitPlan(
         id=container_id,
@@ -224,7 +226,7 @@ def _cgroup_owner(namespaces: NamespacePlan, mounts: tuple[MountStep, ...], uid:
 
 
 def _cgroup_view(namespaces: NamespacePlan, cgroup: CgroupPlan) -> str:
-    if namespaces.new & CLONE_NEWCGROUP:
+    if namespaces.new & CLONE_NEWCGROUP and cgroup.path:
         return cgroup.path
     return "" if namespaces.has(CLONE_NEWCGROUP) else cgroup.root
 
@@ -259,6 +261,9 @@ def _check_contradictions(config: Config, namespaces: NamespacePlan) -> None:
         raise ConfigError("hostname", "unable to set hostname without a private UTS namespace")
     if config.domainname and not namespaces.has(CLONE_NEWUTS):
         raise ConfigError("domainname", "unable to set domainname without a private UTS namespace")
+    for key, value in config.linux.sysctl.items():
+        if config.domainname and sysctl_path(key) == "kernel/domainname" and value != config.domainname:
+            raise ConfigError(f"linux.sysctl.{key}", f'contradicts domainname, which is "{config.domainname}"')
     if not namespaces.has(CLONE_NEWNS):
         for paths, name in ((config.linux.masked_paths, "maskedPaths"), (config.linux.readonly_paths, "readonlyPaths")):
             if paths:
@@ -305,8 +310,10 @@ def _with_env(process: ProcessPlan, env: tuple[str, ...]) -> ProcessPlan:
     return replace(process, env=tuple(pairs.items()))
 
 
-def _plan_cgroup(config: Config, container_id: str, host: Host, edits: ContainerEdits, systemd: bool) -> CgroupPlan:
+def _plan_cgroup(config: Config, container_id: str, host: Host, edits: ContainerEdits, driver: str) -> CgroupPlan:
     linux = config.linux
+    if driver == "disabled":
+        return CgroupPlan(path="", root=host.tree.root, scope=None, writes=(), rules=(), program=b"")
     resources = linux.resources or Resources()
     rules = resources.devices + tuple(
         [
@@ -319,7 +326,7 @@ def _plan_cgroup(config: Config, container_id: str, host: Host, edits: Container
     devices = emulate(rules)
     writes = plan_resources(resources, host.tree.controllers, host.tree.bound_to_v1, host.hugepage_sizes)
     scope = None
-    if systemd:
+    if driver == "systemd":
         from gpurun.cgroup.scope import plan_scope, scope_path
 
         scope = plan_scope(linux.cgroups_path, container_id, config.annotations, writes, devices)

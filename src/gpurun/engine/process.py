@@ -54,7 +54,7 @@ class ProcessPlan(Record):
     cwd: str
     uid: int = 0
     gid: int = 0
-    groups: tuple[int, ...] = ()
+    groups: tuple[int, ...] | None = ()  # None: the caller's
     umask: int = 0o022
     capabilities: CapabilityMasks | None = None
     no_new_privileges: bool = False

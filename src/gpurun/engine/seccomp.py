@@ -161,7 +161,7 @@ def send_listener(plan: SeccompPlan, pid: int, listener: int, state: str) -> Non
     """Give the listener, which is descriptor *listener* of our child *pid*, to the agent of the profile.
 
     One message: a ContainerProcessState (runtime-spec config-linux.md) with *state*, the state document, in it, and the
-    descriptor.  Raises :class:`GpurunError` when there is no agent.
+    descriptor.  Raises :class:`GpurunError` when there is no agent and the profile needs one.
     """
     import _socket
 
@@ -183,6 +183,8 @@ def send_listener(plan: SeccompPlan, pid: int, listener: int, state: str) -> Non
         while sent < len(data):
             sent += agent.send(data[sent:])
     except OSError as e:
+        if not plan.agent_needed:
+            return
         raise GpurunError(
             f"failed to connect with seccomp agent specified in the seccomp profile: {plan.listener_path}: {oserror_text(e)}"
         ) from None

@@ -35,6 +35,7 @@ class Descriptors(Record):
     mount_namespace: int = -1
     trees: int = -1
     console: int = -1  # the socket that takes the terminal's master
+    nodes: int = -1  # a tmpfs with the device nodes, which an init in a user namespace cannot make
 
 
 def send(fd: int, *message: Any) -> None:

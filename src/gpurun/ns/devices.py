@@ -8,10 +8,15 @@ from gpurun.errors import GpurunError, StepError
 from gpurun.linux import mount as lm
 from gpurun.linux.files import O_CLOEXEC
 from gpurun.linux.fs import AT_FDCWD, O_NOFOLLOW, O_PATH
-from gpurun.ns.mount import attach
+from gpurun.ns.mount import attach, tmpfs
 from gpurun.ns.path import make_dirs, make_target
 from gpurun.ns.steps import DeviceStep
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_KINDS = {"c": 0o020000, "b": 0o060000, "p": 0o010000}
 _DEV_LINKS = (
     ("fd", "/proc/self/fd"),
     ("stdin", "/proc/self/fd/0"),
@@ -20,8 +25,65 @@ _DEV_LINKS = (
 )
 
 
+def lend_nodes(steps: tuple[DeviceStep, ...], host_ids: Callable[[int, int], tuple[int, int]]) -> int:
+    """Make the nodes of *steps* on a detached tmpfs of the host's, named by their index, for an init that may make none.
+
+    mknod(2) is refused in a user namespace, and nodes on a file system of its own would not work.  *host_ids* maps the
+    container's owner and group to the host's.  Returns the tmpfs' descriptor.
+    """
+    fd = tmpfs(0o755, "64k", lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NOEXEC)
+    umask = posix.umask(0)
+    try:
+        for index, step in enumerate(steps):
+            name = str(index)
+            posix.mknod(name, _KINDS[step.type] | step.mode, posix.makedev(step.major, step.minor), dir_fd=fd)
+            uid, gid = host_ids(step.uid, step.gid)
+            posix.chown(name, uid, gid, dir_fd=fd, follow_symlinks=False)
+    except OSError as e:
+        posix.close(fd)
+        raise StepError("make the device node", steps[index].path, e.errno) from None
+    finally:
+        posix.umask(umask)
+    return fd
+
+
+def take_nodes(root_fd: int, steps: tuple[DeviceStep, ...], nodes_fd: int) -> None:
+    """Bind the nodes that :func:`lend_nodes` made at their places; *nodes_fd* is closed.
+
+    The tmpfs is attached over /dev of the host's tree as this mount namespace has it, because a detached mount cannot be
+    copied (before Linux 6.15), and taken away again.
+    """
+    _refuse_dev_link(root_fd)
+    place = posix.open("/dev", O_PATH | O_CLOEXEC)
+    attach(nodes_fd, place)
+    posix.close(place)
+    for index, step in enumerate(steps):
+        try:
+            tree = lm.open_tree(nodes_fd, str(index), lm.OPEN_TREE_CLONE)
+            lm.mount_setattr(tree, propagation=lm.MS_PRIVATE)
+            target = make_target(root_fd, step.path, directory=False)
+            attach(tree, target)
+            posix.close(target)
+            posix.close(tree)
+        except OSError as e:
+            raise StepError("make the device node", step.path, e.errno) from None
+    posix.close(nodes_fd)
+    lm.umount2("/dev", lm.MNT_DETACH)
+
+
+def _refuse_dev_link(root_fd: int) -> None:
+    """An image whose /dev is a link wants its nodes elsewhere: no honest one does (CVE-2026-41579)."""
+    try:
+        found = posix.stat("dev", dir_fd=root_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if found.st_mode & 0o170000 == 0o120000:
+        raise GpurunError("/dev of the rootfs is a symbolic link: device nodes are made in a directory only")
+
+
 def make_devices(root_fd: int, steps: tuple[DeviceStep, ...], user_namespace: bool) -> None:
     """Make the device nodes; where mknod(2) is not allowed (user namespaces) the host's nodes are bound instead."""
+    _refuse_dev_link(root_fd)
     for step in steps:
         make_device(root_fd, step, step.path, user_namespace)
 
@@ -29,7 +91,7 @@ def make_devices(root_fd: int, steps: tuple[DeviceStep, ...], user_namespace: bo
 def make_device(root_fd: int, step: DeviceStep, host_path: str, bind: bool, created: list[str] | None = None) -> None:
     """One device node in the rootfs; *host_path* is bound in its place with *bind* or where mknod(2) gives EPERM."""
     parent_path, _, name = step.path.rpartition("/")
-    kind = {"c": 0o020000, "b": 0o060000, "p": 0o010000}[step.type]
+    kind = _KINDS[step.type]
     try:
         parent = make_dirs(root_fd, parent_path or "/", created)
         try:

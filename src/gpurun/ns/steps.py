@@ -78,6 +78,12 @@ def join_path(base: str, path: str) -> str:
     return path if path.startswith("/") else f"{base.rstrip('/')}/{path}"
 
 
+#: Options of the cgroup2 superblock (Documentation/admin-guide/cgroup-v2.rst): the host's decide, a container may name them.
+_CGROUP2_OPTIONS = frozenset(
+    "nsdelegate favordynmods memory_localevents memory_recursiveprot memory_hugetlb_accounting pids_localevents".split()
+)
+
+
 def plan_mounts(config: Config, bundle: str, namespaces: NamespacePlan) -> tuple[MountStep, ...]:
     """The steps of ``mounts``, in their order; *bundle* is what relative bind sources are relative to."""
     label = config.linux.mount_label
@@ -106,6 +112,10 @@ def _mount_step(mount: Mount, where: str, bundle: str, label: str, namespaces: N
         raise ConfigError(f"{where}.type", "is missing: name a file system, or add the option bind or rbind")
     if kind == "cgroup2":
         kind = "cgroup"
+    if kind == "cgroup":
+        unknown = [word for word in options.data if word not in _CGROUP2_OPTIONS]
+        if unknown:
+            raise ConfigError(f"{where}.options", f"cgroup2 has no option {', '.join(unknown)}")
     if kind in ("proc", "sysfs") and options.copy_up:
         raise ConfigError(f"{where}.options", "tmpcopyup is for tmpfs")
     if destination.startswith("/proc/"):

@@ -104,6 +104,7 @@ class SeccompPlan(Record):
     default_flags: bool  # the profile names none: they are dropped where the kernel lacks them
     listener_path: str = ""
     listener_metadata: str = ""
+    agent_needed: bool = False  # whether some system call waits for the agent's answer
 
 
 def plan_seccomp(profile: Seccomp, machine: str, where: str = "linux.seccomp") -> SeccompPlan | None:
@@ -126,6 +127,9 @@ def plan_seccomp(profile: Seccomp, machine: str, where: str = "linux.seccomp") -
         raise ConfigError(f"{where}.listenerPath", "seccomp listenerPath is not set, but a rule has SCMP_ACT_NOTIFY")
     if notify and not profile.listener_path.startswith("/"):
         raise ConfigError(f"{where}.listenerPath", f'"{profile.listener_path}" must be an absolute path')
+    # An agent without a rule for it gets the listener if it is there, as crun does; runc ignores the path, and so it may
+    # also name nothing.
+    agent = notify or profile.listener_path.startswith("/")
     return SeccompPlan(
         where=where,
         default_action=default,
@@ -133,10 +137,11 @@ def plan_seccomp(profile: Seccomp, machine: str, where: str = "linux.seccomp") -
         rules=tuple(rules),
         enosys=default & _ACTION_MASK not in _PERMISSIVE and profile.default_errno_ret != ENOSYS,
         skipped=tuple(skipped),
-        flags=_flags(profile.flags, notify, f"{where}.flags"),
+        flags=_flags(profile.flags, agent, f"{where}.flags"),
         default_flags=profile.flags is None,
-        listener_path=profile.listener_path if notify else "",
-        listener_metadata=profile.listener_metadata if notify else "",
+        listener_path=profile.listener_path if agent else "",
+        listener_metadata=profile.listener_metadata if agent else "",
+        agent_needed=notify,
     )
 
 
