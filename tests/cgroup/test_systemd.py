@@ -195,11 +195,11 @@ def test_an_annotation_replaces_what_we_would_say() -> None:
 
 def test_the_plan() -> None:
     config = set_path(base(), "linux.cgroupsPath", "a-b.slice:docker:c1")
-    made = plan(set_path(config, "linux.resources.pids", {"limit": 3}), systemd_cgroup=True)
+    made = plan(set_path(config, "linux.resources.pids", {"limit": 3}), cgroup_manager="systemd")
     assert made.cgroup.path == "/sys/fs/cgroup/a.slice/a-b.slice/docker-c1.scope"
     assert made.cgroup.scope is not None and values(made.cgroup.scope.limits)["TasksMax"] == 3
     assert made.init.cgroup_path == made.cgroup.path
-    assert "slice:prefix:name" in refusal(set_path(base(), "linux.cgroupsPath", "/x"), systemd_cgroup=True)
+    assert "slice:prefix:name" in refusal(set_path(base(), "linux.cgroupsPath", "/x"), cgroup_manager="systemd")
     assert plan(base()).cgroup.scope is None
 
 
@@ -224,12 +224,13 @@ class Manager:
             self._talk(connection)
 
     def _talk(self, connection: socket.socket) -> None:
-        assert connection.recv(4096).startswith(b"\0AUTH EXTERNAL " + str(os.geteuid()).encode().hex().encode())
+        # A message read together with BEGIN is one that systemd leaves lying, so all of this comes first, and alone.
+        uid = str(os.geteuid()).encode().hex()
+        assert connection.recv(4096) == f"\0AUTH EXTERNAL {uid}\r\nBEGIN\r\n".encode()
         connection.sendall(b"OK 1234\r\n")
         pending = b""
         while chunk := connection.recv(4096):
             pending += chunk
-            pending = pending.removeprefix(b"BEGIN\r\n")
             while taken := dbus.take_message(pending):
                 serial = int.from_bytes(pending[8:12], "little")
                 pending = pending[taken[1] :]

@@ -228,13 +228,14 @@ class Bus:
 
     def _authenticate(self) -> None:
         uid = str(posix.geteuid()).encode().hex()
-        self._socket.sendall(f"\0AUTH EXTERNAL {uid}\r\n".encode())
+        # BEGIN goes with AUTH, and nothing before the answer: a message that systemd reads together with BEGIN stays where
+        # it is until more comes.
+        self._socket.sendall(f"\0AUTH EXTERNAL {uid}\r\nBEGIN\r\n".encode())
         while b"\r\n" not in self._pending:
             self._receive_more(monotonic() + self.timeout)
         line, _, self._pending = self._pending.partition(b"\r\n")
         if not line.startswith(b"OK "):
             raise GpurunError(f"D-Bus does not let us in: {line.decode('ascii', 'replace')}")
-        self._socket.sendall(b"BEGIN\r\n")
 
     def close(self) -> None:
         self._socket.close()

@@ -77,7 +77,8 @@ def version(bus: Bus) -> int:
 def start_scope(scope: Scope) -> int:
     """Make *scope*, held by a placeholder, whose pid is returned: it is the caller's to end (:func:`release`).
 
-    Raises :class:`GpurunError`; then there is no placeholder, and what may be left of the unit :func:`stop_unit` removes.
+    Raises :class:`GpurunError`; then there is no placeholder, and with it goes a unit that is made all the same, too late.
+    A unit of that name that is somebody else's is left alone.
     """
     bus = connect()
     pid = _placeholder()

@@ -29,8 +29,8 @@ def make(plan: Plan, undo: list[Callable[[], None]]) -> int:
         return 0
     from gpurun.cgroup import systemd
 
-    undo.append(lambda: systemd.stop_unit(scope.unit, cgroup.path))
     placeholder = systemd.start_scope(scope)
+    undo.append(lambda: systemd.stop_unit(scope.unit, cgroup.path))
     undo.append(lambda: systemd.release(placeholder))
     # systemd enables the controllers that it knows; limits of huge pages, for one, need others.
     manager.create(cgroup.path, cgroup.root, cgroup.writes, new=False)
@@ -67,6 +67,7 @@ def restrict(plan: Plan, program_fd: int) -> None:
     fd = manager.open_dir(plan.cgroup.path)
     try:
         manager.write_resources(fd, plan.cgroup.writes)
+        manager.check_partition(fd, plan.cgroup.writes)
         if plan.cgroup.owner:
             from gpurun.cgroup.delegate import delegate
 

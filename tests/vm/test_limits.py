@@ -1,0 +1,111 @@
+"""Limits, proved by what they do to a container; with both cgroup drivers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import MakeBundle
+from tests.native.bundle import Bundle
+from tests.vm.conftest import DEVICES, Driver
+
+pytestmark = pytest.mark.vm
+
+BUSY = "echo up; while :; do :; done"
+
+
+def limited(bundle: MakeBundle, **resources: Any) -> Bundle:
+    made = bundle()
+    made.linux["resources"] = {"devices": DEVICES, **resources}
+    return made
+
+
+def counters(path: Path) -> dict[str, int]:
+    return {k: int(v) for k, v in (line.split() for line in path.read_text().splitlines())}
+
+
+@pytest.mark.controller("memory")
+def test_memory(driver: Driver, bundle: MakeBundle) -> None:
+    """What needs more than the limit is killed; the rest of the container goes on."""
+    resources = {"memory": {"limit": 64 << 20, "swap": 64 << 20}}
+    script = "dd if=/dev/zero of=/dev/null bs={} count=1 2>/dev/null; echo dd $?; sleep 1000"
+    fits = driver.start(limited(bundle, **resources).sh(script.format("16M")))
+    assert "dd 0" in fits.wait_for("dd ")
+    container = driver.start(limited(bundle, **resources).sh(script.format("200M")))
+    assert "dd 137" in container.wait_for("dd ")
+    path = driver.cgroup(container)
+    assert counters(path / "memory.events")["oom_kill"] == 1
+    assert (path / "memory.max").read_text() == f"{64 << 20}\n" and (path / "memory.swap.max").read_text() == "0\n"
+
+
+@pytest.mark.controller("cpu")
+def test_cpu_quota(driver: Driver, bundle: MakeBundle) -> None:
+    """Two busy containers for the same while: the one with a fifth of a CPU gets less than half of the other's time."""
+    slow = driver.start(limited(bundle, cpu={"quota": 20_000, "period": 100_000}).sh(BUSY))
+    free = driver.start(limited(bundle).sh(BUSY))
+    for container in (slow, free):
+        container.wait_for("up")
+    stats = [driver.cgroup(c) / "cpu.stat" for c in (slow, free)]
+    before = [counters(s)["usage_usec"] for s in stats]
+    time.sleep(2)
+    used = [counters(s)["usage_usec"] - b for s, b in zip(stats, before, strict=True)]
+    assert used[0] < used[1] / 2, used
+    assert counters(stats[0])["nr_throttled"] > 0 == counters(stats[1])["nr_throttled"]
+
+
+@pytest.mark.controller("pids")
+def test_pids(driver: Driver, bundle: MakeBundle) -> None:
+    script = "for i in 1 2 3 4 5 6 7 8; do sleep 1000 & done 2>&1; echo end; sleep 1000"
+    container = driver.start(limited(bundle, pids={"limit": 5}).sh(f"({script}); sleep 1000"))
+    container.wait_for("can't fork")
+    assert counters(driver.cgroup(container) / "pids.events")["max"] > 0
+
+
+@pytest.mark.controller("cpuset")
+def test_cpuset(driver: Driver, bundle: MakeBundle) -> None:
+    result = driver.run(limited(bundle, cpu={"cpus": "0", "mems": "0"}).sh("grep Cpus_allowed_list /proc/self/status"))
+    assert result.out.split() == ["Cpus_allowed_list:", "0"]
+
+
+@pytest.mark.controller("io")
+def test_io(driver: Driver, bundle: MakeBundle) -> None:
+    """3 MiB past the page cache at 1 MiB in a second: never in less than a second, whatever the machine."""
+    made = limited(bundle)
+    device = made.rootfs.stat().st_dev
+    whole = Path(f"/sys/dev/block/{device >> 8}:{device & 255}")
+    if not whole.exists():
+        pytest.skip("the rootfs is on no block device")
+    disk = (whole.resolve().parent if (whole / "partition").exists() else whole.resolve()) / "dev"
+    major, minor = map(int, disk.read_text().split(":"))
+    throttle = [{"major": major, "minor": minor, "rate": 1 << 20}]
+    made.linux["resources"]["blockIO"] = {"throttleWriteBpsDevice": throttle}
+    # The first write is free; what comes after it waits for it.
+    made.sh("dd if=/dev/zero of=/root/f bs=1M count=3 oflag=direct 2>/dev/null && rm /root/f && echo end; sleep 1000")
+    container = driver.create(made)
+    began = time.monotonic()
+    assert container.start().rc == 0
+    container.wait_for("end")
+    assert time.monotonic() - began > 1
+    assert f"{major}:{minor} rbps=max wbps={1 << 20}" in (driver.cgroup(container) / "io.max").read_text()
+
+
+def test_devices(driver: Driver, bundle: MakeBundle) -> None:
+    """A denied device cannot be opened (EPERM); an allowed one can be (ENXIO: nothing is behind it)."""
+    made = limited(bundle).capabilities("CAP_MKNOD")
+    made.linux["resources"]["devices"] = [*DEVICES, {"allow": True, "type": "c", "major": 195, "minor": 0, "access": "rw"}]
+    result = driver.run(
+        made.sh("cd /root; mknod a c 195 0; mknod b c 195 1; (: <>a) 2>&1; (: <>b) 2>&1; : >/dev/null && echo null; rm a b")
+    )
+    lines = [line.rpartition(": ")[2] for line in result.out.splitlines()]
+    assert lines == ["No such device or address", "Operation not permitted", "null"], result
+
+
+@pytest.mark.controller("hugetlb")
+def test_huge_pages(driver: Driver, bundle: MakeBundle) -> None:
+    """systemd knows nothing of this controller: it is enabled for the scope all the same."""
+    made = limited(bundle, hugepageLimits=[{"pageSize": "2MB", "limit": 4 << 20}]).args("sleep", "1000")
+    container = driver.start(made)
+    assert (driver.cgroup(container) / "hugetlb.2MB.max").read_text() == f"{4 << 20}\n"

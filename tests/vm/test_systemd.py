@@ -1,0 +1,236 @@
+"""Scopes of a real systemd: made, known to it, kept through a reload, updated, removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MakeBundle
+from tests.native.bed import Bed
+from tests.native.bundle import Bundle
+from tests.native.runtime import ENVIRONMENT, Container, Runtime
+from tests.simdriver import Options, SimulatedDriver, make
+from tests.vm.conftest import SLICE, Driver
+
+pytestmark = [pytest.mark.vm, pytest.mark.usefixtures("systemd")]
+
+NO_DRIVER, DENIED = "No such device or address", "Operation not permitted"
+#: Opens the GPU and another device for each file ``go`` that appears.
+OPENER = """
+cd /root; mknod other c 195 77; gpu=$(echo /dev/nvidia[0-9]*); echo up
+while [ ! -e stop ]; do
+    if [ -e go ]; then for d in $gpu other; do (: <>$d) 2>&1; done; rm go; fi
+    sleep 0.1
+done
+rm other stop
+"""
+
+
+@pytest.fixture
+def scopes(runtime: Runtime, bed: Bed) -> Driver:
+    return Driver("systemd", runtime, bed)
+
+
+def show(container: Container, *properties: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for line in systemctl("show", f"t-{container.id}.scope", "-p", ",".join(properties)).splitlines():
+        name, _, value = line.partition("=")
+        pairs[name] = f"{pairs[name]} {value}" if name in pairs else value
+    return pairs
+
+
+def is_loaded(container: Container) -> bool:
+    unit = f"t-{container.id}.scope"
+    return unit in systemctl("list-units", "--all", "--no-legend", unit)
+
+
+def systemctl(*args: str) -> str:
+    return subprocess.run(["systemctl", *args], check=True, capture_output=True, text=True).stdout
+
+
+def test_a_life(scopes: Driver, bundle: MakeBundle) -> None:
+    container = scopes.create(bundle().args("sleep", "1000"))
+    path = scopes.cgroup(container)
+    assert (path / "cgroup.procs").read_text().split() == [str(container.pid)], "the placeholder is gone"
+    assert is_loaded(container)
+    shown = show(container, "Slice", "Delegate", "DefaultDependencies", "ActiveState", "Description")
+    assert (
+        shown
+        == {
+            "Slice": SLICE,
+            "Delegate": "yes",
+            "DefaultDependencies": "no",
+            "ActiveState": "active",
+            "Description": f"gpurun container {container.id}",
+        }
+        or scopes.runtime.name != "gpurun"
+    )
+    assert container.start().rc == 0
+    assert container.state()["status"] == "running"
+    # Clients leave the option out here, and what is true is in the state.
+    assert container.kill("KILL").rc == 0
+    container.wait()
+    assert container.state()["status"] == "stopped"
+    assert container.delete().rc == 0
+    assert not path.exists() and not is_loaded(container)
+
+
+def test_the_container_sees_its_scope_as_the_root(scopes: Driver, bundle: MakeBundle) -> None:
+    assert "0::/\n" in scopes.run(bundle().args("cat", "/proc/self/cgroup")).out
+
+
+def test_systemd_knows_the_limits(scopes: Driver, bundle: MakeBundle) -> None:
+    made = bundle().args("sleep", "1000")
+    made.linux["resources"] |= {
+        "memory": {"limit": 64 << 20, "reservation": 32 << 20, "swap": 96 << 20},
+        "cpu": {"shares": 512, "quota": 50_500, "period": 100_000, "cpus": "0", "mems": "0"},
+        "pids": {"limit": 33},
+    }
+    container = scopes.start(made)
+    names = ("MemoryMax", "MemoryLow", "MemorySwapMax", "CPUWeight", "CPUQuotaPerSecUSec", "TasksMax", "AllowedCPUs")
+    shown = show(container, *names, "AllowedMemoryNodes")
+    assert shown["MemoryMax"] == str(64 << 20) and shown["MemoryLow"] == str(32 << 20)
+    assert shown["MemorySwapMax"] == str(32 << 20) and shown["TasksMax"] == "33"
+    assert shown["CPUQuotaPerSecUSec"] == "510ms" and shown["AllowedCPUs"] == "0" == shown["AllowedMemoryNodes"]
+    path = scopes.cgroup(container)
+    wanted = {
+        "memory.max": str(64 << 20),
+        "memory.swap.max": str(32 << 20),
+        "pids.max": "33",
+        "cpuset.cpus": "0",
+        "cpu.weight": shown["CPUWeight"],
+    }
+    systemctl("daemon-reload")
+    assert {file: (path / file).read_text().strip() for file in wanted} == wanted
+
+
+@pytest.mark.gpurun_only
+def test_a_gpu_outlives_a_reload(scopes: Driver, bundle: MakeBundle, place: Path, host: SimulatedDriver) -> None:
+    """The complaint that the field knows best: after `systemctl daemon-reload` a container has lost its GPUs."""
+    made = bundle()
+    made.process["env"] += ["NVIDIA_VISIBLE_DEVICES=0"]
+    made.capabilities("CAP_MKNOD", "CAP_DAC_OVERRIDE")
+    container = scopes.start(made.sh(OPENER), env=ENVIRONMENT | host.env)
+    container.wait_for("up")
+    assert "/dev/char/195:" in show(container, "DeviceAllow")["DeviceAllow"]
+    assert show(container, "DevicePolicy") == {"DevicePolicy": "strict"}
+    go = made.rootfs / "root/go"
+    for reloads in range(3):
+        if reloads:
+            systemctl("daemon-reload")
+        go.touch()
+        while go.exists():
+            time.sleep(0.05)
+        verdicts = [line.rpartition(": ")[2] for line in container.out.splitlines()[1:]]
+        assert verdicts == [NO_DRIVER, DENIED] * (reloads + 1), container.out
+    (made.rootfs / "root/stop").touch()
+    assert container.wait() == 0
+
+
+@pytest.fixture
+def host(place: Path) -> Iterator[SimulatedDriver]:
+    directory = Path(tempfile.mkdtemp(dir=place))
+    directory.chmod(0o755)
+    yield make(directory, Options())
+    shutil.rmtree(directory)
+
+
+def test_properties_by_annotation(scopes: Driver, bundle: MakeBundle) -> None:
+    made = bundle().args("sleep", "1000")
+    made.config["annotations"] = {
+        "org.systemd.property.TimeoutStopSec": "uint64 7",
+        "org.systemd.property.CollectMode": "'inactive-or-failed'",
+    }
+    shown = show(scopes.start(made), "TimeoutStopUSec", "CollectMode")
+    assert shown == {"TimeoutStopUSec": "7s", "CollectMode": "inactive-or-failed"}
+
+
+@pytest.mark.gpurun_only
+def test_a_property_that_systemd_does_not_have(scopes: Driver, bundle: MakeBundle) -> None:
+    made = bundle()
+    made.config["annotations"] = {"org.systemd.property.NoSuchThing": "true"}
+    container = scopes.create(made, check=False)
+    assert container.result.rc == 1 and "cannot make the systemd unit" in container.result.text
+    assert "NoSuchThing" in container.result.text and not (scopes.runtime.root / container.id).exists()
+
+
+def test_a_path_of_the_other_driver(scopes: Driver, bundle: MakeBundle) -> None:
+    text = scopes.runtime.refused(bundle(), globals_=("--systemd-cgroup",))
+    assert 'expected cgroupsPath to be of format "slice:prefix:name" for systemd cgroups' in text
+
+
+def test_all_go_with_delete(scopes: Driver, bundle: MakeBundle) -> None:
+    """Cgroups that the container made, and processes that outlive its first one."""
+    script = "mkdir -p /sys/fs/cgroup/a/b; sleep 1000 & echo 0 >/sys/fs/cgroup/a/b/cgroup.procs; echo up; sleep 1000"
+    made = bundle().sh(script)
+    made.mount("/sys/fs/cgroup", "cgroup", "rw", kind="cgroup")
+    container = scopes.start(made)
+    container.wait_for("up")
+    path = scopes.bed.cgroup(f"/{SLICE}/t-{container.id}.scope")
+    assert (path / "a/b/cgroup.procs").read_text()
+    assert container.delete("--force").rc == 0
+    assert not path.exists() and not is_loaded(container)
+
+
+def test_a_shared_pid_namespace(scopes: Driver, bundle: MakeBundle) -> None:
+    made = bundle().without_namespace("pid").sh("sleep 1000 & echo up; wait")
+    container = scopes.start(made)
+    container.wait_for("up")
+    path = scopes.cgroup(container)
+    assert container.kill("KILL").rc == 0
+    container.wait()
+    assert container.delete("--force").rc == 0
+    assert not path.exists() and not is_loaded(container)
+
+
+@pytest.mark.gpurun_only
+def test_a_failed_create_leaves_no_unit(scopes: Driver, bundle: MakeBundle) -> None:
+    container = scopes.create(bundle().args("/no/such/program"), check=False)
+    assert container.result.rc == 1
+    assert not is_loaded(container) and not scopes.bed.cgroup(f"/{SLICE}/t-{container.id}.scope").exists()
+
+
+@pytest.mark.gpurun_only
+def test_a_unit_of_that_name(scopes: Driver, bundle: MakeBundle) -> None:
+    first = scopes.start(bundle().args("sleep", "1000"))
+    made = bundle()
+    made.linux["cgroupsPath"] = f"{SLICE}:t:{first.id}"
+    text = scopes.runtime.refused(made, globals_=("--systemd-cgroup",))
+    assert f"Unit t-{first.id}.scope was already loaded or has a fragment file" in text
+    assert first.state()["status"] == "running", "the other container is none the worse"
+
+
+def test_a_killed_create_can_be_deleted(scopes: Driver, bundle: MakeBundle) -> None:
+    """The hook keeps create from going on; nobody is left to clean up but delete."""
+    made: Bundle = bundle()
+    hook = made.directory / "hook"
+    hook.write_text(
+        f"#!/bin/sh\necho $$ >{made.directory}/pid; mv {made.directory}/pid {made.directory}/reached; exec sleep 1000\n"
+    )
+    hook.chmod(0o755)
+    made.config["hooks"] = {"createRuntime": [{"path": str(hook)}]}
+    container_id = scopes.place(made)
+    made.write()
+    files = Path(tempfile.mkdtemp(dir=scopes.runtime.directory))
+    create = scopes.runtime.popen(
+        "create", "--bundle", str(made.directory), container_id, files=files, globals_=scopes.options
+    )
+    while not (made.directory / "reached").exists():
+        assert create.poll() is None, (files / "err").read_text()
+    create.kill()
+    create.wait()
+    path = scopes.bed.cgroup(f"/{SLICE}/t-{container_id}.scope")
+    assert path.exists()
+    pid = int((made.directory / "reached").read_text())
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)  # ours by now
+    assert scopes.runtime("delete", "--force", container_id).rc == 0
+    assert not path.exists()
