@@ -28,6 +28,7 @@ __all__ = [
     "add_process",
     "attach_devices",
     "check_memory_before_update",
+    "check_partition",
     "check_usable",
     "create",
     "freeze",
@@ -181,6 +182,15 @@ def write_resources(fd: int, writes: tuple[CgroupWrite, ...]) -> None:
             if e.errno in write.ignore:
                 continue
             raise StepError(f'cannot set {write.where}: writing "{write.value}" to', write.file, e.errno or EINVAL) from None
+
+
+def check_partition(fd: int, writes: tuple[CgroupWrite, ...]) -> None:
+    """Raise :class:`GpurunError` when a partition of CPUs is none: the kernel takes what is written, and says so after."""
+    for write in writes:
+        if write.file == "cpuset.cpus.partition":
+            content = _read(fd, write.file).strip()
+            if "invalid" in content:
+                raise GpurunError(f"{write.where}: the kernel refuses to give the CPUs to this container alone: {content}")
 
 
 def check_memory_before_update(fd: int, limit: int, swap: int) -> None:

@@ -79,7 +79,7 @@ def plan_resources(
         if controller == "cgroup" or controller in controllers:
             planned.append(write)
         elif not _is_default(write.file, write.value):
-            raise ConfigError(write.where, _missing(write, controller, bound_to_v1, where))
+            raise ConfigError(write.where, missing_controller(write, controller, bound_to_v1, where))
     return tuple(planned)
 
 
@@ -88,7 +88,8 @@ def needs_domain(writes: tuple[CgroupWrite, ...]) -> bool:
     return any(write.file.startswith(("memory.", "io.", "cpu.", "hugetlb.")) for write in writes)
 
 
-def _missing(write: CgroupWrite, controller: str, bound_to_v1: Collection[str], where: str) -> str:
+def missing_controller(write: CgroupWrite, controller: str, bound_to_v1: Collection[str], where: str) -> str:
+    """Why *write* cannot be made in a tree that lacks *controller*, and what to do."""
     text = f'the cgroup v2 controller "{controller}" is not available'
     if write.where.startswith(f"{where}.unified."):
         text = f'unified resource "{write.file}" can\'t be set: controller "{controller}" not available'

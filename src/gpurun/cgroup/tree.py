@@ -132,6 +132,16 @@ def hugepage_sizes(directory: str = "/sys/kernel/mm/hugepages") -> tuple[str, ..
     return tuple([hugepage_name(int(name[10:-2])) for name in sorted(names)])  # hugepages-2048kB
 
 
+def numa_nodes(directory: str = "/sys/devices/system/node") -> tuple[tuple[int, str], ...]:
+    """The NUMA nodes of this host that have memory or CPUs: (number, its CPUs as the kernel lists them)."""
+    try:
+        names = posix.listdir(directory)
+    except FileNotFoundError:
+        return ()  # a kernel without NUMA
+    numbers = sorted([int(name[4:]) for name in names if name.startswith("node") and name[4:].isdigit()])
+    return tuple([(n, _read_text(f"{directory}/node{n}/cpulist").strip()) for n in numbers])
+
+
 def hugepage_name(kib: int) -> str:
     """How hugetlb's files call a page of *kib* KiB."""
     if kib >= 1 << 20:

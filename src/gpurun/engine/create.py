@@ -94,6 +94,8 @@ def read_host(config: Config) -> Host:
             from gpurun.ns.idmap import read_maps
 
             facts = replace(facts, joined_maps=read_maps(namespace.path, f"linux.namespaces[{i}].path"))
+    if any(key.startswith("dev.gpurun.gpu.") for key in config.annotations):
+        facts = replace(facts, numa=tree.numa_nodes())
     if linux.seccomp is not None:
         facts = replace(facts, machine=posix.uname().machine)
     return facts

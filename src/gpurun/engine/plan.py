@@ -56,6 +56,7 @@ class Host(Record):
     apparmor: bool = False
     selinux: bool = False
     resctrl: bool = False
+    numa: tuple[tuple[int, str], ...] = ()  # NUMA nodes and their CPUs, where an annotation asks to be near a device
     joined_maps: tuple[str, str] | None = None  # uid and gid map of the user namespace to join
     machine: str = ""  # uname -m, where the config has a seccomp profile
 
@@ -73,6 +74,7 @@ class CgroupPlan(Record):
     rules: tuple[str, ...]
     program: bytes
     owner: int = 0  # the host's id of who is given the cgroup; 0: it stays ours
+    warnings: tuple[str, ...] = ()
 
 
 class InitPlan(Record):
@@ -209,7 +211,7 @@ def make_plan(
         hooks=hooks,
         annotations=init.annotations,
         private_pid=bool(namespaces.new & CLONE_NEWPID),
-        warnings=warnings + edits.warnings,
+        warnings=warnings + cgroup.warnings + edits.warnings,
         net_devices=_net_devices(linux, namespaces),
         intel_rdt=_intel_rdt(linux, container_id, host),
         seccomp=_seccomp(linux, host),
@@ -310,6 +312,26 @@ def _with_env(process: ProcessPlan, env: tuple[str, ...]) -> ProcessPlan:
     return replace(process, env=tuple(pairs.items()))
 
 
+def _place(
+    config: Config, container_id: str, host: Host, edits: ContainerEdits, systemd: bool, writes: tuple[CgroupWrite, ...]
+) -> tuple[tuple[CgroupWrite, ...], tuple[str, ...]]:
+    """What placement policies add to *writes*, and their warnings."""
+    if not any(key.startswith("dev.gpurun.") for key in config.annotations):
+        return (), ()
+    from gpurun.cgroup.placement import Asked, Topology, place
+
+    if systemd:
+        from gpurun.cgroup.scope import expand_slice, scope_names
+
+        slice_name, unit = scope_names(config.linux.cgroups_path, container_id)
+        path = f"{expand_slice(slice_name)}/{unit}"
+    else:
+        whole = cgroup_path(host.tree, config.linux.cgroups_path, container_id, host.own_cgroup)
+        path = whole[len(host.tree.root.rstrip("/")) :]
+    asked = Asked(writes, edits.numa_nodes, Topology(host.numa), path)
+    return place(config.annotations, asked, host.tree)
+
+
 def _plan_cgroup(config: Config, container_id: str, host: Host, edits: ContainerEdits, driver: str) -> CgroupPlan:
     linux = config.linux
     if driver == "disabled":
@@ -325,6 +347,8 @@ def _plan_cgroup(config: Config, container_id: str, host: Host, edits: Container
     rules = container_rules(rules, tuple([device.path for device in linux.devices]))
     devices = emulate(rules)
     writes = plan_resources(resources, host.tree.controllers, host.tree.bound_to_v1, host.hugepage_sizes)
+    placed, warnings = _place(config, container_id, host, edits, driver == "systemd", writes)
+    writes += placed
     scope = None
     if driver == "systemd":
         from gpurun.cgroup.scope import plan_scope, scope_path
@@ -338,6 +362,7 @@ def _plan_cgroup(config: Config, container_id: str, host: Host, edits: Container
         root=host.tree.root,
         scope=scope,
         writes=writes,
+        warnings=warnings,
         rules=tuple([("allow " if rule.allow else "deny ") + describe_rule(rule) for rule in rules]),
         program=b"" if devices.enforces_nothing() else compile_filter(devices),
     )

@@ -97,3 +97,4 @@ class ContainerEdits(Record):
     hooks: tuple[Hook, ...] = ()
     additional_gids: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
+    numa_nodes: tuple[int, ...] = ()  # of each device that has one, for placement near to it; -1 where the host does not say

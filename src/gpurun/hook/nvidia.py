@@ -65,6 +65,7 @@ def edits(request: GpuRequest, driver: Driver) -> ContainerEdits:
         ldcache=tuple([entry for lib in libraries for entry in _cache_entries(lib)]),
         proc_trees=tuple(trees),
         additional_gids=tuple(sorted({n.gid for _, n in drm if n.gid and n.mode & 0o006 != 0o006})),
+        numa_nodes=tuple([gpu.numa_node for gpu in gpus]),
         warnings=() if params else (f"{driver.proc_path}/params cannot be read: programs may try to make device nodes",),
     )
 
