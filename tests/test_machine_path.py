@@ -23,6 +23,7 @@ ALLOWED = frozenset(
 )
 #: For people only; nothing on the machine path may import them.
 HUMAN = (
+    "gpurun.commands.matching",
     "gpurun.cli.human",
     "gpurun.cli.rows",
     "gpurun.commands.documents",
@@ -34,6 +35,7 @@ HUMAN_ROOMS = (*HUMAN, "gpurun.launcher.bytecode")
 LATE = {
     ("gpurun.oci.reader", "json.decoder"),  # to say where a broken document is broken
     ("gpurun.__main__", "gpurun.cli.human"),
+    ("gpurun.commands.lifecycle", "gpurun.commands.matching"),  # --regex
 }
 
 
