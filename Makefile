@@ -4,7 +4,7 @@ SOURCES := $(shell find src -name '*.py')
 # What a test run leaves out unless asked: the emulated guest and the daemons have their own suites in .ci/run.
 PYTEST := $(PY) -m pytest -q
 
-.PHONY: demo test unit build bench lint format clean setup setup-test
+.PHONY: demo test test-vm unit build bench lint format clean setup setup-test
 
 demo: build
 	tools/demo
@@ -19,6 +19,10 @@ build: setup build/gpurun
 
 build/gpurun: $(SOURCES) pyproject.toml
 	PYTHONPATH=src $(PY) -m gpurun.launcher.build --output $@
+
+# What needs systemd and all controllers, in an emulated guest (about a minute to build, once; then one to run).
+test-vm: setup-test
+	@tests/beds/vm-suite tests/vm
 
 bench: setup-test build
 	$(PY) benchmarks/lifecycle.py

@@ -41,6 +41,23 @@ def test_memory(driver: Driver, bundle: MakeBundle) -> None:
     assert (path / "memory.max").read_text() == f"{64 << 20}\n" and (path / "memory.swap.max").read_text() == "0\n"
 
 
+@pytest.mark.gpurun_only
+@pytest.mark.controller("memory")
+def test_who_died_of_it_is_told(driver: Driver, bundle: MakeBundle) -> None:
+    made = limited(bundle, memory={"limit": 64 << 20, "swap": 64 << 20}).args(
+        "dd", "if=/dev/zero", "of=/dev/null", "bs=200M"
+    )
+    result = driver.run(made)
+    assert result.rc == 137
+    if driver.name == "systemd":
+        return  # the scope may be gone before it can be asked
+    assert "out of memory: 1 process was killed; the limit is 64 MiB, the peak was 64 MiB" in result.text
+    container = driver.start(made)
+    container.wait()
+    oom = container.state()["oom"]
+    assert oom["kills"] == 1 and oom["limit"] == 64 << 20 and oom["peak"] <= 64 << 20
+
+
 @pytest.mark.controller("cpu")
 def test_cpu_quota(driver: Driver, bundle: MakeBundle) -> None:
     """Two busy containers for the same while: the one with a fifth of a CPU gets less than half of the other's time."""

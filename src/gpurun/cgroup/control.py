@@ -308,6 +308,42 @@ def oom_kill_count(path: str) -> int:
     return counts[0] if counts else 0
 
 
+def oom_facts(path: str) -> dict[str, int]:
+    """What the OOM killer did to the cgroup: ``kills``, and in bytes ``limit`` and ``peak`` as far as the kernel says.
+
+    Empty when it killed nothing, and when the cgroup is gone: a scope of systemd goes with its last process.
+    """
+    kills = oom_kill_count(path)
+    if not kills:
+        return {}
+    facts = {"kills": kills}
+    for name, file in (("limit", "memory.max"), ("peak", "memory.peak")):  # memory.peak: Linux 5.19
+        try:
+            facts[name] = int(_read(None, f"{path}/{file}"))
+        except (OSError, ValueError):
+            pass  # no such file, or "max": then it was not this cgroup's limit
+    return facts
+
+
+def describe_oom(facts: dict[str, int]) -> str:
+    """*facts* of :func:`oom_facts` in a sentence, "" for none."""
+    if not facts:
+        return ""
+    what = "1 process was" if facts["kills"] == 1 else f"{facts['kills']} processes were"
+    limit = (
+        f"the limit is {_mebibytes(facts['limit'])}"
+        if "limit" in facts
+        else "it was the memory of the host or of a cgroup above"
+    )
+    peak = f", the peak was {_mebibytes(facts['peak'])}" if "peak" in facts else ""
+    return f"out of memory: {what} killed; {limit}{peak}; raise linux.resources.memory.limit or use less"
+
+
+def _mebibytes(size: int) -> str:
+    tenths = size * 10 >> 20
+    return f"{tenths // 10}.{tenths % 10} MiB" if tenths % 10 else f"{tenths // 10} MiB"
+
+
 def _read(dir_fd: int | None, name: str) -> str:
     fd = posix.open(name, posix.O_RDONLY | _FILE, dir_fd=dir_fd)
     try:

@@ -16,10 +16,16 @@ if TYPE_CHECKING:
 
 
 def state(invocation: Invocation) -> int:
-    """``state ID``: the state document, two blanks a level."""
+    """``state ID``: the state document, two blanks a level; of a container that has stopped, whether memory ran out."""
     root = invocation.globals.root
     found = store.load(root, invocation.args[0])
-    sys.stdout.write(store.state_json(found, store.status(root, found), indent=2) + "\n")
+    now = store.status(root, found)
+    oom = None
+    if now == "stopped" and found.cgroup:
+        from gpurun.cgroup.control import oom_facts
+
+        oom = oom_facts(found.cgroup)
+    sys.stdout.write(store.state_json(found, now, indent=2, oom=oom) + "\n")
     return 0
 
 

@@ -41,6 +41,16 @@ def create(invocation: Invocation) -> int:
     return 0
 
 
+def _tell_oom(cgroup: str) -> None:
+    """Say so when memory ran out: all that is left of it otherwise is an exit code of 137."""
+    if cgroup:
+        from gpurun.cgroup.control import describe_oom, oom_facts
+
+        text = describe_oom(oom_facts(cgroup))
+        if text:
+            log.warning(text)
+
+
 def _tell(warnings: tuple[str, ...]) -> None:
     for warning in warnings:
         log.warning(warning)
@@ -70,6 +80,7 @@ def run(invocation: Invocation) -> int:
         if options.detached:
             return 0
         code = lifecycle.wait_foreground(created.state.pid, created.pidfd, created.master)
+        _tell_oom(created.state.cgroup)
     except BaseException:
         lifecycle.delete(options.root, options.id, force=True)
         raise

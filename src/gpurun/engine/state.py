@@ -197,8 +197,15 @@ def _is_frozen(cgroup: str) -> bool:
         return False  # no cgroup (or none any more): nothing is frozen
 
 
-def state_json(state: State, status_now: str, indent: int = 0, pid: int | None = None, owner: str | None = None) -> str:
-    """The state document of the specification (runtime.md "State"), plus what runc adds to it."""
+def state_json(
+    state: State,
+    status_now: str,
+    indent: int = 0,
+    pid: int | None = None,
+    owner: str | None = None,
+    oom: dict[str, int] | None = None,
+) -> str:
+    """The state document of the specification (runtime.md "State"), plus what runc adds to it, and *oom*."""
     document: dict[str, Any] = {
         "ociVersion": SPEC_VERSION,
         "id": state.id,
@@ -211,6 +218,8 @@ def state_json(state: State, status_now: str, indent: int = 0, pid: int | None =
         document["created"] = state.created
     if owner is not None:
         document["owner"] = owner
+    if oom:
+        document["oom"] = oom
     text = dumps(document, indent)
     if state.annotations == "{}":
         return text

@@ -1,0 +1,70 @@
+"""Placement policies, by what the kernel makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MakeBundle
+from tests.native.bed import Bed
+from tests.native.bundle import Bundle
+from tests.native.runtime import Runtime
+from tests.vm.conftest import Driver
+
+pytestmark = [pytest.mark.vm, pytest.mark.gpurun_only]
+
+
+def placed(bundle: MakeBundle, **policies: str) -> Bundle:
+    made = bundle().args("sleep", "1000")
+    made.config["annotations"] = {f"dev.gpurun.{name.replace('_', '.')}": value for name, value in policies.items()}
+    return made
+
+
+@pytest.mark.controller("memory")
+@pytest.mark.controller("io")
+def test_memory_and_io(driver: Driver, bundle: MakeBundle) -> None:
+    made = placed(bundle, memory_high="0.5", memory_swap="off", memory_oom_group="true", io_weight="300")
+    made.linux["resources"]["memory"] = {"limit": 64 << 20}
+    path = driver.cgroup(driver.start(made))
+    files = ("memory.high", "memory.swap.max", "memory.oom.group", "io.weight")
+    assert [(path / f).read_text().split("\n")[0] for f in files] == [str(32 << 20), "0", "1", "default 300"]
+
+
+@pytest.mark.controller("cpuset")
+@pytest.mark.parametrize("systemd_driver", [False, True])
+def test_exclusive_cpus(
+    runtime: Runtime, bundle: MakeBundle, bed: Bed, systemd_driver: bool, request: pytest.FixtureRequest
+) -> None:
+    """While the container lives, nobody else gets its CPU; afterwards all do again."""
+    made = placed(bundle, cpu_exclusive="true")
+    made.linux["resources"]["cpu"] = {"cpus": "1"}
+    container_id = runtime.new_id()
+    name = f"gpuruntest-{container_id}"
+    options: tuple[str, ...] = ()
+    if systemd_driver:
+        request.getfixturevalue("systemd")
+        options = ("--systemd-cgroup",)
+        made.linux["cgroupsPath"] = f"-.slice:gpuruntest:{container_id}"
+        name += ".scope"
+    else:
+        made.linux["cgroupsPath"] = f"/{name}"
+    everyone = bed.cgroup("cpuset.cpus.effective")
+    before = everyone.read_text()
+    container = runtime.start(made, container_id=container_id, globals_=options)
+    path: Path = bed.cgroup(name)
+    assert (path / "cpuset.cpus.partition").read_text().strip() == "root"
+    assert (path / "cpuset.cpus.effective").read_text().strip() == "1" and everyone.read_text().strip() == "0"
+    assert container.delete("--force").rc == 0
+    assert everyone.read_text() == before
+
+
+@pytest.mark.controller("cpuset")
+def test_cpus_that_cannot_be_exclusive(runtime: Runtime, bundle: MakeBundle) -> None:
+    """All CPUs of the machine: the kernel leaves none to the others, and says so only when it is asked again."""
+    made = placed(bundle, cpu_exclusive="true")
+    made.linux["resources"]["cpu"] = {"cpus": "0-1"}
+    container_id = runtime.new_id()
+    made.linux["cgroupsPath"] = f"/gpuruntest-{container_id}"
+    text = runtime.refused(made, container_id=container_id)
+    assert "dev.gpurun.cpu.exclusive: the kernel refuses to give the CPUs to this container alone: root invalid" in text
