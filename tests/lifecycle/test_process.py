@@ -109,9 +109,9 @@ def test_working_directory(runtime: Runtime, bundle: MakeBundle) -> None:
 
 def test_missing_working_directory_is_made(runtime: Runtime, bundle: MakeBundle, leaks: Leaks) -> None:
     leaks.allow_rootfs_changes()
-    b = bundle().args("stat", "-c", "%n %a %u", "/new/work/dir", ".")
-    b.process["cwd"] = "/new/work/dir"
-    assert runtime.output(b).splitlines() == ["/new/work/dir 755 0", ". 755 0"]
+    b = bundle().args("stat", "-c", "%n %a %u", "/new/deep/dir", ".")
+    b.process["cwd"] = "/new/deep/dir"
+    assert runtime.output(b).splitlines() == ["/new/deep/dir 755 0", ". 755 0"]
 
 
 @pytest.mark.parametrize(("owner", "user"), [(1000, 1000), (0, 0)])

@@ -30,7 +30,7 @@ class BedUnavailable(Exception):
 class Bed:
     """Where the runtime's commands run.
 
-    *subtree* is the cgroup (absolute in the tree, as ``cgroupsPath`` wants it) under which all containers of this session
+    *subtree* is the cgroup (absolute in the tree, as ``cgroupsPath`` wants it) under which all containers of a test run
     are put; *cgroup_root* is the cgroup2 tree as **this** process reaches it; *controllers* are those of the tree.
     """
 
