@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 
 import pytest
 
@@ -118,3 +119,20 @@ def test_the_namespace_without_maps_maps_every_id_to_itself(runtime: Runtime, bu
     """As crun does: a container without any user could do nothing."""
     out = runtime.output(bundle().namespace("user").sh("cat /proc/self/uid_map /proc/self/gid_map"))
     assert [line.split() for line in out.splitlines()] == [["0", "0", "4294967295"]] * 2
+
+
+def test_the_runtime_itself_in_a_user_namespace(runtime: Runtime, bundle: MakeBundle) -> None:
+    """As rootless Podman calls it: root of a namespace whose kernel takes no device program and makes no nodes."""
+    b = bundle().sh("[ -c /dev/null ] && echo x >/dev/null && echo inside")
+    for mount in b.config["mounts"]:
+        mount["options"] = [o for o in mount.get("options", []) if not o.startswith("gid=")]
+    b.config["process"].pop("rlimits")
+    b.config["linux"].pop("resources")
+    container_id = runtime.new_id()
+    runtime._prepare(b, container_id)
+    command = [*runtime.argv, "run", "--bundle", str(b.directory), container_id]
+    enter = runtime.bed.enter(None)
+    result = subprocess.run(
+        ["unshare", "-Ur", *command], preexec_fn=enter, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (result.returncode, result.stdout) == (0, "inside\n"), result.stderr

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import posix
+from errno import EPERM
 
 from gpurun.cgroup import manager
+from gpurun.errors import StepError
+from gpurun.linux.proc import in_user_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +52,13 @@ def load_devices(plan: Plan) -> int:
     """The container's device program, loaded while the init still starts up; -1 when it needs (or can have) none."""
     if not plan.cgroup.program:
         return -1
-    return manager.load_devices(plan.cgroup.program, tolerate=plan.init.user_namespace)
+    try:
+        return manager.load_devices(plan.cgroup.program, tolerate=plan.init.user_namespace)
+    except StepError as e:
+        # Under rootless Podman and its like gpurun itself is in a user namespace: nodes cannot be made there either.
+        if e.errno != EPERM or not in_user_namespace():
+            raise
+        return -1
 
 
 def restrict(plan: Plan, program_fd: int) -> None:

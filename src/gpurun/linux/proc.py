@@ -16,6 +16,11 @@ def stat(pid: int) -> tuple[str, int] | None:
     return fields[0].decode(), int(fields[19])
 
 
+def in_user_namespace() -> bool:
+    """Whether we are in a user namespace other than the host's first one, whose map is the identity of all ids."""
+    return read_file("/proc/self/uid_map", 4096).split() != [b"0", b"0", b"4294967295"]
+
+
 def is_alive(pid: int, start_time: int) -> bool:
     """Whether *pid* is still the process that started at *start_time* and has not ended (a zombie has)."""
     found = stat(pid)
