@@ -113,7 +113,11 @@ def default_signals() -> None:
 
     CPython ignores SIGPIPE and SIGXFSZ, callers hand others down ignored, and ignored dispositions survive execve(2).
     """
+    from gpurun.linux.libc import NR, syscall  # loaded long before in whoever is about to exec
+
     for number in range(1, 65):
-        if number not in (9, 19, 32, 33):  # KILL and STOP cannot be changed, 32 and 33 belong to the C library
+        if number in (32, 33):  # the C library lets nobody change these, but they are inherited too
+            syscall(NR["rt_sigaction"], number, bytes(32), None, 8)
+        elif number not in (9, 19):  # KILL and STOP cannot be changed
             _signal.signal(number, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
