@@ -4,13 +4,17 @@ SOURCES := $(shell find src -name '*.py')
 # What a test run leaves out unless asked: the emulated guest and the daemons have their own suites in .ci/run.
 PYTEST := $(PY) -m pytest -q
 
-.PHONY: demo test test-vm unit build bench lint format clean setup setup-test
+.PHONY: demo test test-conformance test-vm unit build bench lint format clean setup setup-test
 
 demo: build
 	tools/demo
 
 test: setup-test build lint
 	$(PYTEST) -m "not vm and not slow"
+
+# With RUNTIME=/path/to/runtime that runtime alone; else gpurun and its peers on this machine, into docs/conformance.md.
+test-conformance: setup-test build
+	$(PY) -m tests.conformance.document
 
 unit: setup
 	$(PYTEST) -m "not native and not clients and not vm and not slow"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.levels import must
+from tests.conformance.refused import refused
 from tests.conftest import MakeBundle
 from tests.native.bed import Bed
 from tests.native.leaks import Leaks
@@ -56,12 +57,10 @@ def test_runtime_state_status(runtime: Runtime, bundle: MakeBundle, status: str)
 
 @must("runtime.md: State")
 @pytest.mark.parametrize("status", STATUSES)
-@pytest.mark.parametrize(("name", "kind"), [("ociVersion", str), ("id", str), ("status", str), ("bundle", str)])
-def test_runtime_state_required_property(
-    runtime: Runtime, bundle: MakeBundle, name: str, kind: type[Any], status: str
-) -> None:
+def test_runtime_state_required_properties(runtime: Runtime, bundle: MakeBundle, status: str) -> None:
     """`ociVersion`, `id`, `status`, `bundle` are there in every status, of the schema's type"""
-    assert isinstance(in_status(status, runtime, bundle).state()[name], kind)
+    state = in_status(status, runtime, bundle).state()
+    assert all(isinstance(state[name], str) for name in ("ociVersion", "id", "status", "bundle"))
 
 
 @must("runtime.md: State")
@@ -128,7 +127,7 @@ def test_runtime_lifecycle_step_2_the_program_does_not_run(runtime: Runtime, bun
 @must("runtime.md: Lifecycle, step 2")
 def test_runtime_lifecycle_step_2_an_environment_that_cannot_be_made(runtime: Runtime, bundle: MakeBundle) -> None:
     """a runtime that is unable to create the environment MUST generate an error"""
-    runtime.refused(bundle().mount("/tmp", "/nonexistent/source", "bind"))
+    refused(runtime, bundle().mount("/tmp", "/nonexistent/source", "bind"))
 
 
 @must("runtime.md: Lifecycle, step 2")
@@ -187,7 +186,7 @@ def test_runtime_errors_leave_the_environment_as_it_was(
     b = bundle()
     for part, fields in change.items():
         b.config[part].update(fields)
-    runtime.refused(b)  # the fixture `leaks` looks for what is left
+    refused(runtime, b)  # the fixture `leaks` looks for what is left
 
 
 @must("runtime.md: Query State")
@@ -287,9 +286,7 @@ def test_runtime_create_cannot_apply_a_property(runtime: Runtime, bundle: MakeBu
     """a property that cannot be applied MUST generate an error, and a new container MUST NOT be created"""
     b = bundle()
     b.linux.update(fields)
-    container = runtime.create(b, check=False)
-    assert container.result.rc != 0
-    assert runtime("state", container.id).rc != 0
+    refused(runtime, b)
 
 
 @must("runtime.md: Start")

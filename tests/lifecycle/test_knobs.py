@@ -27,6 +27,7 @@ def started(runtime: Runtime, bundle: MakeBundle, process: dict[str, Any], linux
     return container
 
 
+@pytest.mark.conforms("config.md: Linux Process", level="MUST", what="`scheduler`: policy and nice")
 @pytest.mark.not_on("runc 1.1", reason="does not know the field")
 @pytest.mark.parametrize(
     ("scheduler", "policy", "check"),
@@ -42,6 +43,7 @@ def test_scheduler(runtime: Runtime, bundle: MakeBundle, scheduler: dict[str, An
     assert os.getpriority(os.PRIO_PROCESS, container.pid) == check
 
 
+@pytest.mark.conforms("config.md: Linux Process", level="MUST", what="`scheduler`: priority and flags")
 @pytest.mark.not_on("runc 1.1", reason="does not know the field")
 def test_real_time_scheduler(runtime: Runtime, bundle: MakeBundle) -> None:
     flags = ["SCHED_FLAG_RESET_ON_FORK"]
@@ -50,6 +52,7 @@ def test_real_time_scheduler(runtime: Runtime, bundle: MakeBundle) -> None:
     assert os.sched_getparam(container.pid).sched_priority == 7
 
 
+@pytest.mark.conforms("config.md: Linux Process", level="MUST", what="`ioPriority`: class and priority")
 @pytest.mark.not_on("runc 1.1", reason="does not know the field")
 @pytest.mark.skipif(not shutil.which("ionice"), reason="ionice is not installed")
 @pytest.mark.parametrize(

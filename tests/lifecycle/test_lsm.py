@@ -82,6 +82,9 @@ def profile(tmp_path: Path) -> Iterator[str]:
     subprocess.run(["apparmor_parser", "-R", str(tmp_path / "profile")], check=True)
 
 
+@pytest.mark.conforms(
+    "config.md: Linux Process", level="MUST", what="`apparmorProfile` is the AppArmor profile of the process"
+)
 @with_apparmor
 @pytest.mark.parametrize("no_new_privileges", [True, False])
 def test_apparmor_profile(runtime: Runtime, bundle: MakeBundle, profile: str, no_new_privileges: bool) -> None:
@@ -92,6 +95,7 @@ def test_apparmor_profile(runtime: Runtime, bundle: MakeBundle, profile: str, no
     assert runtime.output(b).split("\n")[:2] == [f"{profile} (enforce)", "refused"]
 
 
+@pytest.mark.conforms("config.md: Linux Process", level="MUST", what="`selinuxLabel` is the SELinux context of the process")
 @with_selinux
 def test_selinux_context_of_the_process(runtime: Runtime, bundle: MakeBundle) -> None:
     own = Path("/proc/self/attr/current").read_text().strip("\0\n")

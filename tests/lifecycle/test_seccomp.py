@@ -358,6 +358,11 @@ def agent(runtime: Runtime) -> Iterator[StartAgent]:
         one.close()
 
 
+@pytest.mark.conforms(
+    "config-linux.md: The Container Process State",
+    level="MUST",
+    what="the state MUST be sent over the socket of `listenerPath` in JSON, the descriptors with SCM_RIGHTS",
+)
 @both
 def test_an_agent_decides(runtime: Runtime, bundle: MakeBundle, agent: StartAgent, no_new_privileges: bool) -> None:
     a = agent({MKDIR_NUMBER: errno.ENOSPC})

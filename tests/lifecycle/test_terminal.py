@@ -93,6 +93,9 @@ def test_console_socket_gets_one_message_with_the_master(runtime: Runtime, bundl
     os.close(fds[0])
 
 
+@pytest.mark.conforms(
+    "config-linux.md: Default Devices", level="MUST", what="/dev/console is the terminal, if `terminal` is enabled"
+)
 def test_the_terminal_is_the_session_s_and_all_streams(runtime: Runtime, bundle: MakeBundle, listener: Listener) -> None:
     script = "for i in 0 1 2; do readlink /proc/self/fd/$i; done; echo to-tty >/dev/tty; [ -c /dev/console ] && echo console"
     container = runtime.create(with_terminal(bundle(), script), "--console-socket", str(listener.path))
@@ -104,6 +107,7 @@ def test_the_terminal_is_the_session_s_and_all_streams(runtime: Runtime, bundle:
     assert shown[:5] == ["/dev/pts/0"] * 3 + ["to-tty", "console"]
 
 
+@pytest.mark.conforms("config.md: Process", level="MUST", what="`consoleSize` is the size of the terminal")
 def test_console_size(runtime: Runtime, bundle: MakeBundle, listener: Listener) -> None:
     b = with_terminal(bundle(), "sleep 1000")
     b.process["consoleSize"] = {"height": 33, "width": 99}
