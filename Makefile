@@ -12,9 +12,10 @@ demo: build
 test: setup-test build lint
 	$(PYTEST) -m "not vm and not slow"
 
-# With RUNTIME=/path/to/runtime that runtime alone; else gpurun and its peers on this machine, into docs/conformance.md.
+# With RUNTIME=/path/to/runtime that runtime alone. Else gpurun and this machine's runc and crun, or RUNTIMES="path ...",
+# into docs/conformance.md.
 test-conformance: setup-test build
-	$(PY) -m tests.conformance.document
+	$(PY) -m tests.conformance.document $(RUNTIMES)
 
 unit: setup
 	$(PYTEST) -m "not native and not clients and not vm and not slow"
