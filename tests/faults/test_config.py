@@ -40,7 +40,7 @@ def test_wrong_type(runtime: Runtime, bundle: MakeBundle, path: Path) -> None:
         (b"", "is empty"),
         (b" \n\t", "is empty"),
         (b"nonsense", "line 1, column 1"),
-        (b'{"a": 1,}', "line 1, column 9"),
+        (b'{"a": 1,}', "line 1, column"),  # 8 or 9: Python 3.13 points at the comma
         (b'{\n "a": \n', "line"),
         (b'{"process": {', "line 1"),
         (b"\xff\xfe{}", "UTF-8"),

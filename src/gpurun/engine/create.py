@@ -80,6 +80,9 @@ def read_host(config: Config) -> Host:
     resources = config.linux.resources
     sizes = tree.hugepage_sizes() if resources is not None and resources.hugepage_limits else None
     facts = Host(found, tree.own_cgroup(), int(read_file("/proc/sys/kernel/cap_last_cap", 16)), sizes)
+    if posix.geteuid() != 0:
+        parent = tree.cgroup_path(found, config.linux.cgroups_path, "x", facts.own_cgroup).rpartition("/")[0]
+        facts = replace(facts, may_make_cgroups=posix.access(parent, posix.W_OK))
     process, linux = config.process, config.linux
     if process.apparmor_profile or process.selinux_label or linux.mount_label:
         from gpurun.security.lsm import apparmor_enabled, selinux_enabled
@@ -301,8 +304,13 @@ def _own_streams(plan: Plan) -> None:
     uid = host_id(plan.namespaces.uids, plan.init.process.uid)
     for fd in (0, 1, 2):
         found = posix.fstat(fd)
-        if uid >= 0 and found.st_rdev != posix.makedev(1, 3):  # never the host's /dev/null
+        if uid in (-1, found.st_uid) or found.st_rdev == posix.makedev(1, 3):  # never the host's /dev/null
+            continue
+        try:
             posix.fchown(fd, uid, -1)
+        except PermissionError:
+            if posix.geteuid() == 0:
+                raise
 
 
 def _serve_init(

@@ -23,6 +23,8 @@ def source_channel(plan: Plan) -> tuple[socket | None, int]:
     It cannot in a user namespace, which may be unable to reach the rootfs and sources, nor can it map the ids of a mount.
     """
     init = plan.init
+    if posix.geteuid() != 0:
+        return None, -1  # we have no privilege that the init lacks
     if not init.mount_namespace or not (init.user_namespace or any(step.idmap is not None for step in init.mounts)):
         return None, -1
     from gpurun.ns.sources import channel
@@ -57,7 +59,7 @@ def lend_nodes(plan: Plan) -> int:
     """The device nodes of a container that cannot make its own, as :func:`gpurun.ns.devices.lend_nodes` has them; -1 for
     one that can, and where we ourselves may make none (the host's nodes are bound then)."""
     init = plan.init
-    if not init.user_namespace or not init.mount_namespace or init.dev_is_bind:
+    if not init.user_namespace or not init.mount_namespace or init.dev_is_bind or posix.geteuid() != 0:
         return -1
     from gpurun.ns import devices
     from gpurun.ns.namespaces import host_id

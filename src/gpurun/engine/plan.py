@@ -52,6 +52,7 @@ class Host(Record):
     own_cgroup: str  # path of our own cgroup below the tree's root
     last_cap: int  # /proc/sys/kernel/cap_last_cap
     hugepage_sizes: tuple[str, ...] | None = None  # as hugetlb's files call them; None when nobody needs to know
+    may_make_cgroups: bool = True
     # The rest is False where the config does not ask for it.
     apparmor: bool = False
     selinux: bool = False
@@ -59,6 +60,12 @@ class Host(Record):
     numa: tuple[tuple[int, str], ...] = ()  # NUMA nodes and their CPUs, where an annotation asks to be near a device
     joined_maps: tuple[str, str] | None = None  # uid and gid map of the user namespace to join
     machine: str = ""  # uname -m, where the config has a seccomp profile
+
+
+def _asks_for_nothing(linux: Linux, host: Host) -> bool:
+    """Whether the config sets no limit: then a caller that may make no cgroup can do without one, as under runc."""
+    resources = linux.resources
+    return resources is None or not plan_resources(resources, host.tree.controllers, host.tree.bound_to_v1)
 
 
 class CgroupPlan(Record):
@@ -334,7 +341,7 @@ def _place(
 
 def _plan_cgroup(config: Config, container_id: str, host: Host, edits: ContainerEdits, driver: str) -> CgroupPlan:
     linux = config.linux
-    if driver == "disabled":
+    if driver == "disabled" or (not host.may_make_cgroups and not linux.cgroups_path and _asks_for_nothing(linux, host)):
         return CgroupPlan(path="", root=host.tree.root, scope=None, writes=(), rules=(), program=b"")
     resources = linux.resources or Resources()
     rules = resources.devices + tuple(

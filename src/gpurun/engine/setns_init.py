@@ -90,7 +90,11 @@ def _run(receive: int, send: int) -> None:
     root_fd = posix.open(plan.rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC) if plan.rootfs else -1
     _import_all(plan.process)
     own = plan.namespaces & (lp.CLONE_NEWUSER | lp.CLONE_NEWCGROUP)
+    if posix.geteuid() != 0:
+        own = 0  # what a caller without privilege may join, it may by the user namespace only: all at once
     _join(fds.init, plan.namespaces & ~own)
+    if plan.namespaces & ~own & lp.CLONE_NEWUSER:
+        _become_root()
     pid = _clone(fds)
     if pid:
         sync.send(send, "child", pid)
@@ -103,8 +107,7 @@ def _run(receive: int, send: int) -> None:
     _join(fds.init, own)
     posix.close(fds.init)
     if own & lp.CLONE_NEWUSER:
-        posix.setresgid(0, 0, 0)
-        posix.setresuid(0, 0, 0)
+        _become_root()
     _become(plan, fds, proc_fd, root_fd)
 
 
@@ -121,6 +124,12 @@ def _import_all(process: ProcessPlan) -> None:
     sys.path[:] = []
     sys.path_hooks[:] = []
     sys.meta_path[:] = []
+
+
+def _become_root() -> None:
+    """Take the ids of the root of the user namespace that was joined."""
+    posix.setresgid(0, 0, 0)
+    posix.setresuid(0, 0, 0)
 
 
 def _join(init: int, namespaces: int) -> None:

@@ -10,6 +10,7 @@ The child runs in a copy of this interpreter until it execs, so what it does her
 from __future__ import annotations
 
 import posix
+from errno import EPERM
 
 from gpurun.errors import GpurunError, StepError, oserror_text
 from gpurun.linux.files import O_CLOEXEC, write_all
@@ -94,8 +95,7 @@ def _serve(plan: NamespacePlan, pid: int, ask_r: int, answer_w: int) -> int:
             line, _, pending = pending.partition(b"\n")
             word, _, rest = line.decode("utf-8", "replace").partition(" ")
             if word == "maps":
-                _write_proc(pid, "uid_map", plan.uid_map)
-                _write_proc(pid, "gid_map", plan.gid_map)
+                _write_maps(pid, plan)
                 posix.write(answer_w, b"\n")
             elif word == "offsets":
                 _write_proc(pid, "timens_offsets", plan.time_offsets)
@@ -106,6 +106,32 @@ def _serve(plan: NamespacePlan, pid: int, ask_r: int, answer_w: int) -> int:
                 return pid
             else:
                 raise GpurunError(rest)
+
+
+def _write_maps(pid: int, plan: NamespacePlan) -> None:
+    """The id maps of *pid*: written by us, or by newuidmap(1) and newgidmap(1) when we lack the privilege for them."""
+    rootless = posix.geteuid() != 0
+    if rootless and plan.gid_map.split()[1:] == [str(posix.getegid()), "1"]:
+        _write_proc(pid, "setgroups", "deny")  # else nobody may map even the own group (user_namespaces(7))
+    for name, text, helper in (("uid_map", plan.uid_map, "newuidmap"), ("gid_map", plan.gid_map, "newgidmap")):
+        try:
+            _write_proc(pid, name, text)
+        except StepError as e:
+            if e.errno != EPERM or not rootless:
+                raise
+            _run_mapper(helper, pid, text, e)
+
+
+def _run_mapper(helper: str, pid: int, text: str, refused: StepError) -> None:
+    for directory in ("/usr/bin", "/usr/local/bin", "/bin"):
+        path = f"{directory}/{helper}"
+        if posix.access(path, posix.X_OK):
+            child = posix.posix_spawn(path, [helper, str(pid), *text.split()], {})
+            status = posix.waitpid(child, 0)[1]
+            if status:
+                raise GpurunError(f"{helper} refuses the map of the user namespace: see /etc/subuid and /etc/subgid")
+            return
+    raise GpurunError(f"{refused} (and there is no {helper} to do it: install uidmap)")
 
 
 def _write_proc(pid: int, name: str, text: str) -> None:
