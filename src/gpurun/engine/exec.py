@@ -131,8 +131,8 @@ def exec_process(options: ExecOptions) -> int:
 def open_cgroups(state: store.State, sub: str) -> tuple[int, int]:
     """Descriptors of the cgroup that the process is to be born in, and of the one to take when that cannot be (-1: none).
 
-    *sub*, a path below the container's cgroup, is the caller's own choice: then there is no other.  A container that has none
-    (--cgroup-manager disabled, or a caller that may make none) leaves its processes in the caller's.
+    *sub*, a path below the container's cgroup, is the caller's own choice: then there is no other.  A container that has
+    none (--cgroup-manager disabled, or a caller that may make none) leaves its processes in the caller's.
     """
     if not state.cgroup and not sub:
         return -1, -1
