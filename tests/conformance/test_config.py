@@ -107,6 +107,7 @@ def test_config_process_cwd(runtime: Runtime, bundle: MakeBundle) -> None:
     assert runtime.output(b) == "/usr\n"
 
 
+@pytest.mark.not_on("crun", reason="takes it")
 @must("config.md: Process")
 @pytest.mark.parametrize("cwd", ["usr", "./usr", "../usr", ""])
 def test_config_process_cwd_is_absolute(runtime: Runtime, bundle: MakeBundle, cwd: str) -> None:
@@ -141,6 +142,7 @@ def test_config_process_args_file_is_searched_in_path(runtime: Runtime, bundle: 
     assert runtime.output(b) == "found /usr/found\n"
 
 
+@pytest.mark.not_on("crun", reason="starts nothing without an error")
 @must("config.md: Process")
 @pytest.mark.parametrize("args", [[], None], ids=["empty", "absent"])
 def test_config_process_args_at_least_one(runtime: Runtime, bundle: MakeBundle, args: list[str] | None) -> None:
@@ -163,6 +165,7 @@ def test_config_process_rlimits(runtime: Runtime, bundle: MakeBundle, name: str)
     assert rows[LIMITS[name]] == [str(1 << 20), str(1 << 21)]
 
 
+@pytest.mark.not_on("crun", reason="leaves the cgroup behind")
 @must("config.md: POSIX process")
 @pytest.mark.parametrize("name", ["RLIMIT_COFFEE", "NOFILE", "", "rlimit_nofile"])
 def test_config_process_rlimits_unknown(runtime: Runtime, bundle: MakeBundle, name: str) -> None:
@@ -172,7 +175,8 @@ def test_config_process_rlimits_unknown(runtime: Runtime, bundle: MakeBundle, na
     refused(runtime, b)
 
 
-@pytest.mark.not_on("runc", reason="takes the last")
+@pytest.mark.not_on("crun", reason="takes them")
+@pytest.mark.not_on("runc", reason="takes them")
 @must("config.md: POSIX process")
 @pytest.mark.parametrize("second", [{"soft": 60, "hard": 70}, {"soft": 50, "hard": 60}], ids=["the same", "another"])
 def test_config_process_rlimits_duplicated(runtime: Runtime, bundle: MakeBundle, second: dict[str, int]) -> None:
@@ -196,6 +200,7 @@ def test_config_process_capabilities(runtime: Runtime, bundle: MakeBundle, name:
     assert found == 1 << CAPABILITIES["KILL"] | 1 << CAPABILITIES["CHOWN"]
 
 
+@pytest.mark.not_on("crun", reason="says nothing")
 @must("config.md: Linux Process")
 def test_config_process_capabilities_unknown_are_a_warning(runtime: Runtime, bundle: MakeBundle) -> None:
     """a capability that cannot be mapped to a kernel interface MUST be logged as a warning"""
@@ -334,6 +339,7 @@ def test_config_annotations_values_are_strings(runtime: Runtime, bundle: MakeBun
     refused(runtime, b)
 
 
+@pytest.mark.not_on("crun", reason="ignores it")
 @must("config.md: Annotations")
 @pytest.mark.parametrize("value", [["a"], "text", 7])
 def test_config_annotations_are_a_map(runtime: Runtime, bundle: MakeBundle, value: Any) -> None:
@@ -343,6 +349,7 @@ def test_config_annotations_are_a_map(runtime: Runtime, bundle: MakeBundle, valu
     refused(runtime, b)
 
 
+@pytest.mark.not_on("crun", reason="takes it")
 @pytest.mark.not_on("gpurun", reason="takes it, as runc does")
 @pytest.mark.not_on("runc", reason="takes it")
 @must("config.md: Annotations")
@@ -357,6 +364,12 @@ def _top(b: Bundle) -> Any:
     return b.config
 
 
+OTHERS: dict[str, Any] = {
+    "windows": {"layerFolders": ["C:\\layer"]},
+    "solaris": {},
+    "zos": {},
+    "vm": {"kernel": {"path": "/vmlinuz"}},
+}
 UNKNOWN: dict[str, Any] = {
     "the config": _top,
     "root": lambda b: b.config["root"],
@@ -379,11 +392,11 @@ def test_config_extensibility(runtime: Runtime, bundle: MakeBundle, where: str) 
 
 
 @must("config.md: Extensibility")
-@pytest.mark.parametrize("platform", ["windows", "solaris", "zos", "vm"])
+@pytest.mark.parametrize("platform", OTHERS)
 def test_config_other_platforms(runtime: Runtime, bundle: MakeBundle, platform: str) -> None:
     """what is for other platforms does not concern a runtime for Linux"""
     b = bundle().args("echo", "hi")
-    b.config[platform] = {}
+    b.config[platform] = OTHERS[platform]
     assert runtime.output(b) == "hi\n"
 
 
@@ -413,6 +426,7 @@ INVALID: dict[str, Any] = {
 }
 
 
+@pytest.mark.not_on("crun", reason="ignores values of another type, or leaves the cgroup behind")
 @must("config.md: Valid values")
 @pytest.mark.parametrize("where", INVALID)
 def test_config_valid_values(runtime: Runtime, bundle: MakeBundle, where: str) -> None:

@@ -71,6 +71,7 @@ def test_features_versions_are_accepted(runtime: Runtime, bundle: MakeBundle, fe
     assert runtime.output(b) == "hi\n"
 
 
+@pytest.mark.not_on("crun", reason="tells of what is of 1.3")
 @pytest.mark.not_on("gpurun", reason="tells of netDevices, which is of 1.3")
 @must("features.md: Specification version")
 def test_features_has_only_what_is_defined(features: dict[str, Any]) -> None:
@@ -102,6 +103,7 @@ def test_features_hooks_are_supported(runtime: Runtime, bundle: MakeBundle, feat
     assert runtime.output(b) == "hi\n"
 
 
+@pytest.mark.not_on("crun", reason="the kernel refuses some as it sets them")
 @pytest.mark.not_on("runc", reason="hands `defaults` to the file system")
 @must("features.md: Mount Options")
 def test_features_mount_options_are_recognized(runtime: Runtime, bundle: MakeBundle, features: dict[str, Any]) -> None:

@@ -79,8 +79,8 @@ def test_config_hooks_start_container_is_before_the_program(runtime: Runtime, bu
     assert record.order == ["startContainer", "main"]
 
 
-@pytest.mark.not_on("runc 1.1", reason="calls it during start, but before the process is executed")
-@pytest.mark.not_on("runc 1.3", reason="calls it during start, but before the process is executed")
+@pytest.mark.not_on("runc 1.1", reason="calls it during create")
+@pytest.mark.not_on("runc 1.3", reason="calls it during create")
 @must("config.md: Poststart")
 def test_config_hooks_poststart_is_after_the_program_was_executed(
     runtime: Runtime, bundle: MakeBundle, record: Recorder
@@ -189,6 +189,7 @@ def test_config_hooks_of_create_are_before_pivot_root(
     assert str(b.rootfs) in record.text("mountinfo"), "the rootfs is not yet the root"
 
 
+@pytest.mark.not_on("crun", reason="tells startContainer another bundle")
 @must("config.md: POSIX-platform Hooks")
 @pytest.mark.parametrize("kind", KINDS)
 def test_config_hooks_are_given_the_state(runtime: Runtime, bundle: MakeBundle, record: Recorder, kind: str) -> None:
@@ -213,6 +214,7 @@ STATUS = {
 }
 
 
+@pytest.mark.not_on("crun", reason="tells created during create, and starting")
 @pytest.mark.not_on("runc 1.1", reason="poststart is called during create")
 @pytest.mark.not_on("runc 1.3", reason="poststart is called during create")
 @must("runtime.md: State")
@@ -225,6 +227,7 @@ def test_runtime_state_status_that_hooks_are_given(
     assert record.state(kind)["status"] in STATUS[kind]
 
 
+@pytest.mark.not_on("crun", reason="tells pid 0 in the container")
 @must("runtime.md: State")
 @pytest.mark.parametrize("kind", KINDS[:-1])
 def test_runtime_state_pid_that_hooks_are_given(runtime: Runtime, bundle: MakeBundle, record: Recorder, kind: str) -> None:
@@ -246,6 +249,7 @@ def test_config_hooks_arguments_and_environment(runtime: Runtime, bundle: MakeBu
     assert record.text("count") == "2\n"
 
 
+@pytest.mark.not_on("crun", reason="finds a mistake only when the hook is called")
 @pytest.mark.not_on("runc", reason="finds a mistake only when the hook is called")
 @must("config.md: POSIX-platform Hooks")
 @pytest.mark.parametrize("kind", KINDS)
@@ -256,6 +260,7 @@ def test_config_hooks_path_must_be_absolute(runtime: Runtime, bundle: MakeBundle
     refused(runtime, b)
 
 
+@pytest.mark.not_on("crun", reason="takes it")
 @pytest.mark.not_on("runc", reason="finds a mistake only when the hook is called")
 @must("config.md: POSIX-platform Hooks")
 @pytest.mark.parametrize("kind", KINDS)
@@ -284,6 +289,7 @@ def test_runtime_lifecycle_a_failing_hook_of_create(
     assert record.order == [kind]
 
 
+@pytest.mark.not_on("crun", reason="does not call poststop")
 @must("runtime.md: Lifecycle, steps 3 to 5")
 @pytest.mark.parametrize("kind", AT_CREATE)
 def test_runtime_lifecycle_a_failing_hook_of_create_continues_at_step_12(
@@ -324,7 +330,8 @@ def two(record: Recorder, kind: str) -> list[tuple[str, dict[str, Any]]]:
     return [(kind, record.hook(kind, script="exit 7")), (kind, record.hook(kind, "second"))]
 
 
-@pytest.mark.not_on("runc", reason="kills the container")
+@pytest.mark.not_on("crun", reason="start fails")
+@pytest.mark.not_on("runc", reason="create or start fails")
 @must("runtime.md: Lifecycle, step 9")
 def test_runtime_lifecycle_step_9_a_failing_poststart_hook(runtime: Runtime, bundle: MakeBundle, record: Recorder) -> None:
     """if a poststart hook fails, MUST log a warning, but the remaining hooks and lifecycle continue"""

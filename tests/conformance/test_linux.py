@@ -65,6 +65,8 @@ def test_config_linux_namespaces_without_a_path_are_new(runtime: Runtime, bundle
     assert len({link(first, kind), link(second, kind), own(kind)}) == 3
 
 
+@pytest.mark.not_on("crun", reason="cannot join a time namespace")
+@pytest.mark.not_on("runc 1.1", reason="gives the host's /dev/null to the owner of a user namespace, at times")
 @must("config-linux.md: Namespaces")
 @pytest.mark.parametrize("kind", [*PLAIN, "user", TIME])
 def test_config_linux_namespaces_path(runtime: Runtime, bundle: MakeBundle, kind: str) -> None:
@@ -75,7 +77,8 @@ def test_config_linux_namespaces_path(runtime: Runtime, bundle: MakeBundle, kind
     assert link(second, kind) == link(first, kind) != own(kind)
 
 
-@pytest.mark.not_on("runc 1.1", reason="leaves the cgroup behind")
+@pytest.mark.not_on("crun", reason="leaves the cgroup behind")
+@pytest.mark.not_on("runc 1.1", reason="leaves the cgroup behind, at times")
 @must("config-linux.md: Namespaces")
 @pytest.mark.parametrize("kind", PLAIN)
 @pytest.mark.parametrize("path", ["/nonexistent/ns", "/etc/hostname", "/proc/1/ns/mnt"])
@@ -84,6 +87,7 @@ def test_config_linux_namespaces_path_of_another_type(runtime: Runtime, bundle: 
     refused(runtime, asking(bundle(), kind, path))
 
 
+@pytest.mark.not_on("crun", reason="leaves the cgroup behind")
 @must("config-linux.md: Namespaces")
 @pytest.mark.parametrize("kind", PLAIN)
 def test_config_linux_namespaces_path_is_absolute(runtime: Runtime, bundle: MakeBundle, kind: str) -> None:
@@ -105,6 +109,7 @@ def test_config_linux_namespaces_left_out(runtime: Runtime, bundle: MakeBundle, 
     assert link(runtime.create(b), kind) == own(kind)
 
 
+@pytest.mark.not_on("crun", reason="leaves the cgroup behind")
 @must("config-linux.md: Namespaces")
 @pytest.mark.parametrize("kind", ["pid", "network", "ipc", "uts", "mount", "cgroup"])
 def test_config_linux_namespaces_duplicated(runtime: Runtime, bundle: MakeBundle, kind: str) -> None:
@@ -164,7 +169,8 @@ def test_config_linux_devices(runtime: Runtime, bundle: MakeBundle, kind: str, p
     assert runtime.output(b) == f"{said}\n"
 
 
-@pytest.mark.not_on("runc", reason="leaves the file as it is, or binds the device over it")
+@pytest.mark.not_on("crun", reason="takes it")
+@pytest.mark.not_on("runc", reason="takes it")
 @must("config-linux.md: Devices")
 @pytest.mark.parametrize("there", ["a file", "a directory", "another device", "another type"])
 def test_config_linux_devices_another_file_is_there(runtime: Runtime, bundle: MakeBundle, leaks: Leaks, there: str) -> None:
@@ -288,6 +294,7 @@ def test_config_linux_paths_that_are_not_there(runtime: Runtime, bundle: MakeBun
     assert runtime.output(b) == "hi\n"
 
 
+@pytest.mark.not_on("crun", reason="takes them")
 @pytest.mark.not_on("runc", reason="takes them")
 @must("config-linux.md: Masked Paths, Readonly Paths")
 @pytest.mark.parametrize("name", ["maskedPaths", "readonlyPaths"])
@@ -324,6 +331,7 @@ def test_config_linux_sysctl(runtime: Runtime, bundle: MakeBundle, name: str, va
     assert Path(path).read_text() == before
 
 
+@pytest.mark.not_on("crun", reason="ignores it")
 @must("config-linux.md: Mount Label")
 @pytest.mark.skipif(Path("/sys/fs/selinux/enforce").exists(), reason="this machine has SELinux")
 def test_config_linux_mount_label_where_there_is_no_selinux(runtime: Runtime, bundle: MakeBundle) -> None:

@@ -86,6 +86,7 @@ def test_config_mounts_relative_source(runtime: Runtime, bundle: MakeBundle) -> 
     assert runtime.output(b) == "beside\n"
 
 
+@pytest.mark.not_on("crun", reason="hands some to the file system, which refuses them")
 @must("config.md: Linux mount options")
 @pytest.mark.parametrize("option", [pytest.param(o, marks=FAULTS.get(o, ())) for o in OPTIONS])
 def test_config_mount_options_that_must_be(runtime: Runtime, bundle: MakeBundle, option: str) -> None:
@@ -98,6 +99,7 @@ def test_config_mount_options_that_must_be(runtime: Runtime, bundle: MakeBundle,
     assert opposite.get(option) not in options
 
 
+@pytest.mark.not_on("crun", reason="sets no shared and no unbindable")
 @must("config.md: Linux mount options")
 @pytest.mark.parametrize("option", BIND)
 def test_config_mount_options_of_binds(runtime: Runtime, bundle: MakeBundle, source: Path, option: str) -> None:
@@ -128,6 +130,7 @@ def test_config_mount_options_on_a_bind(runtime: Runtime, bundle: MakeBundle, so
     assert option in mounted(runtime.output(b), "/tmp")[1]
 
 
+@pytest.mark.not_on("crun", reason="the kernel refuses some as it sets them; no rnosymfollow")
 @pytest.mark.not_on("runc 1.1", reason="knows them not all")
 @should("config.md: Linux mount options")
 @pytest.mark.parametrize("option", RECURSIVE)
@@ -139,6 +142,7 @@ def test_config_mount_options_that_are_recursive(runtime: Runtime, bundle: MakeB
     assert shown not in ("ro", "nosuid", "nodev", "noexec", "noatime", "nodiratime", "nosymfollow") or shown in options
 
 
+@pytest.mark.not_on("crun", reason="hands them to the file system")
 @pytest.mark.not_on("runc 1.1", reason="does not know them")
 @should("config.md: Linux mount options")
 @pytest.mark.parametrize("option", ["nosymfollow", "symfollow"])
@@ -175,6 +179,7 @@ def test_config_mounts_mappings(runtime: Runtime, bundle: MakeBundle, source: Pa
     assert runtime.output(b) == "100007:100008\n"
 
 
+@pytest.mark.not_on("crun", reason="leaves the cgroup behind")
 @pytest.mark.not_on("runc 1.1", reason="has no id-mapped mounts")
 @must("config.md: Linux mount options")
 @pytest.mark.parametrize("option", ["idmap", "ridmap"])
@@ -183,6 +188,7 @@ def test_config_mounts_idmap_without_mappings(runtime: Runtime, bundle: MakeBund
     refused(runtime, bundle().mount("/tmp", str(source), "rbind", option))
 
 
+@pytest.mark.not_on("crun", reason="leaves the cgroup behind")
 @pytest.mark.not_on("runc 1.1", reason="has no id-mapped mounts")
 @must("config.md: POSIX-platform Mounts")
 @pytest.mark.parametrize("which", ["uidMappings", "gidMappings"])
@@ -197,11 +203,12 @@ def test_config_mounts_mappings_go_together(runtime: Runtime, bundle: MakeBundle
 def test_config_mounts_destination_inside_the_container(
     runtime: Runtime, bundle: MakeBundle, source: Path, leaks: Leaks
 ) -> None:
-    """the destination is a path inside the container, also where a link of the image points outside"""
+    """the destination is a path inside the container, never one that a link of the image points to outside"""
     leaks.allow_rootfs_changes()
     b = bundle().sh("cat /link/file").mount("/link", str(source), "bind")
     target = runtime.directory / "outside"
     target.mkdir()
     (b.rootfs / "link").symlink_to(target)
-    assert runtime.output(b) == "content\n"
+    result = runtime.run(b)  # to refuse such a link is as good
+    assert result.rc != 0 or result.out == "content\n"
     assert list(target.iterdir()) == []

@@ -73,13 +73,15 @@ def test_config_linux_seccomp_default_errno_of_an_action_without(runtime: Runtim
     refused(runtime, under(bundle(), defaultErrnoRet=1))
 
 
-@pytest.mark.not_on("runc", reason="ignores the rule")
+@pytest.mark.not_on("crun", reason="takes it")
+@pytest.mark.not_on("runc", reason="takes it")
 @must("config-linux.md: Seccomp")
 def test_config_linux_seccomp_names_at_least_one(runtime: Runtime, bundle: MakeBundle) -> None:
     """`names` MUST contain at least one entry"""
     refused(runtime, under(bundle(), {"names": [], "action": "SCMP_ACT_ERRNO"}))
 
 
+@pytest.mark.not_on("crun", reason="ignores it")
 @pytest.mark.not_on("gpurun", reason="ignores it, as runc does")
 @pytest.mark.not_on("runc", reason="ignores it")
 @must("config-linux.md: Seccomp")
@@ -105,6 +107,7 @@ BAD: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.not_on("crun", reason="ignores unknown flags")
 @must("config-linux.md: Seccomp")
 @pytest.mark.parametrize("field", BAD)
 def test_config_linux_seccomp_invalid_values(runtime: Runtime, bundle: MakeBundle, field: str) -> None:

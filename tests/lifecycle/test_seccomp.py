@@ -363,6 +363,7 @@ def agent(runtime: Runtime) -> Iterator[StartAgent]:
     level="MUST",
     what="the state MUST be sent over the socket of `listenerPath` in JSON, the descriptors with SCM_RIGHTS",
 )
+@pytest.mark.not_on("crun", reason="waits for the agent for ever")
 @both
 def test_an_agent_decides(runtime: Runtime, bundle: MakeBundle, agent: StartAgent, no_new_privileges: bool) -> None:
     a = agent({MKDIR_NUMBER: errno.ENOSPC})
