@@ -66,7 +66,6 @@ def test_config_linux_namespaces_without_a_path_are_new(runtime: Runtime, bundle
 
 
 @pytest.mark.not_on("crun", reason="cannot join a time namespace")
-@pytest.mark.not_on("runc 1.1", reason="gives the host's /dev/null to the owner of a user namespace, at times")
 @must("config-linux.md: Namespaces")
 @pytest.mark.parametrize("kind", [*PLAIN, "user", TIME])
 def test_config_linux_namespaces_path(runtime: Runtime, bundle: MakeBundle, kind: str) -> None:
