@@ -72,7 +72,6 @@ def test_features_versions_are_accepted(runtime: Runtime, bundle: MakeBundle, fe
 
 
 @pytest.mark.not_on("crun", reason="tells of what is of 1.3")
-@pytest.mark.not_on("gpurun", reason="tells of netDevices, which is of 1.3")
 @must("features.md: Specification version")
 def test_features_has_only_what_is_defined(features: dict[str, Any]) -> None:
     """MUST NOT contain properties that are not defined in this version of the specification"""

@@ -27,10 +27,7 @@ RECURSIVE = """
     ratime rdev rdiratime rexec rnoatime rnodev rnodiratime rnoexec rnorelatime rnostrictatime rnosuid rnosymfollow
     rrelatime rro rrw rstrictatime rsuid rsymfollow
 """.split()
-NO_FLAG = pytest.mark.not_on("gpurun", reason="fsconfig(2) of tmpfs does not know it, mount(2) does")
 FAULTS = {
-    "silent": NO_FLAG,
-    "iversion": NO_FLAG,
     "defaults": pytest.mark.not_on("runc", reason="hands `defaults` to the file system"),
 }
 #: What /proc/mounts shows of an option of a tmpfs.

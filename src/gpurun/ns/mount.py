@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import posix
+from errno import EINVAL
 
 from gpurun.linux import mount as lm
+
+#: Flags that mount(2) takes for any file system and that most of them do not know as options: hints, no demands.
+_HINTS = frozenset(("iversion", "silent"))
 
 
 def bind_fd(source_fd: int, target_fd: int, attr_set: int = 0, attr_clr: int = 0, recursive: bool = True) -> None:
@@ -29,7 +33,11 @@ def filesystem(fstype: str, options: tuple[tuple[str, str | None], ...], attribu
         if source:
             lm.fsconfig_set(fs, "source", source)
         for key, value in options:
-            lm.fsconfig_set(fs, key, value)
+            try:
+                lm.fsconfig_set(fs, key, value)
+            except OSError as e:
+                if e.errno != EINVAL or key not in _HINTS:
+                    raise
         lm.fsconfig_create(fs)
         return lm.fsmount(fs, attributes)
     finally:

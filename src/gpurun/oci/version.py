@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-SPEC_VERSION = "1.2.0"
+SPEC_VERSION = "1.3.0"
