@@ -20,8 +20,8 @@ ROOMS = (
     ("gpurun.security",),
     ("gpurun.cgroup",),
     ("gpurun.ns",),
+    ("gpurun.launcher.child",),  # how the engine starts the container's init, and hook its helper
     ("gpurun.hook",),
-    ("gpurun.launcher.child",),  # how the engine starts the container's init
     ("gpurun.engine",),
     ("gpurun.cli.output",),
     ("gpurun.commands",),

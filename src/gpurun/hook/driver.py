@@ -111,7 +111,7 @@ def read_driver(roots: Roots, capabilities: tuple[str, ...] = CAPABILITIES, env:
     *env* is gpurun's own environment, for ``CUDA_MPS_PIPE_DIRECTORY``.  Raises :class:`GpuError` that says which half of
     the driver is missing: the kernel module, the libraries of the same version, or nvidia-uvm.
     """
-    root = open_driver_root(_driver_root_path(roots), posix.uname().machine)
+    root = open_driver_root(driver_root_path(roots), posix.uname().machine)
     try:
         version = _kernel_version(roots, root)
         wanted = library_capabilities(capabilities)
@@ -148,7 +148,7 @@ def module_version(roots: Roots) -> str:
     return _read_text(f"{roots.sysroot}/sys/module/nvidia/version").strip()
 
 
-def _driver_root_path(roots: Roots) -> str:
+def driver_root_path(roots: Roots) -> str:
     path = roots.sysroot + ("" if roots.driver_root == "/" else roots.driver_root.rstrip("/"))
     if path and not _exists(path):
         raise GpuError(f"no NVIDIA driver: the driver root {path} does not exist")
@@ -207,7 +207,7 @@ def _nvidia_major(majors: dict[str, int]) -> int:
 
 def _dev_root(roots: Roots) -> str:
     """The directory with ``dev/``: the driver root when its /dev has the nodes (a containerised driver), else the host."""
-    own = _driver_root_path(roots).rstrip("/")
+    own = driver_root_path(roots).rstrip("/")
     return own if own != roots.sysroot and _exists(f"{own}/dev/nvidiactl") else roots.sysroot
 
 

@@ -1,0 +1,162 @@
+"""NVML behind a process: what a library that is well says, and what becomes of one that hangs, crashes or is not there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from gpurun.errors import GpuError
+from gpurun.hook import nvml_process
+from gpurun.hook.driver import Roots
+from gpurun.hook.nvml import find_nvml, mig_uuids, query
+from tests.nvml import compile_stub
+from tests.simdriver import VERSION, Options, SimulatedDriver, bus_id, make, minor, uuid
+
+
+def children() -> set[str]:
+    """The processes that this one has started and that are still there, zombies too."""
+    return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
+
+
+def test_devices(tmp_path: Path) -> None:
+    answer = query(str(compile_stub(tmp_path / "nvml.so", gpus=3)), "devices")
+    assert {k: answer[k] for k in answer if k != "gpus"} == {
+        "driverVersion": "999.88.77", "nvmlVersion": "13.999.88.77", "cudaVersion": "13.1",
+    }  # fmt: skip
+    assert [(g["index"], g["uuid"], g["busId"], g["minor"]) for g in answer["gpus"]] == [
+        (i, uuid(i), bus_id(i), minor(i, 3)) for i in range(3)
+    ]
+    gpu = answer["gpus"][1]
+    assert (gpu["brand"], gpu["architecture"], gpu["computeCapability"]) == ("nvidia", "Hopper", "9.0")
+    assert gpu["migMode"] is None and answer["gpus"][0]["migMode"] is False
+    assert "processes" not in gpu and "memoryUsed" not in gpu
+
+
+def test_mig_devices(tmp_path: Path) -> None:
+    gpu = query(str(compile_stub(tmp_path / "nvml.so", mig=True)), "usage")["gpus"][0]
+    assert gpu["migMode"] is True and gpu["utilization"] is None
+    fields = ("index", "gpuInstance", "computeInstance", "profile")
+    assert [(*(m[f] for f in fields), m["uuid"][:12]) for m in gpu["migDevices"]] == [
+        (0, 1, 0, "1g.10gb", "MIG-00000065"),
+        (2, 2, 0, "1c.2g.20gb", "MIG-00000066"),
+    ]
+    assert gpu["processes"][1] == {
+        "pid": 1001, "kind": "compute", "memory": 1 << 20, "gpuInstance": 1, "computeInstance": 0,
+    }  # fmt: skip
+
+
+def test_usage(tmp_path: Path) -> None:
+    gpus = query(str(compile_stub(tmp_path / "nvml.so")), "usage")["gpus"]
+    assert (gpus[0]["memoryTotal"], gpus[0]["memoryUsed"]) == (80 << 30, 3 << 30)
+    assert gpus[1]["utilization"] == {"gpu": 42, "memory": 7} and gpus[1]["processes"] == []
+    assert [p["pid"] for p in gpus[0]["processes"]] == list(range(1000, 1100))
+    assert gpus[0]["processes"][0]["memory"] is None and gpus[0]["processes"][0]["gpuInstance"] is None
+
+
+def test_an_old_library_knows_less(tmp_path: Path) -> None:
+    answer = query(str(compile_stub(tmp_path / "nvml.so", mode="old")), "usage")
+    gpu = answer["gpus"][0]
+    assert answer["driverVersion"] is None and gpu["uuid"] == uuid(0) and gpu["name"] is None
+    assert gpu["migMode"] is None and gpu["processes"] == [] and gpu["memoryTotal"] is None
+
+
+def test_one_lost_gpu_does_not_hide_the_others(tmp_path: Path) -> None:
+    gpus = query(str(compile_stub(tmp_path / "nvml.so", gpus=3, mode="lost")))["gpus"]
+    assert [g.get("uuid") for g in gpus] == [uuid(0), None, uuid(2)]
+    assert gpus[1] == {"index": 1, "error": "GPU is lost (nvmlDeviceGetHandleByIndex_v2: 15)"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("hang", "gave no answer within 0.5 s"),
+        ("crash", "crashed with signal 11"),
+        ("unloaded", "Driver Not Loaded (nvmlInit_v2: 9)"),
+    ],
+)
+def test_a_library_that_is_not_well(tmp_path: Path, mode: str, words: str) -> None:
+    library = compile_stub(tmp_path / "nvml.so", mode=mode)
+    before = children()
+    with pytest.raises(GpuError) as caught:
+        query(str(library), "devices", 0.5 if mode == "hang" else 60)
+    assert words in str(caught.value) and str(library) in str(caught.value) and "\n" not in str(caught.value)
+    assert children() == before
+    assert not list(tmp_path.glob("core*"))
+
+
+def test_no_library(tmp_path: Path) -> None:
+    with pytest.raises(GpuError, match="cannot load the library"):
+        query(str(tmp_path / "none.so"))
+    (tmp_path / "text.so").write_text("no ELF")
+    with pytest.raises(GpuError, match="cannot load the library"):
+        query(str(tmp_path / "text.so"))
+
+
+def test_nothing_of_the_library_reaches_the_answer_or_stays(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It prints on stdout, and starts a program that would go on: the answer is whole, and the program is gone."""
+    library = compile_stub(tmp_path / "nvml.so", mode="noisy")
+    assert query(str(library))["gpus"][0]["uuid"] == uuid(0)
+    assert capfd.readouterr() == ("", "")
+    end = time.monotonic() + 10
+    while (left := stays_behind()) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not left
+
+
+def stays_behind() -> bool:
+    """Whether the program that the stub starts is still there."""
+    listed = subprocess.run(["ps", "-eo", "stat,args"], capture_output=True, text=True, check=True).stdout
+    return any(line.endswith("sleep 86397") and not line.startswith("Z") for line in listed.splitlines())
+
+
+def test_the_callers_environment_stays_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LD_PRELOAD of whoever calls gpurun must not end in a process of root's that opens devices."""
+    monkeypatch.setenv("LD_PRELOAD", str(compile_stub(tmp_path / "preloaded.so", mode="hang")))
+    assert query(str(compile_stub(tmp_path / "nvml.so")), "devices", 60)["gpus"]
+
+
+def with_library(driver: SimulatedDriver, **how: object) -> Roots:
+    """The roots of *driver* with the stub in place of its libnvidia-ml."""
+    made = next(driver.path.rglob(f"libnvidia-ml.so.{VERSION}"))
+    made.unlink()
+    compile_stub(made, gpus=driver.options.gpus, **how)  # type: ignore[arg-type]
+    return Roots(sysroot=str(driver.path))
+
+
+def test_the_library_is_found_in_the_driver_root(tmp_path: Path) -> None:
+    roots = with_library(make(tmp_path / "host", Options(nodes=False)), mig=True)
+    assert find_nvml(roots).startswith(str(tmp_path)) and find_nvml(roots).endswith(f"libnvidia-ml.so.{VERSION}")
+    assert mig_uuids(roots) == {
+        "MIG-00000065-5197-5a6f-8c59-0a1b2c3d4e5f": (1, 1, 0),
+        "MIG-00000066-5197-5a6f-8c59-0a1b2c3d4e5f": (1, 2, 0),
+    }
+
+
+@pytest.mark.parametrize("options", [Options(no_userspace=True, nodes=False), Options(no_module=True)])
+def test_no_driver(tmp_path: Path, options: Options) -> None:
+    with pytest.raises(GpuError, match="NVML cannot be asked"):
+        find_nvml(Roots(sysroot=str(make(tmp_path / "host", options).path)))
+
+
+def test_structures_are_those_of_nvidias_own_bindings() -> None:
+    """nvidia-ml-py is the field's library; gpurun does not ship its 8000 lines, but must agree with them."""
+    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    for ours, theirs in (
+        (nvml_process.PciInfo, pynvml.nvmlPciInfo_t),
+        (nvml_process.Memory, pynvml.c_nvmlMemory_t),
+        (nvml_process.Utilization, pynvml.c_nvmlUtilization_t),
+        (nvml_process.ProcessInfo, pynvml.c_nvmlProcessInfo_v3_t),
+        (nvml_process.DeviceAttributes, pynvml.c_nvmlDeviceAttributes),
+    ):
+        assert ctypes.sizeof(ours) == ctypes.sizeof(theirs)
+        mine = [(name, getattr(ours, name).offset) for name, _ in ours._fields_]  # type: ignore[misc]
+        assert mine == [(name, getattr(theirs, name).offset) for name, _ in theirs._fields_]
+    brands = {v for k, v in vars(pynvml).items() if k.startswith("NVML_BRAND_") and k != "NVML_BRAND_COUNT"}
+    assert set(nvml_process.BRANDS) == brands
+    for number, name in nvml_process.ARCHITECTURES.items():
+        assert getattr(pynvml, f"NVML_DEVICE_ARCH_{name.upper()}") == number
