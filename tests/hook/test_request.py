@@ -39,6 +39,8 @@ def devices(value: str) -> tuple[str, ...] | None:
         (UUID, (UUID,)),
         ("00000000:07:00.0", ("00000000:07:00.0",)),
         ("All", ("All",)),
+        ("MIG-5b4f6a10-5197-4a6f-8c59-0a1b2c3d4e5f,0:1", ("MIG-5b4f6a10-5197-4a6f-8c59-0a1b2c3d4e5f", "0:1")),
+        (f"MIG-{UUID}/1/0", (f"MIG-{UUID}/1/0",)),
     ],
 )
 def test_device_list(value: str, expected: tuple[str, ...] | None) -> None:
@@ -115,9 +117,6 @@ def test_requirements() -> None:
     ("value", "words"),
     [
         ("nvidia.com/gpu=0", "nvidia.com/gpu=0: CDI device names"),
-        ("MIG-5b4f6a10-5197-4a6f-8c59-0a1b2c3d4e5f", "MIG devices are not supported"),
-        (f"MIG-{UUID}/1/0", "MIG devices are not supported"),
-        ("0:1", "0:1: MIG devices are not supported"),
         ("/var/run/nvidia-container-devices", "volume mounts are not supported"),
     ],
 )

@@ -40,6 +40,7 @@ class Options:
     no_userspace: bool = False
     no_module: bool = False
     no_uvm: bool = False
+    mig: tuple[tuple[int, int, int], ...] = ()  # (GPU index, GPU instance, compute instance)
     version_mismatch: bool = False  # the libraries are of another version than the kernel module
 
     @property
@@ -73,6 +74,16 @@ def bus_id(index: int) -> str:
 def minor(index: int, count: int) -> int:
     """Minors run against the order of the bus ids, as they do on some real machines: no code may take one for the other."""
     return count - 1 - index
+
+
+def mig_minor(gpu_minor: int, gi: int, ci: int | None = None) -> int:
+    """The minor of the capability node of a GPU instance, or of a compute instance in it: as the real driver counts."""
+    return 3 + 135 * gpu_minor + 9 * gi + (0 if ci is None else 1 + ci)
+
+
+def mig_uuid(index: int, gi: int, ci: int) -> str:
+    """The UUID of a simulated MIG device, which only NVML tells."""
+    return f"MIG-{index:08x}-{gi:04x}-{ci:04x}-8c59-0a1b2c3d4e5f"
 
 
 def make(path: Path, options: Options | None = None) -> SimulatedDriver:
@@ -193,7 +204,27 @@ def _procfs(root: Path, o: Options) -> None:
     for i in range(o.gpus):
         _write(nvidia / "gpus" / bus_id(i) / "information", information(i, o))
     lines = [f"{number:3d} {name}" for name, number in MAJORS.items() if not (o.no_uvm and name == "nvidia-uvm")]
+    if o.mig:
+        _mig(root, o)
     _write(root / "proc/devices", "Character devices:\n  1 mem\n" + "\n".join(lines) + "\n\nBlock devices:\n259 blkext\n")
+
+
+def _mig(root: Path, o: Options) -> None:
+    """The capability files, and the table of minors, which lists all there could be of these GPUs."""
+    lines = ["config 1", "monitor 2"]
+    for n in range(o.gpus):
+        for gi in range(15):
+            lines.append(f"gpu{n}/gi{gi}/access {mig_minor(n, gi)}")
+            lines += [f"gpu{n}/gi{gi}/ci{ci}/access {mig_minor(n, gi, ci)}" for ci in range(8)]
+    _write(root / "proc/driver/nvidia-caps/mig-minors", "\n".join(lines) + "\n")
+    capabilities = root / "proc/driver/nvidia/capabilities"
+    files = {"mig/config": (1, 0o400), "mig/monitor": (2, 0o444)}
+    for index, gi, ci in o.mig:
+        n = minor(index, o.gpus)
+        files[f"gpu{n}/mig/gi{gi}/access"] = (mig_minor(n, gi), 0o444)
+        files[f"gpu{n}/mig/gi{gi}/ci{ci}/access"] = (mig_minor(n, gi, ci), 0o444)
+    for name, (number, mode) in files.items():
+        _write(capabilities / name, f"DeviceFileMinor: {number}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n", 0o444)
 
 
 def information(index: int, o: Options) -> str:
@@ -221,10 +252,17 @@ def _nodes(root: Path, o: Options) -> bool:
     if o.drm:
         for i in range(o.gpus):
             wanted |= {f"dri/card{i}": (226, i), f"dri/renderD{128 + i}": (226, 128 + i)}
+    if o.mig:
+        caps = {1, 2} | {mig_minor(minor(i, o.gpus), gi) for i, gi, _ in o.mig}
+        caps |= {mig_minor(minor(i, o.gpus), gi, ci) for i, gi, ci in o.mig}
+        wanted |= {f"nvidia-caps/nvidia-cap{number}": (235, number) for number in sorted(caps)}
+        (root / "dev/nvidia-caps").mkdir(parents=True)
     (root / "dev/dri").mkdir(parents=True)
     for name, (major, number) in wanted.items():
         node = root / "dev" / name
         mode = 0o660 if name.startswith("dri/") else 0o666
+        if name.startswith("nvidia-caps/"):
+            mode = 0o400 if number == 1 else 0o444
         try:
             os.mknod(node, stat.S_IFCHR | mode, os.makedev(major, number))
         except PermissionError:

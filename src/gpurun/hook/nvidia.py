@@ -7,16 +7,18 @@ are data, not hooks; /proc/driver/nvidia shows the GPUs of the container and no 
 from __future__ import annotations
 
 from gpurun.errors import GpuError
-from gpurun.hook.driver import bus_order, library_capabilities
+from gpurun.hook.driver import library_capabilities
 from gpurun.hook.edits import CacheEntry, ContainerEdits, DeviceNode, EditMount, FileEdit, Link, ProcTree
-from gpurun.hook.request import shown
 from gpurun.hook.require import check, properties
+from gpurun.hook.selection import select
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.hook.driver import Driver, Gpu, HostNode
     from gpurun.hook.libraries import HostFile, Library
+    from gpurun.hook.mig import MigResolver
     from gpurun.hook.request import GpuRequest
+    from gpurun.hook.selection import Selected
 
 FILE_OPTIONS = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET_OPTIONS = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
@@ -34,14 +36,16 @@ _EXTRA_LINKS = {
 }
 
 
-def edits(request: GpuRequest, driver: Driver) -> ContainerEdits:
+def edits(request: GpuRequest, driver: Driver, resolver: MigResolver | None = None) -> ContainerEdits:
     """What *request* brings into a container on a host with *driver* (read for at least the request's capabilities).
 
+    *resolver* tells the UUIDs of MIG devices, if one is asked for by UUID.
     Raises :class:`GpuError` for a device the host does not have, :class:`ConfigError` for a requirement not met.
     """
     if request.denied:
         return ContainerEdits(warnings=(request.denied,))
-    gpus = select_gpus(request, driver.gpus)
+    selected = select(request, driver.gpus, resolver)
+    gpus = tuple([s.gpu for s in selected])
     check(request.requirements, tuple([properties(driver.version, g.model) for g in gpus]) or (properties(driver.version),))
     needed = library_capabilities(request.capabilities)
     libraries = [lib for lib in driver.libraries if _wanted(lib, needed, request.capabilities)]
@@ -49,15 +53,15 @@ def edits(request: GpuRequest, driver: Driver) -> ContainerEdits:
     graphics = "graphics" in needed
     display = "display" in request.capabilities
     nodes = [_control_node(n) for n in driver.nodes if _control_wanted(n, "compute" in needed, display)]
-    nodes += [_device_node(g.node, f"GPU {g.index} ({request.source})") for g in gpus]
-    drm = [(g, n) for g in gpus for n in g.drm] if graphics else []
+    nodes += [_gpu_node(s, request.source) for s in selected]
+    nodes += _mig_nodes(selected)
+    drm = [(s.gpu, n) for s in selected if _draws(s) for n in s.gpu.drm] if graphics else []
     nodes += [_device_node(n, f"DRM node of GPU {g.index}, capability graphics or display") for g, n in drm]
     links = [link for lib in libraries for link in _library_links(lib)]
     links += [_drm_link(g, n) for g, n in drm]
-    trees = [_proc_tree(driver, gpus)]
+    trees = [_proc_tree(driver, selected)]
     if graphics:
         trees.append(_application_profile(gpus))
-    params = any(f.name == "params" for f in driver.proc_files)
     return ContainerEdits(
         device_nodes=tuple(nodes),
         mounts=tuple([_library_mount(lib, needed) for lib in libraries] + [_file_mount(f) for f in files]),
@@ -66,34 +70,48 @@ def edits(request: GpuRequest, driver: Driver) -> ContainerEdits:
         proc_trees=tuple(trees),
         additional_gids=tuple(sorted({n.gid for _, n in drm if n.gid and n.mode & 0o006 != 0o006})),
         numa_nodes=tuple([gpu.numa_node for gpu in gpus]),
-        warnings=() if params else (f"{driver.proc_path}/params cannot be read: programs may try to make device nodes",),
+        warnings=tuple(_warnings(driver, selected)),
     )
 
 
-def select_gpus(request: GpuRequest, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """The GPUs that *request* names, each once, in the order of their index."""
-    if request.devices == ("all",):
-        return gpus
-    chosen = {find_gpu(device, gpus, request.source).index for device in request.devices}
-    return tuple([gpu for gpu in gpus if gpu.index in chosen])
+def _warnings(driver: Driver, selected: tuple[Selected, ...]) -> list[str]:
+    """What is right as it stands, but hardly what was meant."""
+    found = []
+    if not any(f.name == "params" for f in driver.proc_files):
+        found.append(f"{driver.proc_path}/params cannot be read: programs may try to make device nodes")
+    for s in selected:
+        if s.gpu.mig and not s.mig:
+            devices = ", ".join([f"MIG-{s.gpu.uuid}/{m.gi}/{m.ci}" for m in s.gpu.mig])
+            found.append(
+                f"GPU {s.gpu.index} is divided into MIG devices and none of them was asked for, so CUDA programs find no "
+                f"device: ask for all, or for some of {devices}"
+            )
+    return found
 
 
-def find_gpu(device: str, gpus: tuple[Gpu, ...], source: str = "") -> Gpu:
-    """The GPU with that index, UUID (any case) or PCI bus id (domain of any width); the error names what there is."""
-    is_index = device.isascii() and device.isdigit()
-    bus = bus_order(device) if ":" in device else ()
-    for gpu in gpus:
-        if is_index:
-            if gpu.index == int(device[:9]) and len(device) < 10:
-                return gpu
-        elif (gpu.uuid.lower() == device.lower() and "?" not in device) or (bus and bus == bus_order(gpu.bus_id)):
-            return gpu
-    there = "; ".join([f"{g.index} = {g.uuid} = {g.bus_id} ({g.model})" for g in gpus]) or "none"
-    hint = ""
-    if not is_index and any("?" in g.uuid for g in gpus):
-        hint = " (a GPU shows no UUID until something has used it: run nvidia-smi once)"
-    where = f" (process.env {source})" if source else ""
-    raise GpuError(f"{shown(device)}: unknown device{where}: the GPUs of this host are {there}{hint}")
+def _gpu_node(selected: Selected, source: str) -> DeviceNode:
+    gpu = selected.gpu
+    return _device_node(gpu.node, f"GPU {gpu.index} ({source})" if selected.whole else f"GPU {gpu.index} of a MIG device")
+
+
+def _mig_nodes(selected: tuple[Selected, ...]) -> list[DeviceNode]:
+    """The capability nodes of the MIG devices, those of a GPU instance that several share once."""
+    made: dict[str, DeviceNode] = {}
+    for s in selected:
+        for mig in s.mig:
+            if len(mig.nodes) < 2:
+                raise GpuError(
+                    f"the MIG device MIG-{s.gpu.uuid}/{mig.gi}/{mig.ci} has no capability nodes: /proc/devices has no "
+                    "nvidia-caps, or /proc/driver/nvidia-caps/mig-minors does not list it: run `nvidia-modprobe -m`"
+                )
+            for what, node in zip((f"GPU instance {mig.gi}", f"compute instance {mig.ci}"), mig.nodes, strict=True):
+                made.setdefault(node.path, _device_node(node, f"MIG capability of {what} of GPU {s.gpu.index}", node.mode))
+    return list(made.values())
+
+
+def _draws(selected: Selected) -> bool:
+    """Whether the DRM nodes of the GPU belong in the container: MIG devices cannot draw, but for the profiles that say so."""
+    return not selected.mig or any(mig.profile.endswith("gfx") for mig in selected.mig)
 
 
 def _wanted(library: Library, needed: tuple[str, ...], capabilities: tuple[str, ...]) -> bool:
@@ -162,7 +180,7 @@ def _drm_link(gpu: Gpu, node: HostNode) -> Link:
     return Link(f"/dev/dri/by-path/pci-{gpu.bus_id}-{kind}", f"../{name}", f"DRM node of GPU {gpu.index}")
 
 
-def _proc_tree(driver: Driver, gpus: tuple[Gpu, ...]) -> ProcTree:
+def _proc_tree(driver: Driver, selected: tuple[Selected, ...]) -> ProcTree:
     """/proc/driver/nvidia with the GPUs of the container only, and the promise that nobody makes device nodes there.
 
     With ``ModifyDeviceFiles: 1`` the driver's libraries would make nodes of all GPUs in the container's /dev.
@@ -175,11 +193,15 @@ def _proc_tree(driver: Driver, gpus: tuple[Gpu, ...]) -> ProcTree:
             reason = "the driver's libraries must not make device nodes in the container"
         files.append(FileEdit(f"{PROC_PATH}/{file.name}", content, 0o444, reason))
     binds = []
-    for gpu in gpus:
-        name = f"gpus/{gpu.bus_id}"
-        reason = f"GPU {gpu.index}"
-        binds.append(EditMount(f"{driver.proc_path}/{name}", f"{PROC_PATH}/{name}", _PROC_OPTIONS, "dir", reason))
+    for s in selected:
+        binds.append(_proc_bind(driver, f"gpus/{s.gpu.bus_id}", "dir", f"GPU {s.gpu.index}"))
+        names = dict.fromkeys([name for mig in s.mig for name in mig.files])
+        binds += [_proc_bind(driver, name, "file", f"MIG device of GPU {s.gpu.index}") for name in names]
     return ProcTree(PROC_PATH, tuple(files), tuple(binds), "only the GPUs of the container are to be seen")
+
+
+def _proc_bind(driver: Driver, name: str, kind: str, reason: str) -> EditMount:
+    return EditMount(f"{driver.proc_path}/{name}", f"{PROC_PATH}/{name}", _PROC_OPTIONS, kind, reason)
 
 
 def _application_profile(gpus: tuple[Gpu, ...]) -> ProcTree:

@@ -162,10 +162,6 @@ def _refuse_form(where: str, device: str) -> None:
         raise UnsupportedError(
             where, f"{name}: CDI device names are not supported here: let the engine inject them (--device {name})"
         )
-    upper = device.upper()
-    gpu, colon, instance = device.partition(":")
-    if upper.startswith("MIG-") or (colon and gpu.isdigit() and instance.isdigit() and len(gpu) < 4):
-        raise UnsupportedError(where, f"{name}: MIG devices are not supported: name a full GPU by index, UUID or PCI bus id")
 
 
 def _refuse_extras(variables: dict[str, str], privileged: bool) -> None:

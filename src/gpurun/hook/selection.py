@@ -1,0 +1,132 @@
+"""Which GPUs and MIG devices a request means.  Pure but for the resolver, which is asked for what only NVML knows."""
+
+from __future__ import annotations
+
+from gpurun.errors import GpuError
+from gpurun.hook.host import bus_order
+from gpurun.hook.request import shown
+from gpurun.record import Record, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.hook.gpus import Gpu
+    from gpurun.hook.mig import MigDevice, MigResolver
+    from gpurun.hook.request import GpuRequest
+
+
+class Selected(Record):
+    """One GPU of a container: *whole* when it was asked for itself, else only as the parent of its *mig* devices."""
+
+    gpu: Gpu
+    whole: bool = True
+    mig: tuple[MigDevice, ...] = ()
+
+
+def select(request: GpuRequest, gpus: tuple[Gpu, ...], resolver: MigResolver | None = None) -> tuple[Selected, ...]:
+    """What *request* names, each GPU once, in the order of their index; ``all`` is every GPU with its MIG devices.
+
+    *resolver* tells what procfs does not (MIG UUIDs, NVML's numbering) and is called at most once, only when needed.
+    Raises :class:`GpuError` for a device the host does not have.
+    """
+    if request.devices == ("all",):
+        return tuple([Selected(gpu, True, gpu.mig) for gpu in gpus])
+    whole: set[int] = set()
+    chosen: dict[int, dict[tuple[int, int], MigDevice]] = {}
+    for device in request.devices:
+        if is_mig(device):
+            try:
+                gpu, mig = find_mig(device, gpus, request.source)
+            except GpuError:
+                if resolver is None or _named_by_instances(device):
+                    raise
+                gpus, resolver = identified(gpus, resolver), None
+                gpu, mig = find_mig(device, gpus, request.source)
+            chosen.setdefault(gpu.index, {})[(mig.gi, mig.ci)] = mig
+        else:
+            gpu = find_gpu(device, gpus, request.source)
+            whole.add(gpu.index)
+            chosen.setdefault(gpu.index, {})
+    return tuple(
+        [Selected(g, g.index in whole, tuple([chosen[g.index][k] for k in sorted(chosen[g.index])])) for g in gpus
+         if g.index in chosen]
+    )  # fmt: skip
+
+
+def select_gpus(request: GpuRequest, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """The GPUs that *request* names, MIG devices counting as their GPU."""
+    return tuple([selected.gpu for selected in select(request, gpus)])
+
+
+def find_gpu(device: str, gpus: tuple[Gpu, ...], source: str = "") -> Gpu:
+    """The GPU with that index, UUID (any case) or PCI bus id (domain of any width); the error names what there is."""
+    is_index = _is_number(device)
+    bus = bus_order(device) if ":" in device else ()
+    for gpu in gpus:
+        if is_index:
+            if gpu.index == int(device[:9]) and len(device) < 10:
+                return gpu
+        elif (gpu.uuid.lower() == device.lower() and "?" not in device) or (bus and bus == bus_order(gpu.bus_id)):
+            return gpu
+    there = "; ".join([f"{g.index} = {g.uuid} = {g.bus_id} ({g.model})" for g in gpus]) or "none"
+    hint = ""
+    if not is_index and any("?" in g.uuid for g in gpus):
+        hint = " (a GPU shows no UUID until something has used it: run nvidia-smi once)"
+    raise GpuError(f"{shown(device)}: unknown device{_where(source)}: the GPUs of this host are {there}{hint}")
+
+
+def is_mig(device: str) -> bool:
+    """Whether *device* has the form of a MIG device: ``MIG-<uuid>``, ``MIG-GPU-<uuid>/<gi>/<ci>`` or ``G:M``."""
+    gpu, colon, index = device.partition(":")
+    return device[:4].upper() == "MIG-" or bool(colon and _is_number(gpu) and _is_number(index))
+
+
+def find_mig(device: str, gpus: tuple[Gpu, ...], source: str = "") -> tuple[Gpu, MigDevice]:
+    """The MIG device of that name and its GPU; the error names what there is, in the form that needs no NVML.
+
+    ``G:M`` (GPU index, NVML's number of the MIG device on it) and UUIDs need GPUs that are :func:`identified`.
+    """
+    if _named_by_instances(device):
+        uuid, gi, ci = device[4:].split("/")
+        gpu = find_gpu(uuid, gpus, source)
+        wanted = [(gpu, m) for m in gpu.mig if (m.gi, m.ci) == (int(gi[:9]), int(ci[:9])) and len(gi) < 10 and len(ci) < 10]
+    elif device[:4].upper() == "MIG-":
+        wanted = [(g, m) for g in gpus for m in g.mig if m.uuid and m.uuid.lower() == device.lower()]
+    else:
+        index, _, number = device.partition(":")
+        gpu = find_gpu(index, gpus, source)
+        wanted = [(gpu, m) for m in gpu.mig if m.index >= 0 and str(m.index) == number]
+        if not wanted and number == "0" and len(gpu.mig) == 1:
+            wanted = [(gpu, gpu.mig[0])]  # nothing to mistake it for, whoever counts
+    if wanted:
+        return wanted[0]
+    there = "; ".join([f"MIG-{g.uuid}/{m.gi}/{m.ci}" + (f" = {m.uuid}" if m.uuid else "") for g in gpus for m in g.mig])
+    hint = ""
+    if there and not _named_by_instances(device) and not any(m.uuid for g in gpus for m in g.mig):
+        hint = " (NVML was not there to tell MIG UUIDs and numbers: name the device by GPU, GI and CI, as written here)"
+    text = f"{shown(device)}: unknown device{_where(source)}: the MIG devices of this host are {there or 'none'}{hint}"
+    raise GpuError(text)
+
+
+def identified(gpus: tuple[Gpu, ...], resolver: MigResolver) -> tuple[Gpu, ...]:
+    """*gpus* with the UUIDs, numbers and profiles of their MIG devices, as *resolver* tells them."""
+    known = {(bus_order(i.bus_id), i.gi, i.ci): i for i in resolver()}
+
+    def name(gpu: Gpu, mig: MigDevice) -> MigDevice:
+        found = known.get((bus_order(gpu.bus_id), mig.gi, mig.ci))
+        return mig if found is None else replace(mig, uuid=found.uuid, index=found.index, profile=found.profile)
+
+    return tuple([replace(gpu, mig=tuple([name(gpu, m) for m in gpu.mig])) if gpu.mig else gpu for gpu in gpus])
+
+
+def _named_by_instances(device: str) -> bool:
+    """Whether *device* is ``MIG-GPU-<uuid>/<gi>/<ci>``."""
+    parts = device.split("/")
+    return device[:8].upper() == "MIG-GPU-" and len(parts) == 3 and _is_number(parts[1]) and _is_number(parts[2])
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _where(source: str) -> str:
+    return f" (process.env {source})" if source else ""
