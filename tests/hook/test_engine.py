@@ -102,7 +102,7 @@ def test_read_only_rootfs(run: Callable[..., str], gpu: Callable[..., Bundle]) -
 
 
 def test_refused_before_anything_is_made(runtime: Runtime, host: SimulatedDriver, gpu: Callable[..., Bundle]) -> None:
-    for devices, words in (("7", "7: unknown device"), ("MIG-1", "MIG devices are not supported")):
+    for devices, words in (("7", "7: unknown device"), ("MIG-1", "the MIG devices of this host are none")):
         assert words in runtime.refused(gpu(devices), env=ENVIRONMENT | host.env)
 
 

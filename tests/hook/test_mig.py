@@ -10,11 +10,13 @@ import pytest
 from gpurun.errors import GpuError
 from gpurun.hook.driver import read_driver, read_gpus, roots_from_environment
 from gpurun.hook.edits import ContainerEdits
+from gpurun.hook.gpu import gpu_edits
 from gpurun.hook.mig import MigIdentity
 from gpurun.hook.nvidia import edits
 from gpurun.hook.request import GpuRequest
 from gpurun.hook.selection import find_mig, identified, is_mig, select
-from tests.simdriver import Options, SimulatedDriver, bus_id, make, mig_minor, mig_uuid, minor, uuid
+from tests.nvml import compile_stub
+from tests.simdriver import VERSION, Options, SimulatedDriver, bus_id, make, mig_minor, mig_uuid, minor, uuid
 
 #: GPU 0: one GPU instance with two compute instances and one with one; GPU 1 is whole; GPU 2 has one.
 MIG = ((0, 1, 0), (0, 1, 1), (0, 9, 0), (2, 0, 0))
@@ -119,7 +121,7 @@ def test_nvml_is_asked_once_and_only_when_needed(host: SimulatedDriver) -> None:
 def test_without_nvml_the_error_shows_the_way_round(host: SimulatedDriver) -> None:
     with pytest.raises(GpuError, match=r"MIG-GPU-00000000-5197-4a6f-8c59-0a1b2c3d4e5f/9/0.*NVML was not there"):
         plan(host, mig_uuid(0, 9, 0), resolver=None)
-    with pytest.raises(GpuError, match="unknown device.*NVML was not there"):
+    with pytest.raises(GpuError, match=r"unknown device.*NVML was not there"):
         plan(host, "0:1", resolver=None)
 
 
@@ -178,3 +180,18 @@ def test_identities_of_other_devices_are_nobodys(host: SimulatedDriver) -> None:
     assert identified(gpus, lambda: other) == gpus
     with pytest.raises(GpuError):
         find_mig("MIG-x", identified(gpus, lambda: other))
+
+
+def test_a_uuid_is_resolved_by_the_drivers_own_nvml(tmp_path: Path) -> None:
+    """The whole way, with a library that answers as NVML does: GPU 0 has GI 1 and GI 2 there."""
+    sim = make(tmp_path, Options(mig=((0, 1, 0), (0, 2, 0)), nodes=False))
+    library = next(sim.path.rglob(f"libnvidia-ml.so.{VERSION}"))
+    library.unlink()
+    compile_stub(library, mig=True)
+    env = ("NVIDIA_VISIBLE_DEVICES=MIG-00000066-5197-5a6f-8c59-0a1b2c3d4e5f", "NVIDIA_DRIVER_CAPABILITIES=utility")
+    made = gpu_edits(env, {}, False, sim.env)
+    assert made is not None
+    assert [n.minor for n in made.device_nodes if "caps" in n.path] == [mig_minor(1, 2), mig_minor(1, 2, 0)]
+    compile_stub(library, mig=True, mode="crash")
+    with pytest.raises(GpuError, match=r"^MIG-00000066.*: only NVML knows .*crashed.*MIG-<GPU UUID>/<gi>/<ci> needs none"):
+        gpu_edits(env, {}, False, sim.env)

@@ -46,12 +46,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = (
-    "Driver", "Gpu", "HostNode", "ProcFile", "Roots", "bus_order", "driver_root_path", "library_capabilities", "module_version", "read_driver",
-    "read_gpus", "roots_from_environment",
+    "Driver", "Gpu", "HostNode", "ProcFile", "Roots", "bus_order", "driver_root_path", "library_capabilities",
+    "module_version", "read_driver", "read_gpus", "roots_from_environment",
 )  # fmt: skip
 
 MINOR_CTL, MINOR_MODESET = 255, 254
-
 
 
 class ProcFile(Record):

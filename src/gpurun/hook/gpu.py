@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpurun.hook.edits import ContainerEdits
+    from gpurun.hook.host import Roots
+    from gpurun.hook.mig import MigIdentity
     from gpurun.hook.settings import Settings
 
 #: Basenames of the hook that engines add for --gpus.
@@ -59,7 +61,13 @@ def gpu_edits(
     from gpurun.hook.nvidia import edits
 
     roots = roots_from_environment(own_env, settings.driver_root)
-    return edits(request, read_driver(roots, request.capabilities, own_env))
+    return edits(request, read_driver(roots, request.capabilities, own_env), lambda: _identities(roots))
+
+
+def _identities(roots: Roots) -> tuple[MigIdentity, ...]:
+    from gpurun.hook.mig import identities
+
+    return identities(roots)
 
 
 def _has_settings(own_env: Mapping[str, str]) -> bool:

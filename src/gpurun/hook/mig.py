@@ -49,7 +49,7 @@ class MigDevice(Record):
 
 
 class MigMinors(Record):
-    """The minors of the capability nodes: *of* maps ``gpu0/gi1/access`` (N is the GPU's *minor*), ``config``, ``monitor``."""
+    """The minors of the capability nodes: *of* maps ``gpu0/gi1/access`` (0 is a GPU's *minor*), ``config``, ``monitor``."""
 
     of: dict[str, int]
     major: int | None
@@ -83,6 +83,29 @@ def admin_node(roots: Roots, minors: MigMinors, what: str) -> HostNode | None:
     return _cap_node(roots, minors, what, f"capabilities/mig/{what}")
 
 
+def identities(roots: Roots) -> tuple[MigIdentity, ...]:
+    """What NVML says of the MIG devices of this host: the resolver of a real driver.
+
+    Takes up to a second for every GPU without persistence mode; raises :class:`GpuError`.
+    """
+    from gpurun.hook.nvml import DEVICES, find_nvml, query
+
+    return tuple(
+        [
+            MigIdentity(
+                str(gpu["busId"]),
+                int(mig["index"]),
+                int(mig["gpuInstance"]),
+                int(mig["computeInstance"]),
+                str(mig["uuid"]),
+                str(mig.get("profile") or ""),
+            )
+            for gpu in query(find_nvml(roots), DEVICES)["gpus"]
+            for mig in gpu.get("migDevices") or ()
+        ]
+    )
+
+
 def _numbers(names: list[str], prefix: str) -> list[int]:
     return sorted([int(n[len(prefix) :]) for n in names if n.startswith(prefix) and n[len(prefix) :].isdigit()])
 
@@ -95,4 +118,6 @@ def _cap_node(roots: Roots, minors: MigMinors, key: str, file: str) -> HostNode 
     if minor is None or minors.major is None:
         return None
     mode = described.get("DeviceFileMode", "")
-    return find_node(minors.dev, f"{CAPS_DIR}/nvidia-cap{minor}", minors.major, minor, int(mode) if mode.isdigit() else 0o444)
+    return find_node(
+        minors.dev, f"{CAPS_DIR}/nvidia-cap{minor}", minors.major, minor, int(mode) if mode.isdigit() else 0o444
+    )

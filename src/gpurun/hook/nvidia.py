@@ -110,7 +110,7 @@ def _mig_nodes(selected: tuple[Selected, ...]) -> list[DeviceNode]:
 
 
 def _draws(selected: Selected) -> bool:
-    """Whether the DRM nodes of the GPU belong in the container: MIG devices cannot draw, but for the profiles that say so."""
+    """Whether the DRM nodes of the GPU belong in the container: a MIG device cannot draw, unless its profile says so."""
     return not selected.mig or any(mig.profile.endswith("gfx") for mig in selected.mig)
 
 

@@ -39,7 +39,7 @@ def select(request: GpuRequest, gpus: tuple[Gpu, ...], resolver: MigResolver | N
             except GpuError:
                 if resolver is None or _named_by_instances(device):
                     raise
-                gpus, resolver = identified(gpus, resolver), None
+                gpus, resolver = _asked(device, gpus, resolver), None
                 gpu, mig = find_mig(device, gpus, request.source)
             chosen.setdefault(gpu.index, {})[(mig.gi, mig.ci)] = mig
         else:
@@ -116,6 +116,17 @@ def identified(gpus: tuple[Gpu, ...], resolver: MigResolver) -> tuple[Gpu, ...]:
         return mig if found is None else replace(mig, uuid=found.uuid, index=found.index, profile=found.profile)
 
     return tuple([replace(gpu, mig=tuple([name(gpu, m) for m in gpu.mig])) if gpu.mig else gpu for gpu in gpus])
+
+
+def _asked(device: str, gpus: tuple[Gpu, ...], resolver: MigResolver) -> tuple[Gpu, ...]:
+    if not any(gpu.mig for gpu in gpus):
+        return gpus  # nobody to ask about
+    try:
+        return identified(gpus, resolver)
+    except GpuError as e:
+        raise GpuError(
+            f"{shown(device)}: only NVML knows UUIDs and numbers of MIG devices: {e} (MIG-<GPU UUID>/<gi>/<ci> needs none)"
+        ) from None
 
 
 def _named_by_instances(device: str) -> bool:
