@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.errors import ConfigError, UnsupportedError
+from gpurun.errors import ConfigError
 from gpurun.hook.gpu import is_replaced_hook
 from gpurun.hook.request import CAPABILITIES, GpuRequest, Policy, read_request
 
@@ -113,53 +113,158 @@ def test_requirements() -> None:
         assert request is not None and len(request.requirements) == 2
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ("nvidia.com/gpu=0", "nvidia.com/gpu=0: CDI device names"),
-        ("/var/run/nvidia-container-devices", "volume mounts are not supported"),
-    ],
-)
-def test_forms_that_are_refused_by_name(value: str, words: str) -> None:
-    with pytest.raises(UnsupportedError, match=words):
+def test_cdi_names() -> None:
+    request = read("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0, vendor.org/a.b=x:y,nvidia.com/gpu=0")
+    assert request is not None
+    assert (request.devices, request.qualified) == ((), ("nvidia.com/gpu=0", "vendor.org/a.b=x:y"))
+
+
+@pytest.mark.parametrize("value", ["nvidia.com/gpu=0,1", "all,nvidia.com/gpu=0", "nvidia.com/gpu=0,a=b"])
+def test_cdi_names_are_not_mixed_with_others(value: str) -> None:
+    with pytest.raises(ConfigError, match="mixes CDI device names"):
         devices(value)
 
 
-def test_cdi_names_are_not_mixed_with_others() -> None:
-    with pytest.raises(ConfigError, match="mixes CDI device names"):
-        devices("nvidia.com/gpu=0,1")
+EXTRAS = {
+    "NVIDIA_GDS": "gds",
+    "NVIDIA_MOFED": "mofed",
+    "NVIDIA_GDRCOPY": "gdrcopy",
+    "NVIDIA_NVSWITCH": "nvswitch",
+}
+
+
+def test_extras_come_with_gpus_only() -> None:
+    for variable, extra in EXTRAS.items():
+        request = read("NVIDIA_VISIBLE_DEVICES=0", f"{variable}=enabled")
+        assert request is not None and request.extras == (extra,)
+        assert read(f"{variable}=enabled") is None
+        request = read("NVIDIA_VISIBLE_DEVICES=none", f"{variable}=enabled")
+        assert request is not None and request.extras == ()
+    request = read("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0", *[f"{v}=enabled" for v in EXTRAS])
+    assert request is not None and request.extras == tuple(EXTRAS.values())
+
+
+@pytest.mark.parametrize("value", ["Enabled", "1", "true", "enabled ", ""])
+def test_extras_have_one_value(value: str) -> None:
+    request = read("NVIDIA_VISIBLE_DEVICES=0", *[f"{v}={value}" for v in EXTRAS])
+    assert request is not None and request.extras == ()
 
 
 @pytest.mark.parametrize(
-    "variable",
+    ("value", "expected"),
+    [("", ()), ("all", ()), (" , ", ()), ("0", (0,)), ("7, channel3,3,07", (3, 7)), ("1048575", (1048575,))],
+)
+def test_imex_channels(value: str, expected: tuple[int, ...]) -> None:
+    request = read("NVIDIA_VISIBLE_DEVICES=none", f"NVIDIA_IMEX_CHANNELS={value}")
+    assert request is not None and request.imex_channels == expected
+
+
+@pytest.mark.parametrize("value", ["1048576", "-1", "0,all", "x", "channel", "0x1", "٣", "9" * 30, "\x1b"])
+def test_imex_channels_that_cannot_be(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"NVIDIA_IMEX_CHANNELS: '.*' is not an IMEX channel") as e:
+        read("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_IMEX_CHANNELS={value}")
+    assert "\x1b" not in str(e.value)
+
+
+def test_imex_channels_are_bounded() -> None:
+    with pytest.raises(ConfigError, match="asks for 3000 IMEX channels"):
+        read("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=" + ",".join(map(str, range(3000))))
+
+
+def test_imex_channels_by_policy() -> None:
+    asked = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=1")
+    request = read(*asked, policy=Policy(ignore_imex_channels=True))
+    assert request is not None and request.imex_channels == ()
+
+
+@pytest.mark.parametrize(("name", "extra"), [("CONFIG", "mig-config"), ("MONITOR", "mig-monitor")])
+def test_mig_administration(name: str, extra: str) -> None:
+    variable = f"NVIDIA_MIG_{name}_DEVICES=all"
+    request = read("NVIDIA_VISIBLE_DEVICES=all", variable, privileged=True)
+    assert request is not None and request.extras == (extra,)
+    with pytest.raises(ConfigError, match=f"cannot set MIG_{name}_DEVICES in non privileged container"):
+        read("NVIDIA_VISIBLE_DEVICES=0", variable)
+    for mig in (f"MIG-{UUID}/1/0", "0:1"):
+        with pytest.raises(ConfigError, match=f"cannot enable {extra} with specific MIG devices selected"):
+            read(f"NVIDIA_VISIBLE_DEVICES=0,{mig}", variable, privileged=True)
+    with pytest.raises(ConfigError, match="only 'all' can be asked for"):
+        read("NVIDIA_VISIBLE_DEVICES=0", variable.replace("all", "0"), privileged=True)
+    assert read("NVIDIA_VISIBLE_DEVICES=0", variable.replace("all", "")) is not None
+
+
+def test_files_of_all_lists() -> None:
+    for value, expected in (("csv-mounts=all", True), ("csv-mounts=l4t", False), ("x,csv-mounts=all", True)):
+        request = read("NVIDIA_VISIBLE_DEVICES=all", f"NVIDIA_REQUIRE_JETPACK={value}")
+        assert request is not None and request.all_csv is expected and not request.requirements
+
+
+MARKER = "/var/run/nvidia-container-devices"
+ACCEPTED = Policy(accept_volume_mounts=True)
+
+
+def mounted(
+    *names: str, env: tuple[str, ...] = (), policy: Policy = ACCEPTED, source: str = "/dev/null"
+) -> GpuRequest | None:
+    mounts = (("/proc", "/proc"), *[(source, f"{MARKER}{name}") for name in names])
+    return read_request(env, {}, False, policy, mounts)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
     [
-        "NVIDIA_GDS=enabled",
-        "NVIDIA_MOFED=enabled",
-        "NVIDIA_GDRCOPY=enabled",
-        "NVIDIA_NVSWITCH=enabled",
-        "NVIDIA_IMEX_CHANNELS=0",
+        (["/0", "/1", "/0"], ("0", "1")),
+        ([f"/{UUID}/"], (UUID,)),
+        (["/all"], ("all",)),
+        (["/x/all"], ("all",)),
+        (["/0", "/all"], ("all",)),
+        ([f"/MIG-{UUID}/1/0"], (f"MIG-{UUID}/1/0",)),
+        (["", "/", "/2"], ("2",)),
     ],
 )
-def test_other_devices_are_refused_with_gpus_only(variable: str) -> None:
-    with pytest.raises(UnsupportedError, match=variable.partition("=")[0]):
-        read("NVIDIA_VISIBLE_DEVICES=0", variable)
-    assert read(variable) is None
-    request = read("NVIDIA_VISIBLE_DEVICES=none", variable)
-    assert request is not None and request.devices == ()
+def test_device_lists_as_volume_mounts(names: list[str], expected: tuple[str, ...]) -> None:
+    request = mounted(*names)
+    assert request is not None and (request.devices, request.source) == (expected, "mounts")
+    assert mounted(*names, policy=Policy()) is None
+    assert mounted(*names, source="/dev/zero") is None and mounted(*names, source="dev/null") is None
+    assert mounted(*names, source="/dev//../dev/./null") == request
 
 
-@pytest.mark.parametrize(
-    "variable", ["NVIDIA_GDS=Enabled", "NVIDIA_GDS=1", "NVIDIA_IMEX_CHANNELS=all", "NVIDIA_IMEX_CHANNELS="]
-)
-def test_other_devices_that_are_not_really_asked(variable: str) -> None:
-    assert read("NVIDIA_VISIBLE_DEVICES=0", variable) is not None
+def test_volume_mounts_come_before_the_environment() -> None:
+    for value in ("all", "void", MARKER):
+        request = mounted("/1", env=(f"NVIDIA_VISIBLE_DEVICES={value}", "NVIDIA_DRIVER_CAPABILITIES=utility"))
+        assert request is not None and (request.devices, request.capabilities) == (("1",), ("utility",))
+    request = mounted(env=("NVIDIA_VISIBLE_DEVICES=3",))
+    assert request is not None and request.devices == ("3",)
 
 
-def test_mig_administration() -> None:
-    with pytest.raises(ConfigError, match="cannot set MIG_CONFIG_DEVICES in non privileged container"):
-        read("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_MIG_CONFIG_DEVICES=all")
-    with pytest.raises(UnsupportedError, match="MIG administration"):
-        read("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_MIG_MONITOR_DEVICES=all", privileged=True)
+def test_a_hardened_site_takes_devices_from_mounts_only() -> None:
+    policy = Policy(accept_volume_mounts=True, accept_envvar_when_unprivileged=False)
+    env = ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_IMEX_CHANNELS=5")
+    request = mounted("/1", env=env, policy=policy)
+    assert request is not None and request.devices == ("1",) and request.imex_channels == ()
+    assert request.warnings == (
+        "Ignoring devices requested by environment variable(s) in unprivileged container: [NVIDIA_IMEX_CHANNELS]",
+    )
+    request = mounted(env=env, policy=policy)
+    assert request is not None and request.denied
+
+
+def test_cdi_names_and_channels_as_volume_mounts() -> None:
+    request = mounted("/cdi/nvidia.com/gpu/0", "/cdi/nvidia.com/gpu=1", "/cdi/bad", "/cdi/a/b")
+    assert request is not None and request.qualified == ("nvidia.com/gpu=0", "nvidia.com/gpu=1")
+    assert [w.partition(" is not")[0] for w in request.warnings] == [
+        f"mounts: {MARKER}/cdi/bad",
+        f"mounts: {MARKER}/cdi/a/b",
+    ]
+    request = mounted("/0", "/imex/4", "/imex/channel2", env=("NVIDIA_IMEX_CHANNELS=9",))
+    assert request is not None and (request.devices, request.imex_channels) == (("0",), (2, 4))
+    with pytest.raises(ConfigError, match=r"^mounts: 'x' is not an IMEX channel"):
+        mounted("/0", "/imex/x")
+    with pytest.raises(ConfigError, match=r"^mounts: mixes CDI"):
+        mounted("/0", "/cdi/nvidia.com/gpu/0")
+    with pytest.raises(ConfigError, match="characters long"):
+        mounted("/" + "0" * 70000)
+    assert mounted("/imex/4") is None  # channels alone make no GPU container
 
 
 def test_policy_against_images_that_ask() -> None:
@@ -172,12 +277,10 @@ def test_policy_against_images_that_ask() -> None:
 
 
 def test_policy_comes_before_what_is_asked() -> None:
-    """An image that may not ask is not told that its wish could not be met; a site with volume mounts means them."""
+    """An image that may not ask is not told that its wish could not be met."""
     policy = Policy(accept_envvar_when_unprivileged=False)
     request = read("NVIDIA_VISIBLE_DEVICES=MIG-0", "NVIDIA_DRIVER_CAPABILITIES=bogus", "NVIDIA_GDS=enabled", policy=policy)
     assert request is not None and request.denied
-    with pytest.raises(UnsupportedError, match="volume mounts are not supported"):
-        read("NVIDIA_VISIBLE_DEVICES=/var/run/nvidia-container-devices", policy=policy)
 
 
 def test_swarm_resources_replace_the_variable() -> None:

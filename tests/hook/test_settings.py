@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from gpurun.errors import ConfigError
-from gpurun.hook.gpu import gpu_edits
+from gpurun.hook.gpu import gpu_edits, roots_of
+from gpurun.hook.host import Roots
 from gpurun.hook.request import CAPABILITIES
-from gpurun.hook.settings import Settings, parse, read_settings, settings_path
+from gpurun.hook.settings import UNUSED, Settings, read_settings, settings_path
+from gpurun.hook.toml import parse
 from tests.simdriver import SimulatedDriver
 
 #: What ``nvidia-ctk config create-default`` writes, shortened, with the odd things people add.
@@ -107,6 +110,89 @@ def test_settings(tmp_path: Path) -> None:
     assert policy.swarm_resource == ("DOCKER_RESOURCE_GPU", "OTHER")
 
 
+#: Section by section what the toolkit's documentation lists, with a value that is not the default.
+EVERY_KEY = """
+disable-require = true
+swarm-resource = "R"
+accept-nvidia-visible-devices-envvar-when-unprivileged = false
+accept-nvidia-visible-devices-as-volume-mounts = true
+supported-driver-capabilities = "compute"
+[nvidia-container-cli]
+root = "/r"
+path = "/p"
+environment = ["CUDA_MPS_PIPE_DIRECTORY=/run/mps", "A=b=c"]
+debug = "/d"
+ldcache = "/etc/other.cache"
+user = "root:video"
+load-kmods = false
+no-pivot = true
+no-cgroups = true
+ldconfig = "@/sbin/ldconfig"
+[nvidia-container-runtime]
+debug = "/var/log/r.log"
+log-level = "debug"
+runtimes = ["crun"]
+mode = "cdi"
+[nvidia-container-runtime.modes.csv]
+mount-spec-path = "/csv"
+compat-container-root = "/c"
+[nvidia-container-runtime.modes.cdi]
+default-kind = "a/b"
+annotation-prefixes = ["x/"]
+spec-dirs = ["/s"]
+[nvidia-container-runtime.modes.jit-cdi]
+nvcdi-feature-flags = ["f"]
+nvcdi-disable-hooks = ["h"]
+[nvidia-container-runtime.modes.legacy]
+cuda-compat-mode = "disabled"
+[nvidia-container-runtime-hook]
+path = "/h"
+skip-mode-detection = true
+[nvidia-ctk]
+path = "/k"
+[features]
+allow-cuda-compat-libs-from-container = true
+allow-ldconfig-from-container = true
+allow-unknown-oci-spec-fields = true
+disable-cuda-compat-lib-hook = true
+disable-imex-channel-creation = true
+ignore-imex-channel-requests = true
+no-additional-gids-for-device-nodes = true
+of-tomorrow = false
+[gpurun]
+dev-root = "/dev-is-here"
+library-dirs = ["/opt/lib"]
+"""
+
+
+def test_every_key_of_the_toolkit_is_honoured_or_has_its_reason(tmp_path: Path) -> None:
+    """A key that is neither read nor listed in UNUSED would change nothing when it is left out."""
+    file = tmp_path / "config.toml"
+
+    def read(values: dict[str, Any]) -> Settings:
+        file.write_text("".join([f"{key} = {json.dumps(value)}\n" for key, value in values.items()]))
+        return read_settings(str(file))
+
+    whole = flat(tomllib.loads(EVERY_KEY))
+    everything = read(whole)
+    for key in whole:
+        without = read({k: v for k, v in whole.items() if k != key})
+        assert (without == everything) is (key in UNUSED or key == "features.of-tomorrow"), key
+    assert set(UNUSED) <= set(whole) and all(UNUSED.values())
+
+
+def test_what_the_keys_mean(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text(EVERY_KEY)
+    made = read_settings(str(tmp_path / "f"))
+    assert made.environment({"PATH": "/bin"}) == {"PATH": "/bin", "CUDA_MPS_PIPE_DIRECTORY": "/run/mps", "A": "b=c"}
+    assert not made.additional_gids and not made.creates_imex_channels and made.policy.ignore_imex_channels
+    assert roots_of({"GPURUN_SYSROOT": "/sim"}, made) == Roots(
+        "/r", "/sim", "/dev-is-here", "/etc/other.cache", ("/opt/lib",)
+    )
+    plain = Settings()
+    assert plain.additional_gids and plain.creates_imex_channels and roots_of({}, plain) == Roots()
+
+
 def test_defaults(tmp_path: Path) -> None:
     assert read_settings(str(tmp_path / "absent")) == Settings()
     (tmp_path / "empty").write_text("")
@@ -120,6 +206,12 @@ def test_defaults(tmp_path: Path) -> None:
         ("disable-require = 'yes'", "disable-require: must be true or false"),
         ("[nvidia-container-cli]\nroot = true", r"nvidia-container-cli\.root: must be a string"),
         ("supported-driver-capabilities = 'compute,teleport'", "'teleport' is unknown"),
+        ("[nvidia-container-cli]\nroot = 'run/driver'", "'run/driver' is not an absolute path"),
+        ("[nvidia-container-cli]\nenvironment = ['A']", "'A' is not NAME=VALUE"),
+        ("[nvidia-container-cli]\nenvironment = 'A=b'", r"environment: must be an array of strings"),
+        ("[nvidia-container-runtime.modes.cdi]\nspec-dirs = [1]", r"spec-dirs: must be an array of strings"),
+        ("[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = 'x'", "'x' is unknown, known are ldconfig, mount"),
+        ("[features]\nnew = 1", r"features\.new: must be true or false"),
     ],
 )
 def test_values_that_cannot_be(tmp_path: Path, text: str, message: str) -> None:

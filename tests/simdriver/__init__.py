@@ -22,6 +22,12 @@ from .elf import shared_library
 VERSION = "999.88.77"
 MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 MAJORS = {"nvidia": 195, "nvidia-modeset": 195, "drm": 226, "nvidia-caps": 235, "nvidia-uvm": 510}
+#: Nodes beside the GPUs: GPUDirect Storage, InfiniBand, GDRCopy, NVSwitch, IMEX (channels 0 and 7 have nodes).
+EXTRA_NODES = {
+    "nvidia-fs0": (237, 0), "nvidia-fs1": (237, 1), "infiniband/uverbs0": (231, 192), "infiniband/rdma_cm": (10, 121),
+    "gdrdrv": (236, 0), "nvidia-nvswitchctl": (239, 255), "nvidia-nvswitch0": (239, 0), "nvidia-nvlink": (240, 0),
+    "nvidia-caps-imex-channels/channel0": (238, 0), "nvidia-caps-imex-channels/channel7": (238, 7),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,7 @@ class Options:
     no_userspace: bool = False
     no_module: bool = False
     no_uvm: bool = False
+    extras: bool = False  # the devices beside the GPUs
     mig: tuple[tuple[int, int, int], ...] = ()  # (GPU index, GPU instance, compute instance)
     version_mismatch: bool = False  # the libraries are of another version than the kernel module
 
@@ -203,7 +210,8 @@ def _procfs(root: Path, o: Options) -> None:
     (nvidia / "gpus").mkdir()
     for i in range(o.gpus):
         _write(nvidia / "gpus" / bus_id(i) / "information", information(i, o))
-    lines = [f"{number:3d} {name}" for name, number in MAJORS.items() if not (o.no_uvm and name == "nvidia-uvm")]
+    registered = MAJORS | ({"nvidia-caps-imex-channels": 238, "nvidia-nvswitch": 239} if o.extras else {})
+    lines = [f"{number:3d} {name}" for name, number in registered.items() if not (o.no_uvm and name == "nvidia-uvm")]
     if o.mig:
         _mig(root, o)
     _write(root / "proc/devices", "Character devices:\n  1 mem\n" + "\n".join(lines) + "\n\nBlock devices:\n259 blkext\n")
@@ -257,6 +265,11 @@ def _nodes(root: Path, o: Options) -> bool:
         caps |= {mig_minor(minor(i, o.gpus), gi, ci) for i, gi, ci in o.mig}
         wanted |= {f"nvidia-caps/nvidia-cap{number}": (235, number) for number in sorted(caps)}
         (root / "dev/nvidia-caps").mkdir(parents=True)
+    if o.extras:
+        wanted |= EXTRA_NODES
+        for directory in ("dev/infiniband", "dev/nvidia-caps-imex-channels", "run/udev/data"):
+            (root / directory).mkdir(parents=True)
+        _write(root / "etc/cufile.json", "{}\n")
     (root / "dev/dri").mkdir(parents=True)
     for name, (major, number) in wanted.items():
         node = root / "dev" / name

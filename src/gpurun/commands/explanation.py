@@ -117,6 +117,10 @@ def _edits(edits: ContainerEdits) -> list[str]:
         [f"{n.path}  {n.type} {n.major}:{n.minor} may {n.permissions}   ({n.reason})" for n in edits.device_nodes],
     )
     lines += _section(
+        "GPU: device classes",
+        [f"{c.type} {c.major}:* may {c.permissions}   ({c.reason})" for c in edits.device_classes],
+    )
+    lines += _section(
         "GPU: files, bound read-only from the host's driver",
         [f"{m.container_path}  from {m.host_path}   ({m.reason})" for m in edits.mounts],
     )

@@ -109,7 +109,8 @@ def device_edits(config: Config) -> ContainerEdits:
     capabilities = config.process.capabilities
     privileged = capabilities is not None and "CAP_SYS_ADMIN" in capabilities.bounding
     own_env = {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
-    return gpu_edits(config.process.env, config.annotations, privileged, own_env) or ContainerEdits()
+    mounts = tuple([(mount.source, mount.destination) for mount in config.mounts])
+    return gpu_edits(config.process.env, config.annotations, privileged, own_env, mounts=mounts) or ContainerEdits()
 
 
 def plan_bundle(options: CreateOptions) -> tuple[bytes, Plan]:

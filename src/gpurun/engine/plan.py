@@ -350,6 +350,7 @@ def _plan_cgroup(config: Config, container_id: str, host: Host, edits: Container
             for node in edits.device_nodes
             if node.type in ("c", "b") and node.permissions
         ]
+        + [DeviceRule(True, group.type, group.major, None, group.permissions) for group in edits.device_classes]
     )
     rules = container_rules(rules, tuple([device.path for device in linux.devices]))
     devices = emulate(rules)

@@ -18,7 +18,7 @@ from gpurun.linux.fs import O_DIRECTORY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.hook.edits import DeviceNode
+    from gpurun.hook.edits import DeviceClass, DeviceNode
 
 _BPF_DEVCG_DEV = {"b": 1, "c": 2, "u": 2}
 _BPF_DEVCG_ACC = {"m": 1, "r": 2, "w": 4}
@@ -27,8 +27,8 @@ _LDX_W, _MOV32_X, _MOV32_K, _AND32_K, _RSH32_K = 0x61, 0xBC, 0xB4, 0x54, 0x74
 _JNE32_K, _JSET32_K, _EXIT = 0x56, 0x46, 0x95
 
 
-def allowing_prefix(nodes: tuple[DeviceNode, ...]) -> bytes:
-    """Instructions that return 1 for an access to one of *nodes* within its permissions, and else fall through.
+def allowing_prefix(nodes: tuple[DeviceNode, ...], classes: tuple[DeviceClass, ...] = ()) -> bytes:
+    """Instructions that return 1 for an access to one of *nodes* or *classes* within its permissions, else fall through.
 
     They use registers 2 to 5, which a program that begins after them cannot have read before writing; r1 (the context)
     stays.  Layout of the context: struct bpf_cgroup_dev_ctx (access_type is type | access << 16, major, minor).
@@ -41,15 +41,15 @@ def allowing_prefix(nodes: tuple[DeviceNode, ...]) -> bytes:
         _insn(_LDX_W, _MAJOR, _CTX, 4),
         _insn(_LDX_W, _MINOR, _CTX, 8),
     ]
-    for node in nodes:
-        if not node.permissions or node.type == "p":
+    rules: list[tuple[str, int, int | None, str]] = [(n.type, n.major, n.minor, n.permissions) for n in nodes]
+    rules += [(c.type, c.major, None, c.permissions) for c in classes]
+    for kind, major, minor, permissions in rules:
+        if not permissions or kind == "p":
             continue
-        refused = 7 & ~sum([_BPF_DEVCG_ACC[letter] for letter in set(node.permissions)])
-        tests = [
-            (_JNE32_K, _TYPE, _BPF_DEVCG_DEV[node.type]),
-            (_JNE32_K, _MAJOR, node.major),
-            (_JNE32_K, _MINOR, node.minor),
-        ]
+        refused = 7 & ~sum([_BPF_DEVCG_ACC[letter] for letter in set(permissions)])
+        tests = [(_JNE32_K, _TYPE, _BPF_DEVCG_DEV[kind]), (_JNE32_K, _MAJOR, major)]
+        if minor is not None:
+            tests.append((_JNE32_K, _MINOR, minor))
         if refused:
             tests.insert(1, (_JSET32_K, _ACCESS, refused))
         # Each test jumps over the rest of the block: the tests after it, the move and the exit.
@@ -62,7 +62,7 @@ def _insn(opcode: int, dst: int = 0, src: int = 0, off: int = 0, imm: int = 0) -
     return pack("=BBhI", opcode, dst | src << 4, off, imm)
 
 
-def allow_devices(cgroup: str, nodes: tuple[DeviceNode, ...]) -> str:
+def allow_devices(cgroup: str, nodes: tuple[DeviceNode, ...], classes: tuple[DeviceClass, ...] = ()) -> str:
     """Extend all device programs attached to the directory *cgroup*; returns a warning, or "".
 
     A cgroup without a program restricts nothing.  Without the permission to use bpf(2) nothing is done and the warning
@@ -73,7 +73,7 @@ def allow_devices(cgroup: str, nodes: tuple[DeviceNode, ...]) -> str:
     except OSError as e:
         raise StepError("open the container's cgroup", cgroup, e.errno or EINVAL) from None
     try:
-        prefix = allowing_prefix(nodes)
+        prefix = allowing_prefix(nodes, classes)
         for program_id in bpf.prog_query(cgroup_fd):
             _extend(cgroup_fd, program_id, prefix)
     except OSError as e:

@@ -45,6 +45,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpurun.hook.extras import Extra
+
 __all__ = (
     "Driver", "Gpu", "HostNode", "ProcFile", "Roots", "bus_order", "driver_root_path", "library_capabilities",
     "module_version", "read_driver", "read_gpus", "roots_from_environment",
@@ -69,6 +71,7 @@ class Driver(Record):
     libraries: tuple[Library, ...] = ()
     files: tuple[HostFile, ...] = ()
     proc_files: tuple[ProcFile, ...] = ()
+    extras: tuple[Extra, ...] = ()
     proc_path: str = PROC  # on the host, with the sysroot
 
 
@@ -82,13 +85,21 @@ def library_capabilities(capabilities: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(needed)
 
 
-def read_driver(roots: Roots, capabilities: tuple[str, ...] = CAPABILITIES, env: Mapping[str, str] | None = None) -> Driver:
+def read_driver(
+    roots: Roots,
+    capabilities: tuple[str, ...] = CAPABILITIES,
+    env: Mapping[str, str] | None = None,
+    extras: tuple[str, ...] = (),
+    imex_channels: tuple[int, ...] = (),
+    create_channels: bool = True,
+) -> Driver:
     """Discover the driver, reading no more than *capabilities* need.
 
-    *env* is gpurun's own environment, for ``CUDA_MPS_PIPE_DIRECTORY``.  Raises :class:`GpuError` that says which half of
+    *env* is gpurun's own environment, for ``CUDA_MPS_PIPE_DIRECTORY``; *extras*, *imex_channels* and *create_channels* are
+    those of :func:`gpurun.hook.extras.read_extras`.  Raises :class:`GpuError` that says which half of
     the driver is missing: the kernel module, the libraries of the same version, or nvidia-uvm.
     """
-    root = open_driver_root(driver_root_path(roots), posix.uname().machine)
+    root = open_driver_root(driver_root_path(roots), posix.uname().machine, roots.ldcache, roots.library_dirs)
     try:
         version = _kernel_version(roots, root)
         wanted = library_capabilities(capabilities)
@@ -104,7 +115,12 @@ def read_driver(roots: Roots, capabilities: tuple[str, ...] = CAPABILITIES, env:
         if gpus:
             files += find_firmware(root, version, _firmware_dirs(roots))
         nodes = _control_nodes(dev, majors, wanted, "display" in capabilities)
-        return Driver(version, gpus, nodes, libraries, files, _proc_files(roots), roots.sysroot + PROC)
+        more: tuple[Extra, ...] = ()
+        if extras or imex_channels:
+            from gpurun.hook.extras import read_extras
+
+            more = read_extras(roots, root, dev, majors, extras, imex_channels, create_channels)
+        return Driver(version, gpus, nodes, libraries, files, _proc_files(roots), more, roots.sysroot + PROC)
     finally:
         posix.close(root.fd)
 

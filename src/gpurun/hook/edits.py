@@ -28,6 +28,15 @@ class DeviceNode(Record):
     reason: str = ""
 
 
+class DeviceClass(Record):
+    """All devices of one *major*, to which the device cgroup is to allow access: no node is made for it."""
+
+    type: str
+    major: int
+    permissions: str = "rw"
+    reason: str = ""
+
+
 class EditMount(Record):
     """A bind mount of *host_path* (already resolved on the host, never from the image) at *container_path*.
 
@@ -90,6 +99,7 @@ class ContainerEdits(Record):
 
     env: tuple[str, ...] = ()
     device_nodes: tuple[DeviceNode, ...] = ()
+    device_classes: tuple[DeviceClass, ...] = ()
     mounts: tuple[EditMount, ...] = ()
     links: tuple[Link, ...] = ()
     ldcache: tuple[CacheEntry, ...] = ()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import posix
 
+from gpurun.errors import UnsupportedError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,11 +36,13 @@ def gpu_edits(
     privileged: bool,
     own_env: Mapping[str, str],
     settings: Settings | None = None,
+    mounts: tuple[tuple[str, str], ...] = (),
 ) -> ContainerEdits | None:
     """The edits for a container with that ``process.env``, or ``None`` when it asks for no GPU.
 
     *privileged*: its bounding set has CAP_SYS_ADMIN.  *own_env* is the environment of gpurun itself (GPURUN_SYSROOT);
-    *settings* are read from the site's configuration file unless given.  Changes nothing.
+    *settings* are read from the site's configuration file unless given; *mounts* are the (source, destination) of the
+    config's.  Changes nothing.
     Raises :class:`ConfigError` for a bad request or configuration, :class:`GpuError` for a host that cannot serve it.
     """
     if settings is None:
@@ -48,20 +52,47 @@ def gpu_edits(
         from gpurun.hook.settings import read_settings, settings_path
 
         settings = read_settings(settings_path(own_env))
-    from gpurun.hook.request import read_request
+    from gpurun.hook.request import place, read_request, shown
 
-    request = read_request(env, annotations, privileged, settings.policy)
+    request = read_request(env, annotations, privileged, settings.policy, mounts)
     if request is None:
         return None
     from gpurun.hook.edits import ContainerEdits
 
     if request.denied:
         return ContainerEdits(warnings=(request.denied,))
-    from gpurun.hook.driver import read_driver, roots_from_environment
+    if request.qualified:
+        name = shown(request.qualified[0])
+        text = f"{name}: CDI device names are not supported here: let the engine inject them (--device {name})"
+        raise UnsupportedError(place(request.source), text)
+    from gpurun.hook.driver import read_driver
     from gpurun.hook.nvidia import edits
 
-    roots = roots_from_environment(own_env, settings.driver_root)
-    return edits(request, read_driver(roots, request.capabilities, own_env), lambda: _identities(roots))
+    roots = roots_of(own_env, settings)
+    driver = read_driver(
+        roots,
+        request.capabilities,
+        settings.environment(own_env),
+        request.extras,
+        request.imex_channels,
+        settings.creates_imex_channels,
+    )
+    made = edits(request, driver, lambda: _identities(roots))
+    if made.additional_gids and not settings.additional_gids:
+        from gpurun.record import replace
+
+        made = replace(made, additional_gids=())
+    return made
+
+
+def roots_of(own_env: Mapping[str, str], settings: Settings) -> Roots:
+    """Where to look for the driver, as the environment of gpurun itself and the site's settings say."""
+    from gpurun.hook.host import Roots
+
+    sysroot = own_env.get("GPURUN_SYSROOT", "").rstrip("/")
+    return Roots(
+        settings.driver_root, sysroot, settings.dev_root, settings.ldcache or Roots().ldcache, settings.library_dirs
+    )
 
 
 def _identities(roots: Roots) -> tuple[MigIdentity, ...]:

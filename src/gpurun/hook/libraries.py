@@ -102,13 +102,20 @@ class DriverRoot(Record):
     fd: int
     path: str
     machine: str
+    ldcache: str = "/etc/ld.so.cache"
+    first_dirs: tuple[str, ...] = ()
 
 
-def open_driver_root(path: str, machine: str) -> DriverRoot:
-    """Open the directory *path* as a driver root of that machine (``x86_64``, ``aarch64``); the caller closes *fd*."""
+def open_driver_root(
+    path: str, machine: str, ldcache: str = "/etc/ld.so.cache", first_dirs: tuple[str, ...] = ()
+) -> DriverRoot:
+    """Open the directory *path* as a driver root of that machine (``x86_64``, ``aarch64``); the caller closes *fd*.
+
+    *ldcache* is its loader's cache, *first_dirs* are directories to look for libraries in before the usual ones.
+    """
     fd = posix.open(path, posix.O_RDONLY | posix.O_DIRECTORY | O_CLOEXEC)
     real = posix.readlink(f"/proc/self/fd/{fd}")
-    return DriverRoot(fd, "" if real == "/" else real, machine)
+    return DriverRoot(fd, "" if real == "/" else real, machine, ldcache, first_dirs)
 
 
 def resolve(root: DriverRoot, path: str) -> str | None:
@@ -132,7 +139,7 @@ def library_dirs(root: DriverRoot, compat32: bool = False) -> tuple[str, ...]:
         multiarch = _MULTIARCH.get(root.machine, "")
         tried = ["/usr/lib64", f"/usr/lib/{multiarch}", f"/usr/lib/{multiarch}/nvidia/current", "/lib64"]
         tried += [f"/lib/{multiarch}", f"/lib/{multiarch}/nvidia/current", "/usr/lib", "/lib", "/lib/nvidia"]
-    return tuple(dict.fromkeys([real for d in tried if (real := resolve(root, d)) is not None]))
+    return tuple(dict.fromkeys([real for d in (*root.first_dirs, *tried) if (real := resolve(root, d)) is not None]))
 
 
 def find_libraries(root: DriverRoot, version: str, capabilities: Iterable[str], compat32: bool) -> tuple[Library, ...]:
@@ -155,7 +162,7 @@ def find_libraries(root: DriverRoot, version: str, capabilities: Iterable[str], 
 def _from_cache(root: DriverRoot, version: str, wanted: Iterable[str], flags: int) -> dict[str, str]:
     """Name → real path of those that the loader's cache of the driver root knows, in the version wanted."""
     try:
-        fd = open_in_root(root.fd, "/etc/ld.so.cache", posix.O_RDONLY | posix.O_NONBLOCK)
+        fd = open_in_root(root.fd, root.ldcache, posix.O_RDONLY | posix.O_NONBLOCK)
     except OSError:
         return {}  # NixOS, Guix, COS and Alpine hosts have none
     try:

@@ -62,7 +62,7 @@ def edits(request: GpuRequest, driver: Driver, resolver: MigResolver | None = No
     trees = [_proc_tree(driver, selected)]
     if graphics:
         trees.append(_application_profile(gpus))
-    return ContainerEdits(
+    made = ContainerEdits(
         device_nodes=tuple(nodes),
         mounts=tuple([_library_mount(lib, needed) for lib in libraries] + [_file_mount(f) for f in files]),
         links=tuple({link.path: link for link in links}.values()),
@@ -70,17 +70,22 @@ def edits(request: GpuRequest, driver: Driver, resolver: MigResolver | None = No
         proc_trees=tuple(trees),
         additional_gids=tuple(sorted({n.gid for _, n in drm if n.gid and n.mode & 0o006 != 0o006})),
         numa_nodes=tuple([gpu.numa_node for gpu in gpus]),
-        warnings=tuple(_warnings(driver, selected)),
+        warnings=request.warnings + tuple(_warnings(driver, selected, request.extras)),
     )
+    if driver.extras:
+        from gpurun.hook.extra_edits import add_extras
+
+        return add_extras(made, driver.extras, PROC_PATH, driver.proc_path)
+    return made
 
 
-def _warnings(driver: Driver, selected: tuple[Selected, ...]) -> list[str]:
+def _warnings(driver: Driver, selected: tuple[Selected, ...], extras: tuple[str, ...]) -> list[str]:
     """What is right as it stands, but hardly what was meant."""
     found = []
     if not any(f.name == "params" for f in driver.proc_files):
         found.append(f"{driver.proc_path}/params cannot be read: programs may try to make device nodes")
     for s in selected:
-        if s.gpu.mig and not s.mig:
+        if s.gpu.mig and not s.mig and not any(e.startswith("mig-") for e in extras):
             devices = ", ".join([f"MIG-{s.gpu.uuid}/{m.gi}/{m.ci}" for m in s.gpu.mig])
             found.append(
                 f"GPU {s.gpu.index} is divided into MIG devices and none of them was asked for, so CUDA programs find no "

@@ -90,7 +90,7 @@ def _prestart(config: str) -> None:
     env = {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
     settings = read_settings(config or settings_path(env))
     document = read_bundle_config(bundle)
-    edits = gpu_edits(document["env"], document["annotations"], document["privileged"], env, settings)
+    edits = gpu_edits(document["env"], document["annotations"], document["privileged"], env, settings, document["mounts"])
     if edits is None:
         return
     for warning in edits.warnings:
@@ -101,7 +101,7 @@ def _prestart(config: str) -> None:
     rootfs = document["rootfs"]
     apply_in(pid, rootfs if rootfs.startswith("/") else f"{bundle}/{rootfs}", edits)
     if not settings.no_cgroups:
-        warning = allow_devices(container_cgroup(pid), edits.device_nodes)
+        warning = allow_devices(container_cgroup(pid), edits.device_nodes, edits.device_classes)
         if warning:
             posix.write(2, f"gpurun hook: {warning}\n".encode())
 
@@ -128,8 +128,16 @@ def read_bundle_config(bundle: str) -> dict[str, Any]:
         "env": get_strings(process, "env", "process"),
         "annotations": get_string_map(config, "annotations", ""),
         "privileged": is_privileged(process),
+        "mounts": read_mounts(config),
         "rootfs": require(get_string(root, "path", "root") or None, "root", "path"),
     }
+
+
+def read_mounts(config: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """(source, destination) of the mounts in *config*."""
+    mounts = [m for m in config.get("mounts") or () if isinstance(m, dict)]
+    pairs = [(m.get("source", ""), m.get("destination", "")) for m in mounts]
+    return tuple([(s, d) for s, d in pairs if isinstance(s, str) and isinstance(d, str)])
 
 
 def is_privileged(process: dict[str, Any]) -> bool:

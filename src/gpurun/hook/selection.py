@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpurun.errors import GpuError
 from gpurun.hook.host import bus_order
-from gpurun.hook.request import shown
+from gpurun.hook.request import VOLUME_MOUNTS, place, shown
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
@@ -69,7 +69,9 @@ def find_gpu(device: str, gpus: tuple[Gpu, ...], source: str = "") -> Gpu:
             return gpu
     there = "; ".join([f"{g.index} = {g.uuid} = {g.bus_id} ({g.model})" for g in gpus]) or "none"
     hint = ""
-    if not is_index and any("?" in g.uuid for g in gpus):
+    if device.startswith(VOLUME_MOUNTS):
+        hint = " (device lists given as mounts count where accept-nvidia-visible-devices-as-volume-mounts is true)"
+    elif not is_index and any("?" in g.uuid for g in gpus):
         hint = " (a GPU shows no UUID until something has used it: run nvidia-smi once)"
     raise GpuError(f"{shown(device)}: unknown device{_where(source)}: the GPUs of this host are {there}{hint}")
 
@@ -140,4 +142,4 @@ def _is_number(text: str) -> bool:
 
 
 def _where(source: str) -> str:
-    return f" (process.env {source})" if source else ""
+    return f" ({place(source)})" if source else ""

@@ -1,14 +1,14 @@
 """The site's policy, from the file that the NVIDIA container toolkit reads: ``nvidia-container-runtime/config.toml``.
 
 The same file and the same words, so that moving to gpurun keeps what the administrator decided.  Keys that gpurun has no
-use for are ignored.  ``tomllib`` costs 10 ms to import (re), and this file is tables of plain values: that much of TOML is
-read here, and anything else is an error that names its line.
+use for are in :data:`UNUSED`, each with the reason; unknown ones are ignored, as in the toolkit.
 """
 
 from __future__ import annotations
 
 from gpurun.errors import ConfigError
 from gpurun.hook.request import CAPABILITIES, Policy
+from gpurun.hook.toml import parse
 from gpurun.linux.files import read_file
 from gpurun.record import Record
 
@@ -18,17 +18,73 @@ if TYPE_CHECKING:
     from typing import Any
 
 DEFAULT_PATH = "/etc/nvidia-container-runtime/config.toml"
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\", "b": "\b", "f": "\f", "e": "\x1b"}
+
+_CLI, _RUNTIME, _HOOK = "nvidia-container-cli", "nvidia-container-runtime", "nvidia-container-runtime-hook"
+_IGNORE_IMEX, _NO_GIDS, _NO_IMEX_NODES = (
+    "ignore-imex-channel-requests",
+    "no-additional-gids-for-device-nodes",
+    "disable-imex-channel-creation",
+)
+_COMPAT_MODES = ("ldconfig", "mount", "disabled", "hook")
+
+#: Keys of the toolkit that change nothing here, and why.
+UNUSED = {
+    f"{_CLI}.path": "no other program is run",
+    f"{_CLI}.debug": "there is no such program to write it; gpurun has --log and --debug",
+    f"{_CLI}.user": "NVML runs in a process of its own, as the caller",
+    f"{_CLI}.no-pivot": "no ldconfig is run, so nothing pivots for it",
+    f"{_CLI}.ldconfig": "no ldconfig is run: the loader's cache is composed",
+    f"{_RUNTIME}.runtimes": "gpurun is the runtime",
+    f"{_RUNTIME}.modes.csv.compat-container-root": "no file of another container is mounted",
+    f"{_HOOK}.path": "the hook is built in",
+    "nvidia-ctk.path": "hooks of specifications that gpurun writes name gpurun",
+    "features.allow-cuda-compat-libs-from-container": "files of an image are never mount sources",
+    "features.allow-ldconfig-from-container": "no program of an image is run",
+    "features.allow-unknown-oci-spec-fields": "unknown fields are always allowed",
+}
 
 
 class Settings(Record):
-    """What the file says: *policy* for requests, *driver_root*, *no_cgroups* and *mode* for the stand-alone hook."""
+    """What the file says: *policy* for requests; the rest for the discovery, the injection and the stand-alone hook.
+
+    *features* are the names below ``[features]`` that are true.  ``[gpurun]`` is a table of our own (the toolkit ignores
+    it): *dev_root* and *library_dirs* as in :class:`gpurun.hook.host.Roots`.
+    """
 
     policy: Policy = Policy()
     driver_root: str = "/"
     no_cgroups: bool = False
     mode: str = "auto"
     skip_mode_detection: bool = False
+    load_kmods: bool = True
+    ldcache: str = ""
+    cli_environment: tuple[str, ...] = ()  # K=V, as if they stood in gpurun's own environment
+    cuda_compat_mode: str = "ldconfig"
+    log_file: str = ""  # of the runtime; empty for none
+    log_level: str = "info"
+    annotation_prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
+    default_kind: str = "nvidia.com/gpu"
+    spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
+    csv_dir: str = "/etc/nvidia-container-runtime/host-files-for-container.d"
+    jit_feature_flags: tuple[str, ...] = ()
+    jit_disabled_hooks: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    dev_root: str = ""
+    library_dirs: tuple[str, ...] = ()
+
+    def environment(self, own_env: Mapping[str, str]) -> dict[str, str]:
+        """*own_env* with what the file adds to it."""
+        return {**own_env, **dict([e.split("=", 1) for e in self.cli_environment])}
+
+    @property
+    def additional_gids(self) -> bool:
+        """Whether a container's process gets the groups of device nodes that are not for everybody."""
+        return _NO_GIDS not in self.features
+
+    @property
+    def creates_imex_channels(self) -> bool:
+        """Whether an IMEX channel that has no node on the host is made."""
+        return _NO_IMEX_NODES not in self.features
 
 
 def settings_path(env: Mapping[str, str]) -> str:
@@ -48,183 +104,103 @@ def read_settings(path: str) -> Settings:
         return Settings()
     except OSError as e:
         raise ConfigError(path, f"cannot be read: {e.strerror}") from None
-    values = parse(data.decode("utf-8", "surrogateescape"), path)
-    supported = _text(values, "supported-driver-capabilities", "all", path)
-    swarm = _text(values, "swarm-resource", "", path)
-    policy = Policy(
-        accept_envvar_when_unprivileged=_bool(values, "accept-nvidia-visible-devices-envvar-when-unprivileged", True, path),
-        disable_require=_bool(values, "disable-require", False, path),
-        supported_capabilities=_supported(supported, path),
-        swarm_resource=tuple([name for part in swarm.split(",") if (name := part.strip())]),
+    read = _Reader(parse(data.decode("utf-8", "surrogateescape"), path), path)
+    features = tuple(
+        [f for f in read.names("features") if read.flag(f"features.{f}", False) and f"features.{f}" not in UNUSED]
     )
+    debug = read.text(f"{_RUNTIME}.debug", "")
+    modes = f"{_RUNTIME}.modes"
     return Settings(
-        policy=policy,
-        driver_root=_text(values, "nvidia-container-cli.root", "", path) or "/",
-        no_cgroups=_bool(values, "nvidia-container-cli.no-cgroups", False, path),
-        mode=_text(values, "nvidia-container-runtime.mode", "auto", path),
-        skip_mode_detection=_bool(values, "nvidia-container-runtime-hook.skip-mode-detection", False, path),
+        policy=_policy(read, features),
+        driver_root=read.path(f"{_CLI}.root") or "/",
+        no_cgroups=read.flag(f"{_CLI}.no-cgroups", False),
+        mode=read.text(f"{_RUNTIME}.mode", "auto"),
+        skip_mode_detection=read.flag(f"{_HOOK}.skip-mode-detection", False),
+        load_kmods=read.flag(f"{_CLI}.load-kmods", True),
+        ldcache=read.path(f"{_CLI}.ldcache"),
+        cli_environment=read.environment(f"{_CLI}.environment"),
+        cuda_compat_mode=read.choice(f"{modes}.legacy.cuda-compat-mode", _COMPAT_MODES),
+        log_file="" if debug == "/dev/null" else debug,
+        log_level=read.text(f"{_RUNTIME}.log-level", "info"),
+        annotation_prefixes=read.texts(f"{modes}.cdi.annotation-prefixes", ("cdi.k8s.io/",)),
+        default_kind=read.text(f"{modes}.cdi.default-kind", "nvidia.com/gpu"),
+        spec_dirs=read.texts(f"{modes}.cdi.spec-dirs", ("/etc/cdi", "/var/run/cdi")),
+        csv_dir=read.path(f"{modes}.csv.mount-spec-path") or "/etc/nvidia-container-runtime/host-files-for-container.d",
+        jit_feature_flags=read.texts(f"{modes}.jit-cdi.nvcdi-feature-flags", ()),
+        jit_disabled_hooks=read.texts(f"{modes}.jit-cdi.nvcdi-disable-hooks", ()),
+        features=features,
+        dev_root=read.path("gpurun.dev-root"),
+        library_dirs=read.texts("gpurun.library-dirs", ()),
     )
 
 
-def _supported(text: str, path: str) -> tuple[str, ...]:
-    names = [name for part in text.split(",") if (name := part.strip())]
+def _policy(read: _Reader, features: tuple[str, ...]) -> Policy:
+    return Policy(
+        accept_envvar_when_unprivileged=read.flag("accept-nvidia-visible-devices-envvar-when-unprivileged", True),
+        disable_require=read.flag("disable-require", False),
+        supported_capabilities=_supported(read),
+        swarm_resource=tuple([n for part in read.text("swarm-resource", "").split(",") if (n := part.strip())]),
+        accept_volume_mounts=read.flag("accept-nvidia-visible-devices-as-volume-mounts", False),
+        ignore_imex_channels=_IGNORE_IMEX in features,
+    )
+
+
+def _supported(read: _Reader) -> tuple[str, ...]:
+    key = "supported-driver-capabilities"
+    names = [name for part in read.text(key, "all").split(",") if (name := part.strip())]
     if "all" in names:
         return CAPABILITIES
     for name in names:
         if name not in CAPABILITIES:
-            where = f"{path}: supported-driver-capabilities"
-            raise ConfigError(where, f"'{name}' is unknown, known are {','.join(CAPABILITIES)}")
+            raise read.bad(key, f"'{name}' is unknown, known are {','.join(CAPABILITIES)}")
     return tuple(sorted(names))
 
 
-def _bool(values: dict[str, Any], key: str, default: bool, path: str) -> bool:
-    value = values.get(key, default)
-    if type(value) is not bool:
-        raise ConfigError(f"{path}: {key}", "must be true or false")
-    return value
+class _Reader:
+    """Typed access to the values of one file; every error says the file and the key."""
 
+    def __init__(self, values: dict[str, Any], source: str) -> None:
+        self.values, self.source = values, source
 
-def _text(values: dict[str, Any], key: str, default: str, path: str) -> str:
-    value = values.get(key, default)
-    if type(value) is not str:
-        raise ConfigError(f"{path}: {key}", "must be a string")
-    return value
+    def bad(self, key: str, text: str) -> ConfigError:
+        return ConfigError(f"{self.source}: {key}", text)
 
+    def names(self, table: str) -> list[str]:
+        return sorted([key[len(table) + 1 :] for key in self.values if key.startswith(table + ".")])
 
-def parse(text: str, source: str) -> dict[str, Any]:
-    """``table.key`` → value, for TOML of tables with strings, booleans, integers and arrays of those.
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.values.get(key, default)
+        if type(value) is not bool:
+            raise self.bad(key, "must be true or false")
+        return value
 
-    Raises :class:`ConfigError` naming the line that is something else.
-    """
-    values: dict[str, Any] = {}
-    table = ""
-    lines = enumerate(text.splitlines(), 1)
-    for number, line in lines:
-        stripped = line.strip()
-        if not stripped or stripped.startswith("#"):
-            continue
-        if stripped.startswith("["):
-            name, end, rest = stripped[1:].partition("]")
-            if not end or not _plain_key(name) or (rest.strip() and not rest.strip().startswith("#")):
-                raise _bad(source, number)
-            table = _key(name) + "."
-            continue
-        name, equals, rest = stripped.partition("=")
-        if not equals or not _plain_key(name):
-            raise _bad(source, number)
-        first = number
-        while _open_array(rest):
-            try:
-                rest += "\n" + next(lines)[1]
-            except StopIteration:
-                raise _bad(source, first) from None
-        value, after = _value(rest.strip(), source, first)
-        after = after.strip()
-        if after and not after.startswith("#"):
-            raise _bad(source, first)
-        if table + _key(name) in values:
-            raise ConfigError(f"{source}: line {first}", f"{table}{_key(name)} is given twice")
-        values[table + _key(name)] = value
-    return values
+    def text(self, key: str, default: str) -> str:
+        value = self.values.get(key, default)
+        if type(value) is not str:
+            raise self.bad(key, "must be a string")
+        return value
 
+    def path(self, key: str) -> str:
+        value = self.text(key, "")
+        if value and not value.startswith("/"):
+            raise self.bad(key, f"'{value}' is not an absolute path")
+        return value
 
-def _bad(source: str, line: int) -> ConfigError:
-    return ConfigError(f"{source}: line {line}", "is not a table or a key with a string, boolean, integer or array of those")
+    def choice(self, key: str, choices: tuple[str, ...]) -> str:
+        value = self.text(key, "") or choices[0]
+        if value not in choices:
+            raise self.bad(key, f"'{value}' is unknown, known are {', '.join(choices)}")
+        return value
 
+    def texts(self, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        value = self.values.get(key, list(default))
+        if type(value) is not list or any(type(v) is not str for v in value):
+            raise self.bad(key, "must be an array of strings")
+        return tuple(value)
 
-def _key(name: str) -> str:
-    return ".".join([part.strip().strip("\"'") for part in name.split(".")])
-
-
-def _plain_key(name: str) -> bool:
-    parts = _key(name).split(".")
-    return all(part and part.replace("-", "").replace("_", "").isalnum() for part in parts)
-
-
-def _open_array(text: str) -> bool:
-    """Whether *text* begins an array that does not end in it (brackets in strings and comments do not count)."""
-    if not text.strip().startswith("["):
-        return False
-    quote = ""
-    depth = 0
-    i = 0
-    while i < len(text):
-        c = text[i]
-        if quote:
-            if c == "\\" and quote == '"':
-                i += 1
-            elif c == quote:
-                quote = ""
-        elif c in "\"'":
-            quote = c
-        elif c == "#":
-            i = text.find("\n", i)
-            if i < 0:
-                break
-        else:
-            depth += (c == "[") - (c == "]")
-        i += 1
-    return depth > 0
-
-
-def _value(text: str, source: str, line: int) -> tuple[Any, str]:
-    """The value at the start of *text* and what follows it."""
-    if text.startswith(('"""', "'''")):
-        raise _bad(source, line)
-    if text[:1] == "'":
-        inner, end, rest = text[1:].partition("'")
-        if not end:
-            raise _bad(source, line)
-        return inner, rest
-    if text[:1] == '"':
-        return _basic_string(text[1:], source, line)
-    if text[:1] == "[":
-        return _array(text[1:], source, line)
-    end_at = next((i for i, c in enumerate(text) if c in ",]# \t\n"), len(text))
-    word, rest = text[:end_at], text[end_at:]
-    if word in ("true", "false"):
-        return word == "true", rest
-    digits = word.lstrip("+-").replace("_", "")
-    if digits.isascii() and digits.isdigit():
-        return int(word), rest
-    raise _bad(source, line)
-
-
-def _basic_string(text: str, source: str, line: int) -> tuple[str, str]:
-    made: list[str] = []
-    i = 0
-    while i < len(text):
-        c = text[i]
-        if c == '"':
-            return "".join(made), text[i + 1 :]
-        if c == "\\":
-            i += 1
-            if text[i : i + 1] not in _ESCAPES:
-                raise _bad(source, line)
-            c = _ESCAPES[text[i]]
-        made.append(c)
-        i += 1
-    raise _bad(source, line)
-
-
-def _array(text: str, source: str, line: int) -> tuple[list[Any], str]:
-    made: list[Any] = []
-    while True:
-        text = _skip(text)
-        if text.startswith("]"):
-            return made, text[1:]
-        value, text = _value(text, source, line)
-        made.append(value)
-        text = _skip(text)
-        if text.startswith(","):
-            text = text[1:]
-        elif not text.startswith("]"):
-            raise _bad(source, line)
-
-
-def _skip(text: str) -> str:
-    """*text* without blanks and comments at its start."""
-    text = text.lstrip()
-    while text.startswith("#"):
-        text = text.partition("\n")[2].lstrip()
-    return text
+    def environment(self, key: str) -> tuple[str, ...]:
+        values = self.texts(key, ())
+        for value in values:
+            if "=" not in value:
+                raise self.bad(key, f"'{value}' is not NAME=VALUE")
+        return values
