@@ -1,0 +1,200 @@
+"""``nvidia-ctk``: telling container engines of the runtime, the site's configuration, device nodes and links.
+
+What it prints that others read (a configuration with ``--dry-run``, a CDI specification, a list of devices) goes to stdout,
+and everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from gpurun import log
+from gpurun.errors import GpurunError, oserror_text
+from gpurun.toolkit import config_file, devices, engines
+from gpurun.toolkit.inventory import INTERFACE_VERSION
+
+_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+#: Switches that may be given as ``--name=true``, which click does not know.
+_SWITCHES = frozenset(
+    "debug quiet dry-run nvidia-set-as-default set-as-default cdi.enabled cdi.enable enable-cdi in-place create-all "
+    "control-devices load-kernel-modules no-all-device watch".split()
+)
+
+
+def main(argv: list[str]) -> int:
+    """*argv* is the command line without the program's name; returns the exit code."""
+    try:
+        code = program.main(_words(argv), "nvidia-ctk", standalone_mode=False)
+    except click.UsageError as e:
+        sys.stderr.write(f"nvidia-ctk: {e.format_message()}\n")
+        return 1
+    except click.Abort:
+        return 130
+    except GpurunError as e:
+        log.error(str(e))
+        return e.exit_code
+    except OSError as e:
+        log.error(oserror_text(e))
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def _words(argv: list[str]) -> list[str]:
+    """*argv* with one dash made two and ``--switch=true`` made ``--switch``, as Go programs read them."""
+    words = []
+    for i, word in enumerate(argv):
+        if word == "--":
+            return words + argv[i:]
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and len(name) > 1:
+            if equals and name in _SWITCHES:
+                if value not in ("true", "false", "1", "0"):
+                    raise click.UsageError(f"--{name}={value}: true or false is meant")
+                if value in ("true", "1"):
+                    words.append(f"--{name}")
+                continue
+            word = "--" + word.lstrip("-")
+        words.append(word)
+    return words
+
+
+@click.group("nvidia-ctk", context_settings=_SETTINGS)
+@click.option("--debug", "-d", is_flag=True, envvar="NVIDIA_CTK_DEBUG", help="Say more.")
+@click.option("--quiet", "-q", is_flag=True, envvar="NVIDIA_CTK_QUIET", help="Say nothing but errors.")
+@click.version_option(INTERFACE_VERSION, "--version", "-v", message="NVIDIA Container Toolkit CLI version %(version)s (gpurun)")
+@click.pass_context
+def program(context: click.Context, debug: bool, quiet: bool) -> None:
+    """gpurun in the place of NVIDIA's nvidia-ctk."""
+    context.obj = quiet
+
+
+@program.command("info")
+def info() -> int:
+    """Show the driver and the GPUs of this host."""
+    from gpurun.toolkit.container_cli import main as container_cli
+
+    return container_cli(["info"])
+
+
+@program.group("runtime", context_settings=_SETTINGS)
+def runtime() -> None:
+    """Container engines and this runtime."""
+
+
+@runtime.command("configure")
+@click.option("--runtime", "engine", default="docker", help="docker, containerd or crio.")
+@click.option("--dry-run", is_flag=True, help="Print the configuration, write nothing.")
+@click.option("--config", "path", default="", help="The engine's configuration file.")
+@click.option("--drop-in-config", "drop_in", default=None, help="Write what is new to this file (containerd and CRI-O).")
+@click.option("--config-source", default="file", help="Where the configuration is read from: file or command.")
+@click.option("--executable-path", default="", help="The engine's program, for --config-source=command.")
+@click.option("--config-mode", default="config-file", help="config-file, or oci-hook for a file in hooks.d.")
+@click.option("--oci-hook-path", "--hook-path", "hook_file", default="", help="The file that oci-hook writes (else stdout).")
+@click.option("--nvidia-runtime-name", "--runtime-name", "name", default="nvidia", help="The runtime's name.")
+@click.option("--nvidia-runtime-path", "--runtime-path", "binary", default="", help="The runtime's program.")
+@click.option("--nvidia-runtime-hook-path", "hook", default="", help="The hook's program.")
+@click.option("--nvidia-set-as-default", "--set-as-default", "default", is_flag=True, help="Make it the default runtime.")
+@click.option("--cdi.enabled", "--cdi.enable", "--enable-cdi", "cdi", is_flag=True, help="Turn CDI on in the engine.")
+@click.pass_context
+def configure(context: click.Context, **options: Any) -> None:
+    """Tell a container engine of the runtime."""
+    request = engines.Request(**options)
+    for change in engines.changes(request):
+        if request.dry_run or not change.path:
+            sys.stdout.write(change.text)
+            continue
+        engines.write(change)
+        _say(context, f"wrote {change.path}")
+    if not request.dry_run and request.config_mode != "oci-hook":
+        _say(context, f"{request.engine} reads it when it is restarted")
+
+
+@program.group("config", invoke_without_command=True, context_settings=_SETTINGS)
+@click.option("--config-file", "--config", "-c", "path", default="", help="The toolkit's config.toml.")
+@click.option("--set", "sets", multiple=True, help="KEY=VALUE; a switch alone is true. May be given again.")
+@click.option("--set-list-separator", "separator", default=":", help="Between the items of a list.")
+@click.option("--in-place", "-i", is_flag=True, help="Write the file that was read.")
+@click.option("--output", "-o", default="", help="Write this file (else stdout).")
+@click.pass_context
+def config(context: click.Context, path: str, sets: tuple[str, ...], separator: str, in_place: bool, output: str) -> None:
+    """Show or change the site's configuration of the toolkit, which gpurun reads too."""
+    if context.invoked_subcommand:
+        return
+    path = path or config_file.default_path()
+    if in_place and output:
+        raise click.UsageError("--in-place and --output are one too many")
+    text = config_file.changed(config_file.read(path), sets, separator, path)
+    _deliver(context, text, path if in_place else output)
+
+
+@config.command("default")
+@click.option("--output", "-o", default="", help="Write this file (else stdout).")
+@click.option("--set", "sets", multiple=True, help="KEY=VALUE; a switch alone is true. May be given again.")
+@click.option("--set-list-separator", "separator", default=":", help="Between the items of a list.")
+@click.pass_context
+def default_config(context: click.Context, output: str, sets: tuple[str, ...], separator: str) -> None:
+    """Show what holds where the file says nothing."""
+    _deliver(context, config_file.changed(config_file.DEFAULT, sets, separator, "the default"), output)
+
+
+config.add_command(default_config, "create-default")
+
+
+@program.group("system", context_settings=_SETTINGS)
+def system() -> None:
+    """Device nodes and links of this host."""
+
+
+@system.command("create-device-nodes")
+@click.option("--control-devices", is_flag=True, help="Make nvidiactl, nvidia-modeset, nvidia-uvm and nvidia-uvm-tools.")
+@click.option("--load-kernel-modules", is_flag=True, help="Load the driver's modules first.")
+@click.option("--root", "--driver-root", "root", default="/", help="The driver root.")
+@click.option("--dev-root", default="", help="The directory with dev/ (default: the driver root).")
+@click.option("--dry-run", is_flag=True, help="Say what would be done.")
+@click.pass_context
+def create_device_nodes(
+    context: click.Context, control_devices: bool, load_kernel_modules: bool, root: str, dev_root: str, dry_run: bool
+) -> None:
+    """Make the control nodes that this host lacks."""
+    if load_kernel_modules:
+        for command in devices.load_modules(root, dry_run):
+            _say(context, command)
+    if control_devices:
+        for line in devices.create_control_nodes(root, dev_root, dry_run):
+            _say(context, line)
+
+
+@system.command("create-dev-char-symlinks")
+@click.option("--create-all", is_flag=True, help="For all GPUs and MIG capabilities there are, nodes or not.")
+@click.option("--load-kernel-modules", is_flag=True, help="Load the driver's modules first.")
+@click.option("--root", "--driver-root", "root", default="/", help="The driver root.")
+@click.option("--dev-root", default="", help="The directory with dev/ (default: the driver root).")
+@click.option("--dev-char-path", default="/dev/char", help="Where the links go.")
+@click.option("--watch", is_flag=True, hidden=True)
+@click.option("--dry-run", is_flag=True, help="Say what would be done.")
+@click.pass_context
+def create_dev_char_symlinks(context: click.Context, watch: bool, load_kernel_modules: bool, root: str, **how: Any) -> None:
+    """Make the links by which systemd finds the driver's nodes: /dev/char/195:0 and so on."""
+    if watch:
+        raise click.UsageError("--watch is not supported: a udev rule or a systemd path unit can call this again")
+    if load_kernel_modules:
+        for command in devices.load_modules(root, how["dry_run"]):
+            _say(context, command)
+    for line in devices.create_links(root, **how):
+        _say(context, line)
+
+
+def _deliver(context: click.Context, text: str, path: str) -> None:
+    if not path:
+        sys.stdout.write(text)
+        return
+    engines.write(engines.Change(path, text))
+    _say(context, f"wrote {path}")
+
+
+def _say(context: click.Context, text: str) -> None:
+    if not context.find_root().obj:
+        sys.stderr.write(log.record("info", text))

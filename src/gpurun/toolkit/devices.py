@@ -1,0 +1,168 @@
+"""``nvidia-ctk system``: the driver's control nodes, and the links by which systemd finds nodes of the driver.
+
+The driver makes no nodes; ``nvidia-modprobe`` does when a program first uses a GPU.  systemd looks a device of ``DeviceAllow`` up
+as ``/dev/char/<major>:<minor>``, and the driver's nodes have no such links, because udev did not make them.
+"""
+
+from __future__ import annotations
+
+import os
+import posix
+import stat
+import subprocess
+from pathlib import Path
+
+from gpurun.errors import GpuError, GpurunError
+from gpurun.hook.driver import Roots
+from gpurun.record import Record
+from gpurun.toolkit.majors import MODESET, NVIDIA, CTL_MINOR, MODESET_MINOR, mig_minors, params, read_majors
+
+_MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset")
+#: Nodes of the driver, below dev/: what gets a link.
+_PATTERNS = (
+    "nvidia[0-9]*", "nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-nvlink", "nvidia-nvswitch*",
+    "nvidia-caps/nvidia-cap[0-9]*", "nvidia-caps-imex-channels/channel[0-9]*",
+)  # fmt: skip
+
+
+class Node(Record):
+    """A device node that is to be there: *name* is below dev/."""
+
+    name: str
+    major: int
+    minor: int
+    mode: int = 0o666
+    uid: int = 0
+    gid: int = 0
+
+
+def load_modules(root: str, dry_run: bool) -> list[str]:
+    """Load the driver's kernel modules (those of *root*); returns the commands.  Raises :class:`GpurunError`."""
+    said = []
+    for module in _MODULES:
+        command = ["modprobe", module] if root == "/" else ["chroot", root, "modprobe", module]
+        said.append(" ".join(command))
+        if dry_run:
+            continue
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        except FileNotFoundError:
+            raise GpurunError(f"{command[0]}: not found: load the kernel modules another way") from None
+        except subprocess.CalledProcessError as e:
+            raise GpurunError(f"`{said[-1]}` failed: {e.stderr.strip() or e.returncode}") from None
+        except subprocess.TimeoutExpired:
+            raise GpurunError(f"`{said[-1]}` has not ended within 60 s: see dmesg") from None
+    return said
+
+
+def control_nodes(sysroot: str) -> tuple[Node, ...]:
+    """The control nodes that the loaded modules have.  Raises :class:`GpuError` when the driver is not loaded."""
+    majors = read_majors(sysroot)
+    nvidia = majors.get(NVIDIA)
+    if nvidia is None:
+        raise GpuError(f"NVIDIA driver not loaded: {sysroot}/proc/devices has no nvidia: `modprobe nvidia`")
+    how = params(sysroot)
+    if how.get("ModifyDeviceFiles") == "0":
+        raise GpuError("ModifyDeviceFiles is 0: the administrator makes this host's device nodes, and nobody else may")
+    found = [("nvidiactl", nvidia, CTL_MINOR)]
+    if MODESET in majors:
+        found.append(("nvidia-modeset", majors[MODESET], MODESET_MINOR))
+    if "nvidia-uvm" in majors:
+        found += [("nvidia-uvm", majors["nvidia-uvm"], 0), ("nvidia-uvm-tools", majors["nvidia-uvm"], 1)]
+    mode, uid, gid = (_number(how.get(f"DeviceFile{k}"), d) for k, d in (("Mode", 0o666), ("UID", 0), ("GID", 0)))
+    return tuple([Node(name, major, minor, mode, uid, gid) for name, major, minor in found])
+
+
+def _number(text: str | None, default: int) -> int:
+    return int(text) if text and text.isdigit() else default
+
+
+def create_control_nodes(root: str, dev_root: str, dry_run: bool, sysroot: str | None = None) -> list[str]:
+    """Make the control nodes that are not there; returns a line for each.  Raises :class:`GpurunError` and OSError."""
+    base = sysroot_of(sysroot)
+    dev = Path(_joined(base, dev_root or root)) / "dev"
+    said = []
+    for node in control_nodes(base):
+        path = dev / node.name
+        there = _numbers(path)
+        if there == (node.major, node.minor):
+            continue
+        if path.exists() or path.is_symlink():
+            raise GpuError(f"{path} is there and is not the character device {node.major}:{node.minor}: remove it")
+        said.append(f"mknod -m {node.mode:o} {path} c {node.major} {node.minor}")
+        if not dry_run:
+            os.mknod(path, stat.S_IFCHR | node.mode, os.makedev(node.major, node.minor))
+            os.chown(path, node.uid, node.gid)
+            os.chmod(path, node.mode)  # the umask has taken some of it
+    return said
+
+
+def create_links(
+    root: str, *, dev_root: str, dev_char_path: str, create_all: bool, dry_run: bool, sysroot: str | None = None
+) -> list[str]:
+    """Make the links that are not there; returns a line for each.  Raises :class:`GpurunError` and OSError."""
+    base = sysroot_of(sysroot)
+    dev = Path(_joined(base, dev_root or root)) / "dev"
+    links = Path(_joined(base, dev_char_path))
+    nodes = {name: numbers for pattern in _PATTERNS for name, numbers in _existing(dev, pattern)}
+    if create_all:
+        nodes |= {node.name: (node.major, node.minor) for node in all_nodes(base)}
+    said = []
+    for name, (major, minor) in sorted(nodes.items(), key=lambda item: item[1]):
+        link = links / f"{major}:{minor}"
+        target = f"../{name}" if links == dev / "char" else str(dev / name)
+        if link.is_symlink() and os.readlink(link) == target:
+            continue
+        if link.exists() and not link.is_symlink():
+            raise GpuError(f"{link} is there and is not a link: remove it")
+        said.append(f"{link} -> {target}")
+        if not dry_run:
+            links.mkdir(parents=True, exist_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(target)
+    return said
+
+
+def all_nodes(sysroot: str) -> tuple[Node, ...]:
+    """Every node that GPUs of this host can have: control nodes, GPUs, and the MIG capabilities of these GPUs."""
+    majors = read_majors(sysroot)
+    gpus = _gpu_minors(sysroot)
+    found = list(control_nodes(sysroot)) + [Node(f"nvidia{minor}", majors[NVIDIA], minor) for minor in gpus]
+    caps = majors.get("nvidia-caps")
+    if caps is not None:
+        wanted = ("config", "monitor", *[f"gpu{minor}/" for minor in gpus])
+        found += [
+            Node(f"nvidia-caps/nvidia-cap{minor}", caps, minor)
+            for name, minor in mig_minors(sysroot).items()
+            if name.startswith(wanted)
+        ]
+    return tuple(found)
+
+
+def _gpu_minors(sysroot: str) -> tuple[int, ...]:
+    from gpurun.hook.driver import read_gpus
+
+    return tuple(sorted([gpu.minor for gpu in read_gpus(Roots(sysroot=sysroot))]))
+
+
+def sysroot_of(given: str | None) -> str:
+    """GPURUN_SYSROOT of this process unless *given*."""
+    return os.environ.get("GPURUN_SYSROOT", "").rstrip("/") if given is None else given
+
+
+def _joined(sysroot: str, path: str) -> str:
+    return sysroot + ("" if path == "/" else path.rstrip("/")) or "/"
+
+
+def _existing(dev: Path, pattern: str) -> list[tuple[str, tuple[int, int]]]:
+    found = [(str(path.relative_to(dev)), _numbers(path)) for path in sorted(dev.glob(pattern))]
+    return [(name, numbers) for name, numbers in found if numbers is not None]
+
+
+def _numbers(path: Path) -> tuple[int, int] | None:
+    """Major and minor of the character device *path* itself; None for anything else."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return (posix.major(found.st_rdev), posix.minor(found.st_rdev)) if stat.S_ISCHR(found.st_mode) else None

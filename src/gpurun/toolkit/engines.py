@@ -1,0 +1,155 @@
+"""``nvidia-ctk runtime configure``: what to change in an engine's configuration, as text; only :func:`write` writes.
+
+A configuration is somebody's work: what gpurun does not know in it stays, comments included where the format has them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from gpurun.errors import ConfigError, GpurunError, UsageError
+from gpurun.record import Record
+
+RUNTIME = "nvidia-container-runtime"
+HOOK = "nvidia-container-runtime-hook"
+_PATHS = {
+    "docker": "/etc/docker/daemon.json",
+    "containerd": "/etc/containerd/config.toml",
+    "crio": "/etc/crio/crio.conf",
+}
+#: Files that the engines read beside their own (containerd only when told to).
+DROP_INS = {"containerd": "/etc/containerd/conf.d/99-nvidia.toml", "crio": "/etc/crio/crio.conf.d/99-nvidia.toml"}
+_DUMP = {"containerd": ("containerd", "config", "dump"), "crio": ("crio", "status", "config")}
+
+
+class Request(Record):
+    """The command line: *engine* is ``docker``, ``containerd`` or ``crio``; *drop_in* None is the engine's usual one."""
+
+    engine: str
+    dry_run: bool = False
+    path: str = ""
+    drop_in: str | None = None
+    config_source: str = "file"
+    executable_path: str = ""
+    config_mode: str = "config-file"
+    hook_file: str = ""
+    name: str = "nvidia"
+    binary: str = ""
+    hook: str = ""
+    default: bool = False
+    cdi: bool = False
+
+
+class Change(Record):
+    """The new content *text* of the file *path* (empty: stdout)."""
+
+    path: str
+    text: str
+
+
+def changes(request: Request) -> tuple[Change, ...]:
+    """What is to be written; reads the engine's files and changes nothing.  Raises :class:`GpurunError`."""
+    if request.config_mode == "oci-hook":
+        return (Change(request.hook_file, oci_hook(request.hook or beside(HOOK))),)
+    if request.config_mode not in ("config-file", "config"):
+        raise UsageError(f"--config-mode={request.config_mode}: config-file or oci-hook is meant")
+    if request.engine not in _PATHS:
+        raise UsageError(f"--runtime={request.engine}: docker, containerd or crio is meant")
+    if request.config_source not in ("file", "command"):
+        raise UsageError(f"--config-source={request.config_source}: file or command is meant")
+    path = request.path or _PATHS[request.engine]
+    if request.engine == "docker":
+        text = docker(_read(path), path, request.name, request.binary or RUNTIME, request.default, request.cdi)
+        return (Change(path, text),)
+    from gpurun.toolkit import toml_engines
+
+    drop_in = DROP_INS[request.engine] if request.drop_in is None else request.drop_in
+    if request.drop_in is None and request.path:  # another file: then beside that one, unless it is said where
+        drop_in = f"{os.path.dirname(os.path.abspath(path))}/{'/'.join(drop_in.split('/')[-2:])}"
+    source = _dump(request) if request.config_source == "command" else None
+    options = toml_engines.Options(request.name, request.binary or beside(RUNTIME), request.default, request.cdi)
+    edit = toml_engines.containerd if request.engine == "containerd" else toml_engines.crio
+    return tuple([Change(p, t) for p, t in edit(path, _read(path), drop_in, options, source)])
+
+
+def docker(text: str | None, path: str, name: str, binary: str, default: bool, cdi: bool) -> str:
+    """dockerd's ``daemon.json``, with the runtime *name*; *text* None is no file."""
+    try:
+        document = json.loads(text) if text and text.strip() else {}
+    except ValueError as e:
+        raise ConfigError(path, f"is not JSON: {e}") from None
+    if not isinstance(document, dict):
+        raise ConfigError(path, "is not a JSON object")
+    for key in ("runtimes", "features"):
+        if not isinstance(document.get(key, {}), dict):
+            raise ConfigError(f"{path}: {key}", "is not an object")
+    if default:
+        document["default-runtime"] = name
+    document.setdefault("runtimes", {})[name] = {"args": [], "path": binary}
+    if cdi:
+        document.setdefault("features", {})["cdi"] = True
+    return json.dumps(document, indent=4, sort_keys=True) + "\n"
+
+
+def oci_hook(binary: str) -> str:
+    """A file for hooks.d(5), the deprecated way in which Podman and CRI-O add the hook to every container."""
+    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    document = {
+        "version": "1.0.0",
+        "hook": {"path": binary, "args": [os.path.basename(binary), "prestart"], "env": [f"PATH={path}"]},
+        "when": {"always": True, "commands": [".*"]},
+        "stages": ["prestart"],
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def beside(name: str) -> str:
+    """The program *name* next to the one that was called, when it is there; else where NVIDIA's packages put it."""
+    called = shutil.which(sys.argv[0]) if sys.argv and sys.argv[0] else None
+    if called:
+        path = f"{os.path.dirname(os.path.abspath(called))}/{name}"
+        if os.access(path, os.X_OK):
+            return path
+    return f"/usr/bin/{name}"
+
+
+def write(change: Change) -> None:
+    """Write the file in one step, with the mode that it had; a symbolic link stays one.  Raises OSError."""
+    path = Path(os.path.realpath(change.path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mode = path.stat().st_mode & 0o7777 if path.exists() else 0o644
+    made = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        made.write_text(change.text, encoding="utf-8")
+        made.chmod(mode)
+        made.rename(path)
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError:
+        raise ConfigError(path, "is not UTF-8 text") from None
+
+
+def _dump(request: Request) -> str | None:
+    """The configuration as the engine itself says it is; None, and the file counts, when it cannot be asked."""
+    command = list(_DUMP[request.engine])
+    if request.executable_path:
+        command[0] = request.executable_path
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+        raise GpurunError(f"{command[0]}: not found: give --executable-path, or --config-source=file") from None
+    except subprocess.SubprocessError as e:
+        raise GpurunError(f"`{' '.join(command)}` failed: {e}: try --config-source=file") from None
+    return done.stdout

@@ -1,0 +1,41 @@
+"""What NVIDIA's programs print about a host: procfs first, NVML for brand and architecture, which may be missing."""
+
+from __future__ import annotations
+
+from gpurun.errors import GpurunError
+from gpurun.hook.nvml import DEVICES, find_nvml, query
+from gpurun.hook.require import properties
+from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpurun.hook.driver import Roots
+
+#: The version of NVIDIA's toolkit whose command lines are those here; scripts compare it with what they need.
+INTERFACE_VERSION = "1.18.0"
+
+
+class NvmlAnswer(Record):
+    """What NVML said: *gpus* by bus id in lower case, *cuda* the version; *problem* says why it said nothing."""
+
+    gpus: dict[str, dict[str, Any]]
+    cuda: str = ""
+    problem: str = ""
+
+
+def ask_nvml(roots: Roots, what: str = DEVICES) -> NvmlAnswer:
+    """NVML's answer for the driver below *roots*; raises nothing."""
+    try:
+        answer = query(find_nvml(roots), what)
+    except GpurunError as e:
+        return NvmlAnswer({}, "", str(e))
+    gpus = {str(gpu["busId"]).lower(): gpu for gpu in answer["gpus"] if gpu.get("busId")}
+    return NvmlAnswer(gpus, str(answer.get("cudaVersion") or ""))
+
+
+def cuda_version(driver_version: str, nvml: NvmlAnswer) -> str:
+    """The highest CUDA version of the driver: NVML's word, else what its branch is known for."""
+    known = properties(driver_version).cuda
+    return nvml.cuda or (".".join([str(n) for n in known]) if known else "unknown")
