@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
     from gpurun.invocation import Invocation
 
-#: The hook's name in other runtimes' configurations; under that name gpurun is the hook.
-HOOK_NAME = "nvidia-container-runtime-hook"
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (``sys.argv`` by default) and return the exit code; raises nothing but what ends a process."""
     open_standard_descriptors()
     words = list(sys.argv if argv is None else argv)
-    if words and words[0].rpartition("/")[2] == HOOK_NAME:
-        from gpurun.hook.prestart import main as hook_main  # its options are of another style: -debug, -config FILE
+    name = words[0].rpartition("/")[2] if words else ""
+    if name.startswith("nvidia-"):  # a link with the name of one of NVIDIA's programs; each has a command line of its own
+        from gpurun.toolkit.names import program
 
-        return hook_main(words[1:])
+        found = program(name)
+        if found is not None:
+            return found(words[1:])
     if b"_GPURUN_COMPLETE" in posix.environ:
         from gpurun.cli.human import complete
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from gpurun.invocation import Globals
 
 _STDERR = 2
-_COLOURS = {"error": "31", "warning": "33", "debug": "37"}
-_TTY_NAMES = {"error": "ERRO", "warning": "WARN", "debug": "DEBU"}
+_COLOURS = {"error": "31", "warning": "33", "info": "36", "debug": "37"}
+_TTY_NAMES = {"error": "ERRO", "warning": "WARN", "info": "INFO", "debug": "DEBU"}
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 

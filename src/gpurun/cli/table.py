@@ -167,6 +167,11 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         "list the GPUs of this host, or look for what keeps containers from using them",
         (_FORMAT,),
     ),
+    "install-names": (
+        "DIR", 1, 1, False, "gpurun.toolkit.names:install_names",
+        "let this program be called as nvidia-container-runtime, nvidia-ctk and so on, by links in DIR",
+        (("force", "f", "switch", "replace what has such a name there"),),
+    ),
     "hook": (
         "prestart", 1, 1, False, "gpurun.hook.prestart:hook",
         "be the NVIDIA hook of another runtime: the container's state is read from stdin",

@@ -182,6 +182,31 @@ def apply_in(pid: int, rootfs: str, edits: ContainerEdits) -> None:
         raise GpuError(text)
 
 
+def apply_here(rootfs: str, edits: ContainerEdits) -> None:
+    """Apply *edits* to *rootfs* in this process's own mount namespace, which must not be the host's.
+
+    What container managers that call ``nvidia-container-cli`` from inside the namespaces of the container want.
+    """
+    if _namespace("self", "mnt") == _namespace_of_init():
+        raise GpuError("this is the mount namespace of the host: call it in the container's, or say --pid")
+    root_fd = posix.open(rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)
+    try:
+        apply_edits(edits, root_fd, _in_user_namespace())
+    finally:
+        posix.close(root_fd)
+
+
+def _namespace_of_init() -> str:
+    try:
+        return _namespace(1, "mnt")
+    except OSError:
+        return ""  # not ours to see: then it is not ours either
+
+
+def _in_user_namespace() -> bool:
+    return read_file("/proc/self/uid_map").split() != [b"0", b"0", b"4294967295"]
+
+
 def _namespace(pid: int | str, kind: str) -> str:
     return posix.readlink(f"/proc/{pid}/ns/{kind}")
 

@@ -5,8 +5,8 @@ bytes of code, which read the rest of the file: running a script costs the inter
 a few lines of comment, from byte 512 on:
 
 * ``marshal`` of the pair (code of :mod:`gpurun.launcher.boot`, index), padded;
-* the code of each module of gpurun, that of click (help must work wherever the file is) and the index of click, at the
-  offsets that the index says.
+* the code of each module of gpurun, that of the libraries for people (help must work wherever the file is) and their
+  index, at the offsets that the index says.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpurun.launcher.bytecode import check_cycles, compile_tree, imports, is_emp
 PACKAGE = Path(__file__).resolve().parent.parent
 START = 512
 LINE_MAX = 255  # the kernel's BINPRM_BUF_SIZE, less the newline
-LIBRARIES = ("click",)
+LIBRARIES = ("click", "tomlkit")
 #: C modules of the standard library on the machine path; where they are files, the build remembers which.
 EXTENSIONS = ("_blake2", "_ctypes", "_json", "_struct", "_socket", "fcntl", "select", "_posixsubprocess")
 #: Run when the build is; no use to the finished file.

@@ -158,7 +158,7 @@ def _value(key: str, equals: str, value: str, separator: str) -> bool | str | li
             return False
         raise ConfigError(f"--set {key}", f"'{value}' is neither true nor false")
     if key not in _LISTS and key not in _TEXTS:
-        raise ConfigError(f"--set {key}", "is no key of the toolkit's configuration (`nvidia-ctk config default` shows them)")
+        raise ConfigError(f"--set {key}", "is no key of the toolkit (`nvidia-ctk config default` shows them)")
     if not equals:
         raise ConfigError(f"--set {key}", "needs a value: KEY=VALUE")
     return [part for part in value.split(separator) if part] if key in _LISTS else value

@@ -1,7 +1,7 @@
-"""``nvidia-container-cli``: what LXC, Incus, enroot, Apptainer and older containerd clients call to put GPUs into a container.
+"""``nvidia-container-cli``: what LXC, Incus, enroot, Apptainer and older containerd clients put GPUs into a container with.
 
-The options say what NVIDIA's variables say (``--device`` is ``NVIDIA_VISIBLE_DEVICES`` and so on), so a request takes the same
-road from here on.  Exit code 1 with ``nvidia-container-cli: <stage> error: <why>`` for everything that goes wrong.
+The options say what NVIDIA's variables say (``--device`` is ``NVIDIA_VISIBLE_DEVICES`` and so on), so a request takes the
+same road from here on.  Exit code 1 with ``nvidia-container-cli: <stage> error: <why>`` for everything that goes wrong.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _COMMANDS = ("info", "list", "configure")
 _CAPABILITY_FLAGS = (
-    ("-c", "compute"), ("-u", "utility"), ("-v", "video"), ("-g", "graphics"), ("-D", "display"), ("", "ngx"), ("", "compat32"),
+    ("-c", "compute"), ("-u", "utility"), ("-v", "video"), ("-g", "graphics"), ("-D", "display"), ("", "ngx"),
+    ("", "compat32"),
 )  # fmt: skip
 
 
@@ -44,7 +45,7 @@ class _Parser(argparse.ArgumentParser):
     """Exits with 1 on a wrong command line, as programs that use argp do there; long options may be abbreviated."""
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: {message}\nTry `{self.prog} --help' or `{self.prog} --usage' for more information.\n")
+        sys.stderr.write(f"{self.prog}: {message}\nTry `{self.prog} --help' for more information.\n")
         sys.exit(1)
 
 
@@ -238,7 +239,8 @@ def _edits(options: argparse.Namespace, variables: dict[str, str]) -> ContainerE
         edits = gpu_edits(env, {}, True, _environment(), settings)
     except GpuError as e:
         stage = "device" if "unknown device" in str(e) else "initialization"
-        raise StageError(stage, str(e) if stage == "device" else _as_nvml(str(e))) from None
+        text = str(e).replace("process.env NVIDIA_VISIBLE_DEVICES", "--device")
+        raise StageError(stage, text if stage == "device" else _as_nvml(text)) from None
     except ConfigError as e:
         stage = "requirement" if "requirement error: " in str(e) else "input"
         text = str(e)
@@ -278,8 +280,12 @@ def _configure(options: argparse.Namespace, words: list[str]) -> int:
 
 def _configure_parser() -> argparse.ArgumentParser:
     parser = _Parser("nvidia-container-cli configure", description="Give a container that was made but not started GPUs.")
-    parser.add_argument("-p", "--pid", type=int, default=0, help="a process of the container (without: the caller's namespaces)")
-    parser.add_argument("-d", "--device", metavar="ID", action="append", default=[], help="GPUs by index, UUID or PCI bus id")
+    parser.add_argument(
+        "-p", "--pid", type=int, default=0, help="a process of the container (without: the caller's namespaces)"
+    )
+    parser.add_argument(
+        "-d", "--device", metavar="ID", action="append", default=[], help="GPUs by index, UUID or PCI bus id"
+    )
     parser.add_argument("-r", "--require", metavar="EXPR", action="append", default=[], help="a requirement, cuda>=12.4")
     parser.add_argument("-l", "--ldconfig", metavar="PATH", help="ignored: gpurun writes the loader's cache itself")
     for short, name in _CAPABILITY_FLAGS:

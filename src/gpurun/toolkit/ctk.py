@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 
 def _words(argv: list[str]) -> list[str]:
     """*argv* with one dash made two and ``--switch=true`` made ``--switch``, as Go programs read them."""
-    words = []
+    words: list[str] = []
     for i, word in enumerate(argv):
         if word == "--":
             return words + argv[i:]
@@ -64,7 +64,9 @@ def _words(argv: list[str]) -> list[str]:
 @click.group("nvidia-ctk", context_settings=_SETTINGS)
 @click.option("--debug", "-d", is_flag=True, envvar="NVIDIA_CTK_DEBUG", help="Say more.")
 @click.option("--quiet", "-q", is_flag=True, envvar="NVIDIA_CTK_QUIET", help="Say nothing but errors.")
-@click.version_option(INTERFACE_VERSION, "--version", "-v", message="NVIDIA Container Toolkit CLI version %(version)s (gpurun)")
+@click.version_option(
+    INTERFACE_VERSION, "--version", "-v", message="NVIDIA Container Toolkit CLI version %(version)s (gpurun)"
+)
 @click.pass_context
 def program(context: click.Context, debug: bool, quiet: bool) -> None:
     """gpurun in the place of NVIDIA's nvidia-ctk."""
@@ -99,7 +101,7 @@ def runtime() -> None:
 @click.option("--nvidia-set-as-default", "--set-as-default", "default", is_flag=True, help="Make it the default runtime.")
 @click.option("--cdi.enabled", "--cdi.enable", "--enable-cdi", "cdi", is_flag=True, help="Turn CDI on in the engine.")
 @click.pass_context
-def configure(context: click.Context, **options: Any) -> None:
+def configure(context: click.Context, /, **options: Any) -> None:
     """Tell a container engine of the runtime."""
     request = engines.Request(**options)
     for change in engines.changes(request):
@@ -176,7 +178,9 @@ def create_device_nodes(
 @click.option("--watch", is_flag=True, hidden=True)
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
 @click.pass_context
-def create_dev_char_symlinks(context: click.Context, watch: bool, load_kernel_modules: bool, root: str, **how: Any) -> None:
+def create_dev_char_symlinks(
+    context: click.Context, /, watch: bool, load_kernel_modules: bool, root: str, **how: Any
+) -> None:
     """Make the links by which systemd finds the driver's nodes: /dev/char/195:0 and so on."""
     if watch:
         raise click.UsageError("--watch is not supported: a udev rule or a systemd path unit can call this again")

@@ -1,7 +1,7 @@
 """``nvidia-ctk system``: the driver's control nodes, and the links by which systemd finds nodes of the driver.
 
-The driver makes no nodes; ``nvidia-modprobe`` does when a program first uses a GPU.  systemd looks a device of ``DeviceAllow`` up
-as ``/dev/char/<major>:<minor>``, and the driver's nodes have no such links, because udev did not make them.
+The driver makes no nodes; ``nvidia-modprobe`` does when a program first uses a GPU.  systemd looks a device of
+``DeviceAllow`` up as ``/dev/char/<major>:<minor>``; the driver's nodes have no such links, because udev did not make them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import subprocess
 from pathlib import Path
 
 from gpurun.errors import GpuError, GpurunError
-from gpurun.hook.driver import Roots
+from gpurun.hook.driver import MINOR_CTL, MINOR_MODESET
+from gpurun.hook.gpus import nvidia_major, read_gpus
+from gpurun.hook.host import PROC, Roots, fields, read_majors
+from gpurun.hook.mig import CAPS_DEVICE, read_minors
 from gpurun.record import Record
-from gpurun.toolkit.majors import MODESET, NVIDIA, CTL_MINOR, MODESET_MINOR, mig_minors, params, read_majors
 
 _MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset")
 #: Nodes of the driver, below dev/: what gets a link.
@@ -55,21 +57,21 @@ def load_modules(root: str, dry_run: bool) -> list[str]:
     return said
 
 
-def control_nodes(sysroot: str) -> tuple[Node, ...]:
+def control_nodes(roots: Roots) -> tuple[Node, ...]:
     """The control nodes that the loaded modules have.  Raises :class:`GpuError` when the driver is not loaded."""
-    majors = read_majors(sysroot)
-    nvidia = majors.get(NVIDIA)
-    if nvidia is None:
-        raise GpuError(f"NVIDIA driver not loaded: {sysroot}/proc/devices has no nvidia: `modprobe nvidia`")
-    how = params(sysroot)
+    majors = read_majors(roots)
+    how = fields(f"{roots.sysroot}{PROC}/params")
+    if not how and "nvidia" not in majors and "nvidia-frontend" not in majors:
+        raise GpuError(f"NVIDIA driver not loaded: {roots.sysroot}/proc/devices has no nvidia: `modprobe nvidia`")
     if how.get("ModifyDeviceFiles") == "0":
         raise GpuError("ModifyDeviceFiles is 0: the administrator makes this host's device nodes, and nobody else may")
-    found = [("nvidiactl", nvidia, CTL_MINOR)]
-    if MODESET in majors:
-        found.append(("nvidia-modeset", majors[MODESET], MODESET_MINOR))
+    nvidia = nvidia_major(majors)
+    found = [("nvidiactl", nvidia, MINOR_CTL)]
+    if "nvidia-modeset" in majors:
+        found.append(("nvidia-modeset", majors["nvidia-modeset"], MINOR_MODESET))
     if "nvidia-uvm" in majors:
         found += [("nvidia-uvm", majors["nvidia-uvm"], 0), ("nvidia-uvm-tools", majors["nvidia-uvm"], 1)]
-    mode, uid, gid = (_number(how.get(f"DeviceFile{k}"), d) for k, d in (("Mode", 0o666), ("UID", 0), ("GID", 0)))
+    mode, uid, gid = [_number(how.get(f"DeviceFile{k}"), d) for k, d in (("Mode", 0o666), ("UID", 0), ("GID", 0))]
     return tuple([Node(name, major, minor, mode, uid, gid) for name, major, minor in found])
 
 
@@ -77,12 +79,12 @@ def _number(text: str | None, default: int) -> int:
     return int(text) if text and text.isdigit() else default
 
 
-def create_control_nodes(root: str, dev_root: str, dry_run: bool, sysroot: str | None = None) -> list[str]:
+def create_control_nodes(root: str, dev_root: str, dry_run: bool) -> list[str]:
     """Make the control nodes that are not there; returns a line for each.  Raises :class:`GpurunError` and OSError."""
-    base = sysroot_of(sysroot)
+    base = own_sysroot()
     dev = Path(_joined(base, dev_root or root)) / "dev"
     said = []
-    for node in control_nodes(base):
+    for node in control_nodes(Roots(sysroot=base)):
         path = dev / node.name
         there = _numbers(path)
         if there == (node.major, node.minor):
@@ -97,16 +99,14 @@ def create_control_nodes(root: str, dev_root: str, dry_run: bool, sysroot: str |
     return said
 
 
-def create_links(
-    root: str, *, dev_root: str, dev_char_path: str, create_all: bool, dry_run: bool, sysroot: str | None = None
-) -> list[str]:
+def create_links(root: str, *, dev_root: str, dev_char_path: str, create_all: bool, dry_run: bool) -> list[str]:
     """Make the links that are not there; returns a line for each.  Raises :class:`GpurunError` and OSError."""
-    base = sysroot_of(sysroot)
+    base = own_sysroot()
     dev = Path(_joined(base, dev_root or root)) / "dev"
     links = Path(_joined(base, dev_char_path))
     nodes = {name: numbers for pattern in _PATTERNS for name, numbers in _existing(dev, pattern)}
     if create_all:
-        nodes |= {node.name: (node.major, node.minor) for node in all_nodes(base)}
+        nodes |= {node.name: (node.major, node.minor) for node in all_nodes(Roots(sysroot=base))}
     said = []
     for name, (major, minor) in sorted(nodes.items(), key=lambda item: item[1]):
         link = links / f"{major}:{minor}"
@@ -123,31 +123,24 @@ def create_links(
     return said
 
 
-def all_nodes(sysroot: str) -> tuple[Node, ...]:
+def all_nodes(roots: Roots) -> tuple[Node, ...]:
     """Every node that GPUs of this host can have: control nodes, GPUs, and the MIG capabilities of these GPUs."""
-    majors = read_majors(sysroot)
-    gpus = _gpu_minors(sysroot)
-    found = list(control_nodes(sysroot)) + [Node(f"nvidia{minor}", majors[NVIDIA], minor) for minor in gpus]
-    caps = majors.get("nvidia-caps")
+    majors = read_majors(roots)
+    gpus = [gpu.minor for gpu in read_gpus(roots)]
+    found = [*control_nodes(roots), *[Node(f"nvidia{minor}", nvidia_major(majors), minor) for minor in gpus]]
+    caps = majors.get(CAPS_DEVICE)
     if caps is not None:
         wanted = ("config", "monitor", *[f"gpu{minor}/" for minor in gpus])
+        minors = read_minors(roots, "", majors).of
         found += [
-            Node(f"nvidia-caps/nvidia-cap{minor}", caps, minor)
-            for name, minor in mig_minors(sysroot).items()
-            if name.startswith(wanted)
+            Node(f"nvidia-caps/nvidia-cap{minor}", caps, minor) for name, minor in minors.items() if name.startswith(wanted)
         ]
     return tuple(found)
 
 
-def _gpu_minors(sysroot: str) -> tuple[int, ...]:
-    from gpurun.hook.driver import read_gpus
-
-    return tuple(sorted([gpu.minor for gpu in read_gpus(Roots(sysroot=sysroot))]))
-
-
-def sysroot_of(given: str | None) -> str:
-    """GPURUN_SYSROOT of this process unless *given*."""
-    return os.environ.get("GPURUN_SYSROOT", "").rstrip("/") if given is None else given
+def own_sysroot() -> str:
+    """GPURUN_SYSROOT of this process."""
+    return os.environ.get("GPURUN_SYSROOT", "").rstrip("/")
 
 
 def _joined(sysroot: str, path: str) -> str:

@@ -77,7 +77,7 @@ def crio(path: str, text: str | None, drop_in: str, options: Options, effective:
     runtime = _table(target, ("crio", "runtime"), where)
     if options.default:
         runtime["default_runtime"] = options.name
-    like = next((runtimes[n] for n in ("runc", "crun") if isinstance(runtimes.get(n), dict)), {})
+    like: dict[str, Any] = next((runtimes[n] for n in ("runc", "crun") if isinstance(runtimes.get(n), dict)), {})
     entry = {k: _plain(v) for k, v in like.items()} | {"runtime_path": options.binary, "runtime_type": "oci"}
     entry.pop("runtime_root", None)  # the states of two runtimes do not go into one directory
     _table(runtime, ("runtimes",), where)[options.name] = entry
@@ -138,11 +138,13 @@ def _table(parent: Any, names: tuple[str, ...], path: str) -> Any:
     return parent
 
 
-def _find(document: Any, names: tuple[str, ...]) -> dict[str, Any]:
+def _find(document: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     """The table *names* of *document*, empty when there is none."""
     for name in names:
-        document = document.get(name, {}) if isinstance(document, dict) else {}
-    return document if isinstance(document, dict) else {}
+        document = document.get(name, {})
+        if not isinstance(document, dict):
+            raise ConfigError(name, "is not a table")
+    return document
 
 
 def _plain(value: Any) -> Any:

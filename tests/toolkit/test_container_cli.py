@@ -1,0 +1,218 @@
+"""``nvidia-container-cli``: what it prints, what it refuses, and containers that get GPUs from it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpurun.hook.driver import Roots, read_driver
+from gpurun.toolkit.container_cli import _configure_parser as configure_parser
+from gpurun.toolkit.container_cli import info_csv, info_text, request_variables
+from gpurun.toolkit.inventory import NvmlAnswer, ask_nvml
+from tests.nvml import compile_stub
+from tests.simdriver import VERSION, Options, SimulatedDriver, bus_id, make, minor, uuid
+
+from .conftest import Call
+
+
+def with_nvml(path: Path, mode: str = "well") -> SimulatedDriver:
+    """A host whose libnvidia-ml answers, as the compiled stub of the tests does."""
+    made = make(path, Options(nodes=False))
+    library = next(made.path.rglob(f"libnvidia-ml.so.{VERSION}"))
+    library.unlink()
+    compile_stub(library, mode=mode)
+    return made
+
+
+def test_info(call: Call, tmp_path: Path) -> None:
+    driver = with_nvml(tmp_path / "host")
+    done = call("nvidia-container-cli", "info", env=driver.env)
+    assert (done.returncode, done.stderr) == (0, "")
+    blocks = done.stdout.split("\n\n")
+    assert blocks[0] == "NVRM version:   999.88.77\nCUDA version:   13.1"
+    assert blocks[1].splitlines() == [
+        "Device Index:   0",
+        f"Device Minor:   {minor(0, 2)}",
+        "Model:          NVIDIA A100-SXM4-40GB",
+        "Brand:          nvidia",
+        f"GPU UUID:       {uuid(0)}",
+        f"Bus Location:   0000{bus_id(0)}",
+        "Architecture:   9.0",
+    ]
+    done = call("nvidia-container-cli", "--load-kmods", "info", "--csv", env=driver.env)
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["NVRM version,CUDA version", "999.88.77,13.1"] and lines[2] == ""
+    assert lines[4] == f"0,{minor(0, 2)},NVIDIA A100-SXM4-40GB,nvidia,{uuid(0)},0000{bus_id(0)},9.0" and len(lines) == 6
+
+
+def test_info_without_nvml(call: Call, host: SimulatedDriver) -> None:
+    """procfs knows nearly all of it: only brand and architecture are missing, and stderr says why."""
+    done = call("nvidia-container-cli", "info")
+    assert done.returncode == 0 and done.stdout.count("Brand:          unknown") == 2
+    assert "brand and architecture are not known: NVML error" in done.stderr
+    driver = read_driver(Roots(sysroot=str(host.path)))
+    assert "CUDA version:   12.4" in info_text(driver, NvmlAnswer({}, "12.4"))
+    assert ",unknown," in info_csv(driver, ask_nvml(Roots(sysroot="/nowhere")))
+
+
+def test_list_of_everything(call: Call) -> None:
+    lines = call("nvidia-container-cli", "list").stdout.splitlines()
+    nodes = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia1", "/dev/nvidia0"]
+    assert lines[:5] == nodes
+    kinds = ["/usr/bin/nvidia-smi", f"libcuda.so.{VERSION}", "/run/nvidia-persistenced/socket", "gsp_ga10x.bin"]
+    places = [next(i for i, line in enumerate(lines) if line.endswith(kind)) for kind in kinds]
+    assert places == sorted(places) and places[0] == 5, "programs, libraries, sockets, firmware"
+    assert len(lines) == len(set(lines))
+
+
+@pytest.mark.parametrize(
+    ("args", "lines"),
+    [
+        (["--device=0"], ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", f"/dev/nvidia{minor(0, 2)}"]),
+        (["-d", uuid(1)], ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", f"/dev/nvidia{minor(1, 2)}"]),
+        (["--dev", "none"], ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]),
+        (["--ipcs"], ["/run/nvidia-persistenced/socket", "/tmp/nvidia-mps"]),
+        (["-i", "--no-persistenced"], ["/tmp/nvidia-mps"]),
+        (
+            ["--firmwares"],
+            [f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin", f"/lib/firmware/nvidia/{VERSION}/gsp_tu10x.bin"],
+        ),
+        (["--imex-channel=0,3"], [f"/dev/nvidia-caps-imex-channels/channel{n}" for n in (0, 3)]),
+    ],
+)
+def test_list(call: Call, args: list[str], lines: list[str]) -> None:
+    done = call("nvidia-container-cli", "-u", "list", *args)
+    assert (done.returncode, done.stderr, done.stdout.splitlines()) == (0, "", lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (Options(no_module=True), "initialization error: nvml error: driver not loaded"),
+        (Options(version_mismatch=True, nodes=False), "initialization error: nvml error: driver/library version mismatch"),
+        (
+            Options(no_userspace=True, nodes=False),
+            "initialization error: load library failed: libnvidia-ml.so.1: cannot open shared object file: no such file or",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", [("list",), ("info",), ("configure", "--device=all", "/rootfs")])
+def test_a_host_that_cannot(call: Call, tmp_path: Path, options: Options, words: str, command: tuple[str, ...]) -> None:
+    driver = make(tmp_path / "host", options)
+    done = call("nvidia-container-cli", *command, env=driver.env)
+    assert done.returncode == 1 and done.stdout == "" and done.stderr.startswith(f"nvidia-container-cli: {words}")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((), "a command is missing"),
+        (("frobnicate",), "unrecognized arguments: frobnicate"),
+        (("list", "--frobnicate"), "unrecognized arguments"),
+        (("configure",), "ROOTFS"),
+        (("configure", "relative"), "input error: invalid rootfs directory"),
+        (("configure", "/"), "input error: invalid rootfs directory"),
+        (("configure", "--device=9", "/rootfs"), "device error: 9: unknown device (--device)"),
+        (
+            ("configure", "--device=0", "--require=driver>=1000", "/x"),
+            "requirement error: unsatisfied condition: driver>=1000",
+        ),
+        (("configure", "--device=0", "--compute", "--pid=999999999", "/x"), "error: "),
+        (("list", "--device=nonsense"), "device error: nonsense"),
+    ],
+)
+def test_refused(call: Call, args: tuple[str, ...], words: str) -> None:
+    done = call("nvidia-container-cli", *args)
+    assert done.returncode == 1 and "nvidia-container-cli" in done.stderr and words in done.stderr
+    assert "Traceback" not in done.stderr and done.stdout == ""
+
+
+def test_options_say_what_variables_say() -> None:
+    words = "--device=0 -d GPU-1 -cu --ngx --require cuda>=12 -r driver>=535 --mig-config=all --ldconfig=@/sbin/ldconfig "
+    chosen = configure_parser().parse_args([*words.split(), "--pid=7", "/rootfs"])
+    assert request_variables(chosen) == {
+        "NVIDIA_VISIBLE_DEVICES": "0,GPU-1",
+        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility,ngx",
+        "NVIDIA_REQUIRE_0": "cuda>=12",
+        "NVIDIA_REQUIRE_1": "driver>=535",
+        "NVIDIA_MIG_CONFIG_DEVICES": "all",
+    }
+    assert (chosen.pid, chosen.rootfs) == (7, "/rootfs")
+
+
+@pytest.fixture
+def rootfs(tmp_path: Path) -> Path:
+    made = tmp_path / "rootfs"
+    for name in ("proc", "dev", "etc", "usr/lib"):
+        (made / name).mkdir(parents=True)
+    return made
+
+
+def run_in(command: list[str], script: str, host: SimulatedDriver) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, "sh", "-c", script], env=os.environ | host.env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mount namespaces need root")
+CONFIGURE = "--load-kmods --user configure --ldconfig=@/sbin/ldconfig --device=0 --compute --utility --no-cgroups"
+
+
+@needs_root
+@pytest.mark.native
+def test_configure_in_the_callers_namespaces(names: Path, host: SimulatedDriver, rootfs: Path) -> None:
+    """As enroot, LXC and Apptainer call it: inside the mount namespace, without --pid."""
+    script = (
+        f"mount --make-rprivate / && mount --bind {rootfs} {rootfs} && mount -t proc proc {rootfs}/proc && "
+        f"{names}/nvidia-container-cli {CONFIGURE} {rootfs} && ls {rootfs}/dev && cat {rootfs}/proc/driver/nvidia/params && "
+        f"ls {rootfs}/proc/driver/nvidia/gpus && find {rootfs}/usr -name 'libcuda.so*'"
+    )
+    done = run_in(["unshare", "-m"], script, host)
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split()
+    assert {"nvidiactl", f"nvidia{minor(0, 2)}", "nvidia-uvm", bus_id(0)} <= set(words)
+    assert f"nvidia{minor(1, 2)}" not in words and bus_id(1) not in words
+    assert "ModifyDeviceFiles: 0" in done.stdout and "/libcuda.so.1" in done.stdout
+
+
+@needs_root
+@pytest.mark.native
+def test_configure_a_process(names: Path, host: SimulatedDriver, rootfs: Path) -> None:
+    """As containerd's oci-hook calls it: --pid of a process that has the container's mount namespace."""
+    script = (
+        f"mount --make-rprivate / && mount --bind {rootfs} {rootfs} && mount -t proc proc {rootfs}/proc && echo && read x"
+    )
+    with subprocess.Popen(
+        ["unshare", "-m", "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as container:
+        assert container.stdout and container.stdout.readline() == "\n"
+        words = [*CONFIGURE.split(), f"--pid={container.pid}", str(rootfs)]
+        done = subprocess.run(
+            [names / "nvidia-container-cli", *words], env=os.environ | host.env, capture_output=True, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+        inside = set(os.listdir(f"/proc/{container.pid}/root{rootfs}/dev"))
+        container.communicate("\n", timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {"nvidiactl", f"nvidia{minor(0, 2)}"} <= inside
+
+
+@needs_root
+@pytest.mark.native
+def test_configure_never_touches_the_host(names: Path, host: SimulatedDriver, rootfs: Path) -> None:
+    """Where the caller's mount namespace is that of process 1, the mounts would be everybody's."""
+    script = f"{names}/nvidia-container-cli configure --device=0 --utility {rootfs}; echo $?; cat /proc/self/mounts"
+    done = run_in(["unshare", "-mpf", "--mount-proc"], script, host)
+    assert done.stdout.startswith("1\n") and str(rootfs) not in done.stdout
+    assert "mount error: this is the mount namespace of the host" in done.stderr and not list((rootfs / "dev").iterdir())
+
+
+def test_it_needs_no_other_program(host: SimulatedDriver, names: Path) -> None:
+    """An empty PATH and environment, as a hook gets them."""
+    done = subprocess.run(
+        [names / "nvidia-container-cli", "list", "-l"], env=host.env, capture_output=True, text=True, check=True
+    )
+    assert f"libcuda.so.{VERSION}" in done.stdout

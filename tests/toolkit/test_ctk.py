@@ -1,0 +1,156 @@
+"""``nvidia-ctk config`` and ``nvidia-ctk system``."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gpurun.hook.settings import Settings, read_settings
+from gpurun.toolkit.config_file import DEFAULT, changed
+from tests.simdriver import MAJORS, Options, SimulatedDriver, make, minor
+
+from .conftest import Call
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+
+
+def test_the_default_is_what_gpurun_assumes(tmp_path: Path, call: Call) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(DEFAULT)
+    assert read_settings(str(file)) == Settings()
+    assert call("nvidia-ctk", "config", "default").stdout == DEFAULT
+    assert call("nvidia-ctk", "config", "create-default", "--output", tmp_path / "made/c.toml").stdout == ""
+    assert (tmp_path / "made/c.toml").read_text() == DEFAULT
+    assert call("nvidia-ctk", "config", env={"NVIDIA_CTK_CONFIG_FILE_PATH": str(tmp_path / "none")}).stdout == DEFAULT
+
+
+def test_set(tmp_path: Path, call: Call) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("# ours\ndisable-require = true # for now\n[nvidia-container-cli]\nunknown = 1\n")
+    sets = ["nvidia-container-cli.no-cgroups", "nvidia-container-cli.root=/run/nvidia/driver", "disable-require=false"]
+    sets += ["nvidia-container-runtime.runtimes=crun:runc", "nvidia-container-runtime.modes.cdi.spec-dirs=/etc/cdi"]
+    words = [word for one in sets for word in ("--set", one)]
+    done = call("nvidia-ctk", "config", f"--config={file}", *words)
+    assert done.returncode == 0 and file.read_text().endswith("unknown = 1\n"), "without --in-place the file stays"
+    assert call("nvidia-ctk", "config", f"--config={file}", *words, "--in-place").returncode == 0
+    assert file.read_text() == done.stdout and done.stdout.startswith("# ours\ndisable-require = false # for now\n")
+    settings = read_settings(str(file))
+    assert settings.no_cgroups and settings.driver_root == "/run/nvidia/driver" and not settings.policy.disable_require
+    document = tomllib.loads(done.stdout)
+    assert (
+        document["nvidia-container-runtime"]["runtimes"] == ["crun", "runc"]
+        and document["nvidia-container-cli"]["unknown"] == 1
+    )
+    assert changed("", ("nvidia-container-runtime.runtimes=a,b",), ",", "x").count('["a", "b"]') == 1
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ("nonsense=1", "is no key of the toolkit"),
+        ("disable-require=perhaps", "neither true nor false"),
+        ("nvidia-container-cli.root", "needs a value"),
+        ("nvidia-container-cli=1", "is no key of the toolkit"),
+    ],
+)
+def test_refused_keys(call: Call, tmp_path: Path, item: str, words: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(DEFAULT)
+    done = call("nvidia-ctk", "config", f"--config={file}", "--set", item, "--in-place")
+    assert done.returncode == 1 and words in done.stderr and file.read_text() == DEFAULT
+
+
+def test_a_broken_file(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("broken")
+    done = call("nvidia-ctk", "config", f"--config={file}", "--set", "disable-require", "--in-place")
+    assert done.returncode == 1 and "is not TOML" in done.stderr and file.read_text() == "broken"
+    file.write_text("[disable-require]\n[nvidia-container-cli]\n")
+    assert call("nvidia-ctk", "config", f"--config={file}", "-i", "-o", "x").returncode == 1
+
+
+def test_info(call: Call) -> None:
+    assert "NVRM version:   999.88.77" in call("nvidia-ctk", "info").stdout
+
+
+def nodes(directory: Path) -> dict[str, tuple[int, int]]:
+    return {p.name: (os.major(p.stat().st_rdev), os.minor(p.stat().st_rdev)) for p in directory.iterdir()}
+
+
+@needs_root
+def test_control_nodes(call: Call, tmp_path: Path) -> None:
+    driver = make(tmp_path / "host", Options(nodes=False))
+    dev = driver.path / "dev"
+    dev.mkdir(exist_ok=True)
+    command = ("nvidia-ctk", "system", "create-device-nodes", "--control-devices")
+    done = call(*command, "--dry-run", env=driver.env)
+    assert done.returncode == 0 and done.stderr.count("mknod -m 666") == 4 and not list(dev.iterdir())
+    assert call(*command, env=driver.env | {"UMASK": "077"}).returncode == 0
+    uvm = MAJORS["nvidia-uvm"]
+    assert nodes(dev) == {
+        "nvidiactl": (195, 255), "nvidia-modeset": (195, 254), "nvidia-uvm": (uvm, 0), "nvidia-uvm-tools": (uvm, 1),
+    }  # fmt: skip
+    assert {oct(p.stat().st_mode)[-3:] for p in dev.iterdir()} == {"666"}
+    done = call(*command, env=driver.env)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_root
+def test_control_nodes_refused(call: Call, tmp_path: Path) -> None:
+    driver = make(tmp_path / "host", Options(nodes=False))
+    command = ("nvidia-ctk", "system", "create-device-nodes", "--control-devices")
+    (driver.path / "dev").mkdir(exist_ok=True)
+    (driver.path / "dev/nvidiactl").write_text("")
+    done = call(*command, env=driver.env)
+    assert done.returncode == 1 and "is not the character device 195:255" in done.stderr
+    params = driver.path / "proc/driver/nvidia/params"
+    params.write_text(params.read_text().replace("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0"))
+    assert "ModifyDeviceFiles is 0" in call(*command, env=driver.env).stderr
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "driver not loaded" in call(*command, env={"GPURUN_SYSROOT": str(empty)}).stderr
+
+
+@needs_root
+def test_links(call: Call, tmp_path: Path) -> None:
+    driver = make(tmp_path / "host", Options(gpus=2))
+    char = driver.path / "dev/char"
+    command = ("nvidia-ctk", "system", "create-dev-char-symlinks")
+    assert call(*command, "--dry-run", env=driver.env).stderr.count(" -> ") == 6 and not char.exists()
+    assert call(*command, env=driver.env).returncode == 0
+    links = {p.name: os.readlink(p) for p in char.iterdir()}
+    assert links["195:255"] == "../nvidiactl" and links[f"195:{minor(0, 2)}"] == f"../nvidia{minor(0, 2)}"
+    assert len(links) == 6
+    assert all(os.stat(char / name).st_rdev == os.makedev(*map(int, name.split(":"))) for name in links)
+    assert call(*command, env=driver.env).stderr == ""
+    (char / "195:0").unlink()
+    (char / "195:0").symlink_to("elsewhere")
+    assert call(*command, env=driver.env).returncode == 0 and os.readlink(char / "195:0") == "../nvidia0"
+
+
+def test_links_for_nodes_that_are_not_there_yet(call: Call, tmp_path: Path) -> None:
+    driver: SimulatedDriver = make(tmp_path / "host", Options(gpus=2, nodes=False))
+    where = tmp_path / "links"
+    where.mkdir()
+    moved = driver.path / "elsewhere"
+    done = call(
+        "nvidia-ctk", "system", "create-dev-char-symlinks", "--create-all", "--dev-char-path=/elsewhere", env=driver.env
+    )
+    assert done.returncode == 0, done.stderr
+    assert os.readlink(moved / "195:1") == str(driver.path / "dev/nvidia1") and (moved / "195:255").is_symlink()
+    (moved / "195:1").unlink()
+    (moved / "195:1").write_text("")
+    done = call(
+        "nvidia-ctk", "system", "create-dev-char-symlinks", "--create-all", "--dev-char-path=/elsewhere", env=driver.env
+    )
+    assert done.returncode == 1 and "is not a link" in done.stderr
+
+
+def test_modules(call: Call) -> None:
+    done = call("nvidia-ctk", "system", "create-device-nodes", "--load-kernel-modules", "--dry-run", "--driver-root=/run/d")
+    assert [line.partition("msg=")[2].strip('"') for line in done.stderr.splitlines()] == [
+        f"chroot /run/d modprobe {m}" for m in ("nvidia", "nvidia-uvm", "nvidia-modeset")
+    ]

@@ -1,0 +1,77 @@
+"""One file, many names."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpurun import __version__
+from gpurun.toolkit.names import PROGRAMS, RUNTIMES, program
+
+from .conftest import PROGRAM, Call
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "words"),
+    [
+        ("nvidia-container-runtime", "--version", f"gpurun version {__version__}"),
+        ("nvidia-container-runtime.cdi", "--version", f"gpurun version {__version__}"),
+        ("nvidia-container-runtime.legacy", "--version", f"gpurun version {__version__}"),
+        ("nvidia-container-runtime-hook", "-version", "NVIDIA Container Runtime Hook version"),
+        ("nvidia-container-toolkit", "-version", "NVIDIA Container Runtime Hook version"),
+        ("nvidia-container-cli", "-V", "cli-version: 1."),
+        ("nvidia-ctk", "--version", "NVIDIA Container Toolkit CLI version 1."),
+    ],
+)
+def test_each_name_is_a_program(call: Call, name: str, flag: str, words: str) -> None:
+    done = call(name, flag)
+    assert (done.returncode, done.stderr) == (0, "") and words in done.stdout
+
+
+def test_all_names_are_tested_and_exist() -> None:
+    for name in PROGRAMS:
+        assert callable(program(name)), name
+    assert program("nvidia-smi") is None and program("gpurun") is None and not set(PROGRAMS) & set(RUNTIMES)
+
+
+def install(directory: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PROGRAM, "install-names", *more, directory], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_install_names(tmp_path: Path) -> None:
+    done = install(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {p.name: os.readlink(p) for p in tmp_path.iterdir()} == dict.fromkeys((*RUNTIMES, *PROGRAMS), str(PROGRAM))
+    assert len(done.stdout.splitlines()) == len(RUNTIMES) + len(PROGRAMS)
+    assert install(tmp_path).stdout == "", "a second time there is nothing to do"
+
+
+@pytest.mark.parametrize("make_link", [False, True])
+def test_what_is_there_is_replaced_only_when_told(tmp_path: Path, make_link: bool) -> None:
+    """The last name is taken: nothing at all is made, so that an installation is never half of one and half of another."""
+    taken = tmp_path / [*RUNTIMES, *PROGRAMS][-1]
+    if make_link:
+        taken.symlink_to("/usr/bin/other")
+    else:
+        taken.write_text("#!/bin/sh\n")
+    done = install(tmp_path)
+    assert done.returncode == 1 and str(taken) in done.stderr and "--force" in done.stderr
+    assert list(tmp_path.iterdir()) == [taken]
+    done = install(tmp_path, "--force")
+    assert done.returncode == 0 and f"{taken} -> {PROGRAM} (replaced)" in done.stdout and os.readlink(taken) == str(PROGRAM)
+
+
+def test_no_such_directory(tmp_path: Path) -> None:
+    done = install(tmp_path / "none")
+    assert done.returncode == 1 and "no such file or directory" in done.stderr
+
+
+def test_a_source_tree_cannot_be_called_by_other_names(tmp_path: Path) -> None:
+    from gpurun.__main__ import main
+
+    assert main(["gpurun", "install-names", str(tmp_path)]) == 1 and not list(tmp_path.iterdir())
