@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.errors import ConfigError
-from gpurun.hook.settings import parse, settings_path
+from gpurun.hook.settings import settings_path
+from gpurun.hook.toml import parse
 
 #: What holds where the file says nothing; the keys are NVIDIA's.
 DEFAULT = """\
