@@ -22,7 +22,6 @@ from gpurun.hook.gpu import gpu_edits
 from gpurun.linux import proc
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC, read_file
-from gpurun.linux.fs import O_DIRECTORY
 from gpurun.ns.namespaces import host_id
 from gpurun.ns.spawn import open_joins, spawn
 from gpurun.oci.config import Config, read_config
@@ -214,6 +213,7 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
     directory = store.make_directory(options.root, options.id)
     undo.append(lambda: store.remove_directory(options.root, options.id))
     store.save(options.root, state)
+    journal = _journal(options, plan, undo)
     store.write_atomically(f"{directory}/config.json", data, 0o600)
     store.save_edits(options.root, options.id, plan.init.edits.env, plan.init.edits.additional_gids)
     if plan.init.process.seccomp is not None:
@@ -225,7 +225,7 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
     placeholder = cgroup.make(plan, undo)
 
     ours, its = _console(options, plan)
-    receive, send, pid, pidfd = _spawn_init(plan, fifo, its, undo)
+    receive, send, pid, pidfd = _spawn_init(plan, fifo, its, journal, undo)
     cgroup.release(placeholder)
     state = replace(state, pid=pid, start_time=_start_time(pid))
     store.save(options.root, state)
@@ -266,7 +266,23 @@ def _start_time(pid: int) -> int:
     return found[1]
 
 
-def _spawn_init(plan: Plan, fifo: str, console: int, undo: list[Callable[[], None]]) -> tuple[int, int, int, int]:
+def _journal(options: CreateOptions, plan: Plan, undo: list[Callable[[], None]]) -> int:
+    """Where the init writes down what it makes in the rootfs for devices; -1 without any."""
+    if plan.init.edits == ContainerEdits():
+        return -1
+    from gpurun.engine.traces import open_journal, undo_traces
+
+    def leave_rootfs_as_it_was() -> None:
+        for warning in undo_traces(options.root, options.id):
+            log.warning(warning)
+
+    undo.append(leave_rootfs_as_it_was)
+    return open_journal(options.root, options.id, plan.rootfs)
+
+
+def _spawn_init(
+    plan: Plan, fifo: str, console: int, journal: int, undo: list[Callable[[], None]]
+) -> tuple[int, int, int, int]:
     """Make the init and send it its plan; returns (pipe from it, pipe to it, pid, pidfd)."""
     child = sealed_child(INIT_ENTRY)
     to_init_r, to_init_w = posix.pipe2(O_CLOEXEC)
@@ -277,7 +293,7 @@ def _spawn_init(plan: Plan, fifo: str, console: int, undo: list[Callable[[], Non
     mount_namespace = next((fd for join, fd in joins if join.flag == lp.CLONE_NEWNS), -1)
     trees, its_trees = place.source_channel(plan)
     nodes = place.lend_nodes(plan)
-    keep = [to_init_r, from_init_w, fifo_fd, mount_namespace, its_trees, console, nodes]
+    keep = [to_init_r, from_init_w, fifo_fd, mount_namespace, its_trees, console, nodes, journal]
     keep += range(3, 3 + plan.init.preserve_fds)
     arguments = (str(to_init_r), str(from_init_w), str(fifo_fd))
     cgroup_fd = manager.open_dir(plan.cgroup.path) if plan.cgroup.path else -1
@@ -287,10 +303,10 @@ def _spawn_init(plan: Plan, fifo: str, console: int, undo: list[Callable[[], Non
 
     pid, pidfd = spawn(plan.namespaces, joins, cgroup_fd, in_child)
     undo.append(lambda: _kill(pid, pidfd))
-    for fd in (to_init_r, from_init_w, fifo_fd, child.executable, cgroup_fd, console, its_trees, nodes):
+    for fd in (to_init_r, from_init_w, fifo_fd, child.executable, cgroup_fd, console, its_trees, nodes, journal):
         if fd >= 0:
             posix.close(fd)
-    descriptors = sync.Descriptors(to_init_r, from_init_w, fifo_fd, mount_namespace, its_trees, console, nodes)
+    descriptors = sync.Descriptors(to_init_r, from_init_w, fifo_fd, mount_namespace, its_trees, console, nodes, journal)
     place.lend(plan, pid, f"{fifo.rpartition('/')[0]}/resctrl", undo)
     if trees is not None:
         place.hand_over_sources(plan, trees, pid, joins)
@@ -341,9 +357,6 @@ def _serve_init(
 
                 send_listener(plan.seccomp, pid, rest[0], store.state_json(state, "creating"))
             return
-        if word == "made":
-            _record_created(options, plan, rest[0], undo)
-            continue
         if not limited:
             cgroup.restrict(plan, program_fd)
             limited = True
@@ -361,32 +374,6 @@ def _serve_init(
                 except OSError as e:
                     raise StepError("set the limit", f"{resource} to {soft}:{hard}", e.errno) from None
         sync.send(send, "go")
-
-
-def _record_created(options: CreateOptions, plan: Plan, created: tuple[str, ...], undo: list[Callable[[], None]]) -> None:
-    """Remember what was made in the rootfs, so that delete leaves the image as it was."""
-    path = f"{store.directory(options.root, options.id)}/created"
-    store.write_atomically(path, "\0".join(created).encode("utf-8", "surrogateescape"), 0o600)
-    if not any(getattr(step, "__name__", "") == "uncreate" for step in undo):
-
-        def uncreate() -> None:
-            remove_created(plan.rootfs, created)
-
-        undo.insert(0, uncreate)
-
-
-def remove_created(rootfs: str, created: tuple[str, ...]) -> None:
-    """Remove from the rootfs what gpurun made in it, if it is still as it was made."""
-    from gpurun.hook.apply import remove_created as remove
-
-    try:
-        root_fd = posix.open(rootfs, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)
-    except FileNotFoundError:
-        return  # the caller has taken the rootfs away already
-    try:
-        remove(root_fd, created)
-    finally:
-        posix.close(root_fd)
 
 
 def _how_it_ended(pid: int, plan: Plan) -> str:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from gpurun.engine.hooks import Execve
 
-    ApplyEdits = Callable[[ContainerEdits, int, bool, list[str]], tuple[str, ...]]
+    ApplyEdits = Callable[[InitPlan, int, int], None]
 
 _NEW_LISTENER = 8  # SECCOMP_FILTER_FLAG_NEW_LISTENER
 
@@ -102,11 +102,7 @@ def _run(fds: sync.Descriptors) -> None:
             devices.make_devices(root_fd, plan.devices, plan.user_namespace)
         devices.make_dev_links(root_fd)
     if apply_edits:
-        created: list[str] = []
-        try:
-            apply_edits(plan.edits, root_fd, plan.user_namespace, created)
-        finally:  # told at once, also when a step failed: however create ends, the image is left as it was
-            sync.send(fds.send, "made", tuple(created))
+        apply_edits(plan, root_fd, fds.journal)
     if plan.parent_hooks:
         sync.send(fds.send, "hooks")
         _expect_go(fds)
@@ -185,12 +181,13 @@ def _run_start_hooks(plan: InitPlan, state: State, env: dict[str, str], seccomp:
 
 
 def _import_all(plan: InitPlan, fds: sync.Descriptors) -> ApplyEdits | None:
-    """Import what the rest of the road needs, then take away the means to; returns ``apply_edits`` if it is needed."""
+    """Import what the rest of the road needs, then take away the means to; returns what applies the edits, if any."""
     apply: ApplyEdits | None = None
     if plan.edits != ContainerEdits():
-        from gpurun.hook.apply import apply_edits
+        import gpurun.hook.apply
+        from gpurun.engine.traces import apply_to_rootfs
 
-        apply = apply_edits
+        apply = apply_to_rootfs
     if any(m.options.copy_up for m in plan.mounts):
         import gpurun.ns.copyup  # noqa: F401
     if plan.process.terminal:

@@ -151,8 +151,9 @@ def delete(root: str, container_id: str, force: bool = False) -> tuple[str, ...]
     except GpurunError:
         if not force:
             raise
+        warnings = _undo_traces(root, container_id)
         store.remove_directory(root, container_id)
-        return ()
+        return warnings
     now = store.status(root, state)
     if now in ("running", "paused") and not force:
         raise GpurunError(f"cannot delete container {container_id} that is not stopped: {now}")
@@ -185,19 +186,22 @@ def destroy(root: str, state: store.State) -> tuple[str, ...]:
     poststop hooks run, whose failure is a warning (runtime.md "Lifecycle", step 13)."""
     hooks = _saved_hooks(root, state.id)
     _remove_cgroup(state)
-    try:
-        created = read_file(f"{root}/{state.id}/created", 1 << 20)
-    except FileNotFoundError:
-        created = b""
-    if created:
-        from gpurun.engine.create import remove_created
-
-        remove_created(state.rootfs, tuple(created.decode("utf-8", "surrogateescape").split("\0")))
+    warnings = _undo_traces(root, state.id)
     _remove_rdt(f"{root}/{state.id}/resctrl")
     store.remove_directory(root, state.id)
     if hooks is None or not hooks.poststop:
-        return ()
-    return _run_late_hooks("poststop", hooks.poststop, store.state_json(state, "stopped"), state.bundle)
+        return warnings
+    return warnings + _run_late_hooks("poststop", hooks.poststop, store.state_json(state, "stopped"), state.bundle)
+
+
+def _undo_traces(root: str, container_id: str) -> tuple[str, ...]:
+    try:
+        posix.stat(f"{root}/{container_id}/created")
+    except FileNotFoundError:
+        return ()  # no devices have made anything in the rootfs
+    from gpurun.engine.traces import undo_traces
+
+    return undo_traces(root, container_id)
 
 
 def _remove_rdt(record: str) -> None:

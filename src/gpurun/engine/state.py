@@ -3,7 +3,7 @@
     state       one ``name=value`` a line (see :class:`State`), written by rename
     config.json a copy of the bundle's, as it was at create: later changes to the bundle must not matter
     exec.fifo   there from create until start
-    created     what gpurun made in the rootfs (mount points, links): one path a line, removed again by delete
+    created     the journal of what gpurun makes in the rootfs for devices, undone by delete (:mod:`gpurun.ns.journal`)
     edits       the variables and groups that the container's devices brought, if any: exec gives them too
     seccomp     the flags and the program of the container's filter, if it has one, for exec
 

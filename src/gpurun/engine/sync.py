@@ -1,7 +1,6 @@
 """The messages between the parent (create) and the container's init: a small set, over two pipes.
 
-    init → parent   made CREATED                CREATED: what the device edits made in the rootfs; no answer
-                    hooks                       the mounts are made, the parent's hooks may run
+    init → parent   hooks                       the mounts are made, the parent's hooks may run
                     ready                       all but the process itself is set up
                     created [LISTENER]          nothing can fail any more but execve, create may return; LISTENER: number,
                                                 in the init, of the seccomp listener when the profile has an agent
@@ -36,6 +35,7 @@ class Descriptors(Record):
     trees: int = -1
     console: int = -1  # the socket that takes the terminal's master
     nodes: int = -1  # a tmpfs with the device nodes, which an init in a user namespace cannot make
+    journal: int = -1  # where the device edits write down what they make in the rootfs
 
 
 def send(fd: int, *message: Any) -> None:

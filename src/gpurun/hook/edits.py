@@ -67,7 +67,7 @@ class CacheEntry(Record):
 
 
 class FileEdit(Record):
-    """A file gpurun itself writes (on a private tmpfs, never into the image) and binds read-only at *path*."""
+    """A small file gpurun itself writes at *path*: on a private tmpfs, or (``image_files``) into the image for a while."""
 
     path: str
     content: bytes
@@ -76,11 +76,30 @@ class FileEdit(Record):
 
 
 class ProcTree(Record):
-    """A tmpfs at *path* that hides a host tree, holding *files* and read-only binds of the host's *binds* (name to path)."""
+    """A tmpfs at *path* that hides a host tree, holding *files* and read-only binds of the host's *binds*, at any depth."""
 
     path: str
     files: tuple[FileEdit, ...]
     binds: tuple[EditMount, ...]
+    reason: str = ""
+
+
+class Chmod(Record):
+    """The permissions of a directory of the container's own /dev; *mode* as in chmod(2)."""
+
+    path: str
+    mode: int
+    reason: str = ""
+
+
+class ForwardCompat(Record):
+    """Whether newer CUDA libraries of the image in *directory* may stand in for the driver's: decided when it is seen.
+
+    *driver_version* is the host's (``550.163.01``).
+    """
+
+    directory: str
+    driver_version: str
     reason: str = ""
 
 
@@ -103,6 +122,9 @@ class ContainerEdits(Record):
     mounts: tuple[EditMount, ...] = ()
     links: tuple[Link, ...] = ()
     ldcache: tuple[CacheEntry, ...] = ()
+    image_files: tuple[FileEdit, ...] = ()  # where their directory is there and can be written; delete takes them away
+    forward_compat: ForwardCompat | None = None
+    chmods: tuple[Chmod, ...] = ()
     proc_trees: tuple[ProcTree, ...] = ()
     hooks: tuple[Hook, ...] = ()
     additional_gids: tuple[int, ...] = ()

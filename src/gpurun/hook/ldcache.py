@@ -89,6 +89,9 @@ def compose(image_cache: bytes | None, added: tuple[CacheEntry, ...]) -> bytes:
     table = _read(image_cache) if image_cache is not None else _Table((), b"", ())
     strings = bytearray(table.strings)
     entries = list(table.entries)
+    first = added[0].path.encode("utf-8", "surrogateescape") if added else b""
+    if image_cache is not None and first in image_cache and _begins_with(table, added):
+        return image_cache  # composed before, by a container that shares the image
     for new in reversed(added):  # each is put before its equals: the first of *added* ends up first
         name = new.soname.encode("utf-8", "surrogateescape")
         key_offset = len(strings)
@@ -98,6 +101,21 @@ def compose(image_cache: bytes | None, added: tuple[CacheEntry, ...]) -> bytes:
         place = _place(entries, strings, sort_key(name))
         entries.insert(place, (new.flags, key_offset, value_offset, 0, 0))
     return _write(_Table(tuple(entries), bytes(strings), table.hwcaps))
+
+
+def _begins_with(table: _Table, added: tuple[CacheEntry, ...]) -> bool:
+    """Whether of each name the first entries are those of *added*, in their order."""
+    wanted: dict[str, list[tuple[str, int]]] = {}
+    for entry in added:
+        wanted.setdefault(entry.soname, []).append((entry.path, entry.flags))
+    keys = {name.encode("utf-8", "surrogateescape"): name for name in wanted}
+    there: dict[str, list[tuple[str, int]]] = {name: [] for name in wanted}
+    text = table.strings
+    for flags, key, value, _, _ in table.entries:
+        name = keys.get(text[key : text.index(0, key)])
+        if name is not None:
+            there[name].append((_string(text, value), flags))
+    return all(there[name][: len(first)] == first for name, first in wanted.items())
 
 
 def sort_key(name: bytes) -> tuple[tuple[int, int], ...]:

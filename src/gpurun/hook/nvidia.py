@@ -9,6 +9,7 @@ from __future__ import annotations
 from gpurun.errors import GpuError
 from gpurun.hook.driver import library_capabilities
 from gpurun.hook.edits import CacheEntry, ContainerEdits, DeviceNode, EditMount, FileEdit, Link, ProcTree
+from gpurun.hook.ldconf import conf_files
 from gpurun.hook.require import check, properties
 from gpurun.hook.selection import select
 
@@ -62,11 +63,13 @@ def edits(request: GpuRequest, driver: Driver, resolver: MigResolver | None = No
     trees = [_proc_tree(driver, selected)]
     if graphics:
         trees.append(_application_profile(gpus))
+    entries = tuple([entry for lib in libraries for entry in _cache_entries(lib)])
     made = ContainerEdits(
         device_nodes=tuple(nodes),
         mounts=tuple([_library_mount(lib, needed) for lib in libraries] + [_file_mount(f) for f in files]),
         links=tuple({link.path: link for link in links}.values()),
-        ldcache=tuple([entry for lib in libraries for entry in _cache_entries(lib)]),
+        ldcache=entries,
+        image_files=conf_files(entries),
         proc_trees=tuple(trees),
         additional_gids=tuple(sorted({n.gid for _, n in drm if n.gid and n.mode & 0o006 != 0o006})),
         numa_nodes=tuple([gpu.numa_node for gpu in gpus]),

@@ -19,9 +19,11 @@ from gpurun.hook.apply import apply_edits
 from gpurun.hook.devcgroup import allow_devices
 from gpurun.hook.gpu import gpu_edits
 from gpurun.hook.settings import Settings, read_settings, settings_path
+from gpurun.hook.target import Target
 from gpurun.linux.files import O_CLOEXEC, read_fd, read_file, write_all
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.process import CLONE_NEWNS, CLONE_NEWUSER, PR_SET_DUMPABLE, prctl, setns
+from gpurun.ns.journal import Journal
 from gpurun.oci.reader import as_object, get_array, get_object, get_string, get_string_map, get_strings, parse_json, require
 
 TYPE_CHECKING = False
@@ -99,7 +101,7 @@ def _prestart(config: str) -> None:
         return
     _check_mode(settings)
     rootfs = document["rootfs"]
-    apply_in(pid, rootfs if rootfs.startswith("/") else f"{bundle}/{rootfs}", edits)
+    apply_in(pid, rootfs if rootfs.startswith("/") else f"{bundle}/{rootfs}", edits, document["readonly"])
     if not settings.no_cgroups:
         warning = allow_devices(container_cgroup(pid), edits.device_nodes, edits.device_classes)
         if warning:
@@ -112,7 +114,7 @@ def _check_mode(settings: Settings) -> None:
 
 
 def read_bundle_config(bundle: str) -> dict[str, Any]:
-    """What the hook needs of the bundle's config.json: ``env``, ``annotations``, ``privileged`` and ``rootfs``.
+    """What the hook needs of the bundle's config.json: ``env``, ``annotations``, ``privileged``, ``rootfs``, ``readonly``.
 
     Read leniently: the document is another runtime's, which has accepted it already.
     """
@@ -129,6 +131,7 @@ def read_bundle_config(bundle: str) -> dict[str, Any]:
         "annotations": get_string_map(config, "annotations", ""),
         "privileged": is_privileged(process),
         "mounts": read_mounts(config),
+        "readonly": root.get("readonly") is True,
         "rootfs": require(get_string(root, "path", "root") or None, "root", "path"),
     }
 
@@ -148,8 +151,10 @@ def is_privileged(process: dict[str, Any]) -> bool:
     return isinstance(capabilities, list) and "CAP_SYS_ADMIN" in capabilities
 
 
-def apply_in(pid: int, rootfs: str, edits: ContainerEdits) -> None:
+def apply_in(pid: int, rootfs: str, edits: ContainerEdits, readonly: bool = False) -> None:
     """Apply *edits* to *rootfs* in the mount namespace of the process *pid*; raises :class:`GpurunError`.
+
+    *readonly*: the rootfs is going to be read-only.
 
     A child does it, because joining is for ever.  In a container with a user namespace it becomes that one's root, so that
     what is made belongs to the container.
@@ -164,7 +169,7 @@ def apply_in(pid: int, rootfs: str, edits: ContainerEdits) -> None:
     child = posix.fork()
     if child == 0:
         try:
-            text = _apply_as_child(mount_fd, user_fd, rootfs, edits)
+            text = _apply_as_child(mount_fd, user_fd, rootfs, edits, readonly)
         except BaseException as e:  # nothing may escape into the parent's code
             text = f"{type(e).__name__}: {e}"
         write_all(write, text.encode("utf-8", "surrogateescape"))
@@ -211,7 +216,7 @@ def _namespace(pid: int | str, kind: str) -> str:
     return posix.readlink(f"/proc/{pid}/ns/{kind}")
 
 
-def _apply_as_child(mount_fd: int, user_fd: int, rootfs: str, edits: ContainerEdits) -> str:
+def _apply_as_child(mount_fd: int, user_fd: int, rootfs: str, edits: ContainerEdits, readonly: bool) -> str:
     """In the container's namespaces from here on: nothing is imported any more, and no program is run."""
     sys.path[:] = []
     sys.path_hooks[:] = []
@@ -226,7 +231,7 @@ def _apply_as_child(mount_fd: int, user_fd: int, rootfs: str, edits: ContainerEd
             posix.setresgid(0, 0, 0)
             posix.setresuid(0, 0, 0)
         root_fd = posix.open(rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)
-        apply_edits(edits, root_fd, user_fd >= 0)
+        apply_edits(edits, Target(root_fd, Journal(root_fd), user_fd >= 0, readonly))
     except GpurunError as e:
         return str(e)
     except OSError as e:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import posix
-from errno import EINVAL, ENOENT
+from errno import EINVAL
 
 from gpurun.errors import StepError
-from gpurun.hook.ldcache import MAX_SIZE, CacheError, compose
 from gpurun.linux import mount as lm
-from gpurun.linux.files import O_CLOEXEC, read_fd, write_all
+from gpurun.linux.files import O_CLOEXEC, write_all
 from gpurun.linux.fs import (
     O_DIRECTORY,
     O_NOFOLLOW,
@@ -23,16 +22,16 @@ from gpurun.linux.fs import (
 )
 from gpurun.ns.mount import attach, bind_fd, tmpfs
 from gpurun.ns.options import parse_options
-from gpurun.ns.path import make_dirs, make_target, open_in_root
+from gpurun.ns.path import make_dirs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.hook.edits import CacheEntry, EditMount, FileEdit, ProcTree
+    from gpurun.hook.edits import EditMount, FileEdit, ProcTree
+    from gpurun.hook.target import Target
 
 _S_IFMT, _S_IFDIR, _S_IFREG = 0o170000, 0o040000, 0o100000
 _ON_PROC = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
 _PRIVATE = lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NODEV | lm.MOUNT_ATTR_NOEXEC
-_LD_CACHE = "/etc/ld.so.cache"
 
 
 def failed(step: str, path: str, error: OSError) -> StepError:
@@ -61,7 +60,7 @@ def _write_file(directory_fd: int, path: str, content: bytes, mode: int) -> None
 
 def _make_parents(directory_fd: int, path: str) -> None:
     """The directories of *path* (which is a directory) on a tmpfs of ours."""
-    parts = path.split("/")
+    parts = path.split("/") if path else []
     for i in range(1, len(parts) + 1):
         try:
             posix.mkdir("/".join(parts[:i]), 0o555, dir_fd=directory_fd)
@@ -69,11 +68,11 @@ def _make_parents(directory_fd: int, path: str) -> None:
             pass  # made for the file before
 
 
-def mask_tree(root_fd: int, tree: ProcTree, made: list[str]) -> None:
+def mask_tree(where: Target, tree: ProcTree) -> None:
     """A read-only tmpfs over the host's tree: *files* written, *binds* put back from the host."""
     step = "mask"
     try:
-        target, prefix = _tree_target(root_fd, tree.path, made)
+        target, prefix = _tree_target(where, tree.path)
         if target < 0:
             return
         try:
@@ -92,12 +91,12 @@ def mask_tree(root_fd: int, tree: ProcTree, made: list[str]) -> None:
         raise failed(step, tree.path, e) from None
 
 
-def _tree_target(root_fd: int, path: str, made: list[str]) -> tuple[int, str]:
+def _tree_target(target: Target, path: str) -> tuple[int, str]:
     """Where the tmpfs goes, and what to put before the names in it; a negative descriptor when there is nothing to hide."""
     if not path.startswith("/proc/"):
-        return make_dirs(root_fd, path, made), ""
+        return target.with_room(path, lambda: make_dirs(target.root_fd, path, target.journal)), ""
     try:
-        proc = openat2(root_fd, "proc", O_PATH | O_DIRECTORY | O_NOFOLLOW, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS)
+        proc = openat2(target.root_fd, "proc", O_PATH | O_DIRECTORY | O_NOFOLLOW, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS)
     except FileNotFoundError:
         return -1, ""  # a container without /proc
     try:
@@ -128,15 +127,19 @@ def _fill(mount: int, tree: ProcTree, prefix: str) -> None:
             _make_parents(mount, directory)
         _write_file(mount, name_of(file), file.content, file.mode)
     for bind in tree.binds:
-        _make_parents(mount, name_of(bind))
+        if bind.kind == "dir":
+            _make_parents(mount, name_of(bind))
+            continue
+        _make_parents(mount, name_of(bind).rpartition("/")[0])
+        _write_file(mount, name_of(bind), b"", 0o444)
 
 
 def _bind_in_tree(mount: int, bind: EditMount, name: str) -> None:
     source, stat = open_source("mount", bind.host_path)
     try:
-        if stat.st_mode & _S_IFMT != _S_IFDIR:
+        if stat.st_mode & _S_IFMT != (_S_IFDIR if bind.kind == "dir" else _S_IFREG):
             raise StepError("mount", bind.host_path, EINVAL)
-        target = posix.open(name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, dir_fd=mount)
+        target = posix.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=mount)
         try:
             options = parse_options(bind.options)
             bind_fd(source, target, options.attr_set, options.attr_clr, options.recursive)
@@ -146,49 +149,7 @@ def _bind_in_tree(mount: int, bind: EditMount, name: str) -> None:
         posix.close(source)
 
 
-def mount_ld_cache(root_fd: int, entries: tuple[CacheEntry, ...], made: list[str]) -> None:
-    """The image's cache with our libraries in it, on a private tmpfs, bound read-only over the image's."""
-    try:
-        image_cache = _read_image_cache(root_fd)
-        try:
-            content = compose(image_cache, entries)
-        except CacheError:
-            content = compose(None, entries)  # the image's own loader does not read such a cache either
-        tree = _private_file(root_fd, "ld.so.cache", content)
-        try:
-            target = make_target(root_fd, _LD_CACHE, False, made)
-            try:
-                attach(tree, target)
-            finally:
-                posix.close(target)
-        finally:
-            posix.close(tree)
-    except OSError as e:
-        raise failed("compose the loader's cache", _LD_CACHE, e) from None
-
-
-def _read_image_cache(root_fd: int) -> bytes | None:
-    """The content of the image's cache; ``None`` when it has none, or something there that is not a file."""
-    try:
-        path_fd = open_in_root(root_fd, _LD_CACHE)
-    except OSError as e:
-        if e.errno == ENOENT:
-            return None
-        raise
-    try:
-        # Only a regular file is opened for reading: opening a device or a FIFO of the image would already do something.
-        if posix.fstat(path_fd).st_mode & _S_IFMT != _S_IFREG:
-            return None
-        fd = posix.open(f"/proc/self/fd/{path_fd}", posix.O_RDONLY | O_CLOEXEC)
-        try:
-            return read_fd(fd, MAX_SIZE + 1)
-        finally:
-            posix.close(fd)
-    finally:
-        posix.close(path_fd)
-
-
-def _private_file(root_fd: int, name: str, content: bytes) -> int:
+def private_file(root_fd: int, name: str, content: bytes) -> int:
     """A detached read-only mount of one new file.
 
     A file of a mount that is attached nowhere cannot be cloned, so its tmpfs is attached (on the rootfs) for that moment.

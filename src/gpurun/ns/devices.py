@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import posix
+from errno import EEXIST
 
 from gpurun.errors import GpurunError, StepError
 from gpurun.linux import mount as lm
 from gpurun.linux.files import O_CLOEXEC
 from gpurun.linux.fs import AT_FDCWD, O_NOFOLLOW, O_PATH
 from gpurun.ns.mount import attach, tmpfs
-from gpurun.ns.path import make_dirs, make_target
+from gpurun.ns.path import make_dirs, make_target, path_in_root
 from gpurun.ns.steps import DeviceStep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from gpurun.ns.journal import Journal
 
 _KINDS = {"c": 0o020000, "b": 0o060000, "p": 0o010000}
 _DEV_LINKS = (
@@ -88,33 +91,37 @@ def make_devices(root_fd: int, steps: tuple[DeviceStep, ...], user_namespace: bo
         make_device(root_fd, step, step.path, user_namespace)
 
 
-def make_device(root_fd: int, step: DeviceStep, host_path: str, bind: bool, created: list[str] | None = None) -> None:
+def make_device(root_fd: int, step: DeviceStep, host_path: str, bind: bool, journal: Journal | None = None) -> None:
     """One device node in the rootfs; *host_path* is bound in its place with *bind* or where mknod(2) gives EPERM."""
     parent_path, _, name = step.path.rpartition("/")
     kind = _KINDS[step.type]
     try:
-        parent = make_dirs(root_fd, parent_path or "/", created)
+        parent = make_dirs(root_fd, parent_path or "/", journal)
         try:
             if not bind:
                 try:
-                    _make_node(parent, name, kind, step)
-                    if created is not None:
-                        created.append(step.path.lstrip("/"))
+                    _make_node(root_fd, parent, name, kind, step, journal)
                     return
                 except PermissionError:
                     pass  # no CAP_MKNOD over this file system: bind, as below
         finally:
             posix.close(parent)
-        _bind_node(root_fd, step, host_path, kind, created)
+        _bind_node(root_fd, step, host_path, kind, journal)
     except OSError as e:
         raise StepError("make the device node", step.path, e.errno) from None
 
 
-def _make_node(parent: int, name: str, kind: int, step: DeviceStep) -> None:
+def _make_node(root_fd: int, parent: int, name: str, kind: int, step: DeviceStep, journal: Journal | None) -> None:
     device = posix.makedev(step.major, step.minor)
+    if journal is not None:
+        journal.note("file", path_in_root(root_fd, parent, name))
     try:
         posix.mknod(name, kind | step.mode, device, dir_fd=parent)
-    except FileExistsError:
+    except OSError as e:
+        if journal is not None:
+            journal.cancel()
+        if e.errno != EEXIST:
+            raise
         fd = posix.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=parent)
         found = posix.fstat(fd)
         posix.close(fd)
@@ -124,14 +131,14 @@ def _make_node(parent: int, name: str, kind: int, step: DeviceStep) -> None:
     posix.chown(name, step.uid, step.gid, dir_fd=parent, follow_symlinks=False)
 
 
-def _bind_node(root_fd: int, step: DeviceStep, host_path: str, kind: int, created: list[str] | None) -> None:
+def _bind_node(root_fd: int, step: DeviceStep, host_path: str, kind: int, journal: Journal | None) -> None:
     tree = lm.open_tree(AT_FDCWD, host_path, lm.OPEN_TREE_CLONE)
     try:
         found = posix.fstat(tree)
         if found.st_mode & 0o170000 != kind or (kind != 0o010000 and found.st_rdev != posix.makedev(step.major, step.minor)):
             raise GpurunError(f'"{host_path}" of the host is not the device {step.type} {step.major}:{step.minor}')
         lm.mount_setattr(tree, propagation=lm.MS_PRIVATE)
-        target = make_target(root_fd, step.path, directory=False, created=created)
+        target = make_target(root_fd, step.path, directory=False, journal=journal)
         attach(tree, target)
         posix.close(target)
     finally:

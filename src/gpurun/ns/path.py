@@ -13,6 +13,10 @@ from errno import EEXIST, ELOOP, ENOENT, ENOTDIR
 from gpurun.linux.files import O_CLOEXEC
 from gpurun.linux.fs import O_DIRECTORY, O_NOFOLLOW, O_PATH, RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, openat2
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.ns.journal import Journal
+
 _RESOLVE = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
 _MAX_LINKS = 40  # as the kernel's MAXSYMLINKS
 
@@ -28,11 +32,10 @@ def open_in_root(root_fd: int, path: str, flags: int = O_PATH) -> int:
         raise OSError(e.errno, e.strerror, path) from None
 
 
-def make_dirs(root_fd: int, path: str, created: list[str] | None = None, mode: int = 0o755) -> int:
+def make_dirs(root_fd: int, path: str, journal: Journal | None = None, mode: int = 0o755) -> int:
     """An O_PATH descriptor of the directory *path* in the rootfs, made (with its parents) where it is missing.
 
-    Dangling symbolic links are followed inside the rootfs, as a process in it would.  The paths of the directories made,
-    without links and relative to the rootfs, are appended to *created*.
+    Dangling symbolic links are followed inside the rootfs, as a process in it would.  What is made is noted in *journal*.
     """
     try:
         return open_in_root(root_fd, path, O_PATH | O_DIRECTORY)
@@ -42,11 +45,7 @@ def make_dirs(root_fd: int, path: str, created: list[str] | None = None, mode: i
     fd, rest = _walk(root_fd, path)
     for name in rest:
         try:
-            posix.mkdir(name, mode, dir_fd=fd[0])
-            if created is not None:
-                created.append(_join(fd[1], name))
-        except FileExistsError:
-            pass  # another container that shares this rootfs was faster; what is there is checked by the next open
+            _make_dir(fd, name, journal, mode)
         except OSError as e:
             posix.close(fd[0])
             raise OSError(e.errno, e.strerror, path) from None
@@ -54,7 +53,19 @@ def make_dirs(root_fd: int, path: str, created: list[str] | None = None, mode: i
     return fd[0]
 
 
-def make_target(root_fd: int, path: str, directory: bool, created: list[str] | None = None, mode: int = 0o755) -> int:
+def _make_dir(place: tuple[int, str], name: str, journal: Journal | None, mode: int) -> None:
+    if journal is not None:
+        journal.note("directory", join(place[1], name))
+    try:
+        posix.mkdir(name, mode, dir_fd=place[0])
+    except OSError as e:
+        if journal is not None:
+            journal.cancel()
+        if e.errno != EEXIST:  # another container that shares this rootfs was faster: the next open looks at what is there
+            raise
+
+
+def make_target(root_fd: int, path: str, directory: bool, journal: Journal | None = None, mode: int = 0o755) -> int:
     """An O_PATH descriptor of the mount point *path* in the rootfs: a directory, or an empty file where it is missing.
 
     An existing target is taken as it is, whatever its kind: move_mount(2) refuses what does not fit (ENOTDIR).
@@ -65,31 +76,45 @@ def make_target(root_fd: int, path: str, directory: bool, created: list[str] | N
         if e.errno != ENOENT:
             raise
     if directory:
-        return make_dirs(root_fd, path, created, mode)
+        return make_dirs(root_fd, path, journal, mode)
     (parent, where), rest = _walk(root_fd, path)
     dirs = list(rest[:-1])
     fd = (parent, where)
     try:
         for name in dirs:
-            try:
-                posix.mkdir(name, 0o755, dir_fd=fd[0])
-                if created is not None:
-                    created.append(_join(fd[1], name))
-            except FileExistsError:
-                pass  # as in make_dirs
+            _make_dir(fd, name, journal, 0o755)
             fd = _step(fd, name, path)
         if not rest:
             raise OSError(ENOTDIR, posix.strerror(ENOTDIR), path)
+        if journal is not None:
+            journal.note("file", join(fd[1], rest[-1]))
         flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | O_NOFOLLOW | O_CLOEXEC
         try:
             posix.close(posix.open(rest[-1], flags, 0o644, dir_fd=fd[0]))
-            if created is not None:
-                created.append(_join(fd[1], rest[-1]))
-        except FileExistsError:
-            pass  # as in make_dirs
+        except OSError as e:
+            if journal is not None:
+                journal.cancel()
+            if e.errno != EEXIST:  # as in _make_dir
+                raise OSError(e.errno, e.strerror, path) from None
         return posix.open(rest[-1], O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=fd[0])
     finally:
         posix.close(fd[0])
+
+
+def existing_part(root_fd: int, path: str) -> tuple[int, str, str]:
+    """How far *path* exists: (descriptor of the last directory there is, its path in the rootfs, the first name missing).
+
+    For a path that exists the directory is that of the last name.
+    """
+    parent, _, name = path.rstrip("/").rpartition("/")
+    (fd, where), rest = _walk(root_fd, parent or "/")
+    return fd, where, rest[0] if rest else name
+
+
+def path_in_root(root_fd: int, directory_fd: int, name: str) -> str:
+    """The path of *name* in the directory *directory_fd*, relative to the rootfs and without links."""
+    root = posix.readlink(f"/proc/self/fd/{root_fd}").rstrip("/")
+    return join(posix.readlink(f"/proc/self/fd/{directory_fd}").removeprefix(root).strip("/"), name)
 
 
 def in_root(root_path: str, fd: int) -> bool:
@@ -98,7 +123,8 @@ def in_root(root_path: str, fd: int) -> bool:
     return seen == root_path or seen.startswith(root_path.rstrip("/") + "/")
 
 
-def _join(where: str, name: str) -> str:
+def join(where: str, name: str) -> str:
+    """*name* in the directory *where* of the rootfs (empty for its root), as journals have paths."""
     return f"{where}/{name}" if where else name
 
 
@@ -110,7 +136,7 @@ def _step(place: tuple[int, str], name: str, path: str) -> tuple[int, str]:
         raise OSError(e.errno, e.strerror, path) from None
     finally:
         posix.close(place[0])
-    return fd, _join(place[1], name)
+    return fd, join(place[1], name)
 
 
 def _walk(root_fd: int, path: str) -> tuple[tuple[int, str], tuple[str, ...]]:
@@ -150,7 +176,7 @@ def _walk(root_fd: int, path: str) -> tuple[tuple[int, str], tuple[str, ...]]:
                         posix.close(stack.pop()[0])
                 todo.extend([c for c in text.split("/") if c not in ("", ".")][::-1])
             elif kind == 0o040000:
-                stack.append((fd, _join(where, name)))
+                stack.append((fd, join(where, name)))
             else:
                 posix.close(fd)
                 if todo:

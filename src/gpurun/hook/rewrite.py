@@ -1,0 +1,188 @@
+"""Files of the image that must say something else while a container with devices lives: the loader's cache and its like.
+
+They are replaced in the image itself, by rename, so that programs of the container can replace them again (a mount point
+cannot be renamed over: ldconfig gets EBUSY, and with it every package that brings a library).  What was there is kept in the
+journal and comes back with delete, unless the container has changed the file.  Where that cannot be (a read-only
+rootfs, a volume, a link, something that is no file), a private file is bound over it.
+"""
+
+from __future__ import annotations
+
+import posix
+from errno import EACCES, ELOOP, ENOENT, ENOTDIR, EPERM, EROFS, EXDEV
+
+from gpurun.hook.private import failed, private_file
+from gpurun.linux.files import O_CLOEXEC, read_fd, write_all
+from gpurun.linux.fs import (
+    O_DIRECTORY,
+    O_NOFOLLOW,
+    O_PATH,
+    RESOLVE_BENEATH,
+    RESOLVE_IN_ROOT,
+    RESOLVE_NO_MAGICLINKS,
+    RESOLVE_NO_XDEV,
+    openat2,
+)
+from gpurun.ns.journal import REWRITTEN, TEMPORARY, Original, pack_rewritten
+from gpurun.ns.mount import attach
+from gpurun.ns.path import make_dirs, make_target, open_in_root, path_in_root
+from gpurun.ns.undo import digest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpurun.hook.target import Target
+
+    Compose = Callable[[bytes | None], bytes | None]
+
+#: Largest file that is replaced, in bytes; a larger one stays as it is under a mount.
+MAX_SIZE = 8 << 20
+
+_S_IFMT, _S_IFREG = 0o170000, 0o100000
+_MODE = 0o644
+#: Why the image cannot be written at that place: then a mount does it.
+_NOT_IN_PLACE = (EROFS, EXDEV, EACCES, EPERM, ELOOP, ENOTDIR)
+
+
+def rewrite(target: Target, path: str, compose: Compose, step: str) -> None:
+    """Give *path* the content ``compose(content of the image)``; ``None`` in and out stands for no file and no change.
+
+    Raises :class:`StepError` naming *step*.
+    """
+    try:
+        if target.readonly or not rewrite_in_place(target, path, compose, parents=True):
+            _mount_over(target, path, compose)
+    except OSError as e:
+        raise failed(step, path, e) from None
+
+
+def rewrite_in_place(target: Target, path: str, compose: Compose, parents: bool) -> bool:
+    """The same in the image alone; ``False``, and nothing is changed, where that cannot be.
+
+    Without *parents* a missing directory is not made, and that is a ``False`` as well.
+    """
+    directory, _, name = path.rpartition("/")
+    try:
+        parent = _open_parent(target, directory or "/", parents)
+    except OSError as e:
+        if e.errno in _NOT_IN_PLACE or (e.errno == ENOENT and not parents):
+            return False
+        raise
+    try:
+        original = _read_original(parent, name)
+        if original is None:
+            return False
+        content = compose(original.content)
+        if content is None or content == original.content:
+            return True
+        where = path_in_root(target.root_fd, parent, name)
+        if not target.journal.in_image(where.rpartition("/")[0]):
+            return False
+        try:
+            _replace(target, parent, where, content, original)
+        except OSError as e:
+            if e.errno not in _NOT_IN_PLACE:
+                raise
+            return False
+        return True
+    finally:
+        posix.close(parent)
+
+
+def _open_parent(target: Target, directory: str, make: bool) -> int:
+    """The directory, links resolved in the rootfs, but not on another mount: a volume is not the image's."""
+    resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
+    try:
+        return openat2(target.root_fd, directory.lstrip("/") or ".", O_PATH | O_DIRECTORY, resolve)
+    except OSError as e:
+        if e.errno != ENOENT or not make:
+            raise
+    return make_dirs(target.root_fd, directory, target.journal)
+
+
+def _read_original(parent: int, name: str) -> Original | None:
+    """What the image has there; ``None`` when it is something that cannot be replaced by rename."""
+    try:
+        fd = openat2(parent, name, O_PATH | O_NOFOLLOW, RESOLVE_BENEATH | RESOLVE_NO_XDEV)
+    except OSError as e:
+        if e.errno == ENOENT:
+            return Original(None)
+        if e.errno == EXDEV:
+            return None  # somebody has mounted something there
+        raise
+    try:
+        stat = posix.fstat(fd)
+        if stat.st_mode & _S_IFMT != _S_IFREG or stat.st_size > MAX_SIZE:
+            return None
+        content = _read(fd, stat.st_size)
+    finally:
+        posix.close(fd)
+    return Original(content, stat.st_mode & 0o7777, stat.st_uid, stat.st_gid, stat.st_mtime_ns)
+
+
+def _read(path_fd: int, size: int) -> bytes:
+    """The content of a file known to be one: opening a device or a FIFO of the image would already do something."""
+    fd = posix.open(f"/proc/self/fd/{path_fd}", posix.O_RDONLY | O_CLOEXEC)
+    try:
+        return read_fd(fd, size)
+    finally:
+        posix.close(fd)
+
+
+def _replace(target: Target, parent: int, where: str, content: bytes, original: Original) -> None:
+    directory, _, name = where.rpartition("/")
+    temporary = f".{name}.{posix.urandom(4).hex()}"
+    journal = target.journal
+    journal.note(TEMPORARY, f"{directory}/{temporary}" if directory else temporary)
+    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | O_NOFOLLOW | O_CLOEXEC
+    try:
+        fd = posix.open(temporary, flags, _MODE, dir_fd=parent)
+    except OSError:
+        journal.cancel()
+        raise
+    try:
+        write_all(fd, content)
+        journal.note(REWRITTEN, where, pack_rewritten(digest(content), original))
+        try:
+            posix.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+        except OSError:
+            journal.cancel()
+            raise
+    except OSError:
+        posix.unlink(temporary, dir_fd=parent)
+        raise
+    finally:
+        posix.close(fd)
+
+
+def _mount_over(target: Target, path: str, compose: Compose) -> None:
+    content = compose(_read_image(target.root_fd, path))
+    if content is None:
+        return
+    tree = private_file(target.root_fd, path.rpartition("/")[2], content)
+    try:
+        place = target.with_room(path, lambda: make_target(target.root_fd, path, False, target.journal))
+        try:
+            attach(tree, place)
+        finally:
+            posix.close(place)
+    finally:
+        posix.close(tree)
+
+
+def _read_image(root_fd: int, path: str) -> bytes | None:
+    """The content of the image's file, links resolved; ``None`` when there is none, or it is no file, or too large."""
+    try:
+        path_fd = open_in_root(root_fd, path)
+    except OSError as e:
+        if e.errno == ENOENT:
+            return None
+        raise
+    try:
+        stat = posix.fstat(path_fd)
+        if stat.st_mode & _S_IFMT != _S_IFREG or stat.st_size > MAX_SIZE:
+            return None
+        return _read(path_fd, stat.st_size)
+    finally:
+        posix.close(path_fd)

@@ -1,0 +1,154 @@
+"""What is made in a rootfs for the life of one container, each thing written down before it is made.
+
+The image is to be left as it was, however a container ends: ``create`` can be killed between any two system calls, so
+a :class:`Journal` is a file outside the rootfs to which each intention is appended first.  :mod:`gpurun.ns.undo` takes back
+what it says, as far as it was made and is still as it was made.
+
+A record is ``LENGTH:BODY,``; the body is kind, time, path and the rest, with NUL between them.  One that is cut off (the
+writer was killed within it) was not acted on yet and is ignored with all after it.  Paths are relative to the rootfs and
+without links; what lies on another mount in the rootfs (/dev, a volume) goes with the container and is not written down.
+"""
+
+from __future__ import annotations
+
+import posix
+import time
+from errno import ENOENT, ENOTDIR, EXDEV
+
+from gpurun.linux.files import write_all
+from gpurun.linux.fs import O_DIRECTORY, O_PATH, RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
+from gpurun.record import Record
+
+# Kinds of records.
+ROOTFS = "rootfs"  # the host path of the rootfs: the first record
+DIRECTORY = "directory"  # an empty directory
+FILE = "file"  # an empty file or a device node: a mount point
+LINK = "link"  # a symbolic link; rest: its text
+TEMPORARY = "temporary"  # a file of ours whatever is in it, about to be renamed
+REWRITTEN = "rewritten"  # a file's content; rest: digest of ours, then what was there (see Original)
+TIMES = "times"  # the mtime of a directory; rest: before and after, in nanoseconds
+CANCELLED = "cancelled"  # the record with the stamp in rest was not acted on
+
+#: How directories of the image itself are opened: through no link and on no other mount.
+ON_ROOT = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
+
+
+class Trace(Record):
+    """One record; *stamp* (CLOCK_MONOTONIC, ns) orders those of containers that share a rootfs."""
+
+    kind: str
+    stamp: int
+    path: str
+    rest: bytes = b""
+
+
+class Original(Record):
+    """What a rewritten file was: *content* ``None`` when there was none; *mtime* in nanoseconds."""
+
+    content: bytes | None
+    mode: int = 0o644
+    uid: int = 0
+    gid: int = 0
+    mtime: int = 0
+
+
+class Journal:
+    """The journal of one container: *fd* is the file, opened for appending; -1 keeps none (nobody is to undo anything)."""
+
+    def __init__(self, root_fd: int, fd: int = -1) -> None:
+        self.root_fd = root_fd
+        self.fd = fd
+        self._noted = 0  # the stamp of the last note, 0 when it was not written
+        self._directories: dict[str, int] = {}  # directory → its mtime before; -1: not of the image
+
+    def note(self, kind: str, path: str, rest: bytes = b"") -> None:
+        """Write down that *path* is about to be made; to be called right before the system call."""
+        of_image = self.fd >= 0 and self.in_image(path.rpartition("/")[0])
+        self._noted = append(self.fd, kind, path, rest) if of_image else 0
+
+    def cancel(self) -> None:
+        """Take the last note back: the system call has failed, or somebody else had made it."""
+        if self._noted:
+            append(self.fd, CANCELLED, "", b"%d" % self._noted)
+            self._noted = 0
+
+    def in_image(self, directory: str) -> bool:
+        """Whether *directory* (relative, without links) is of the image itself, and not of another mount in the rootfs."""
+        return self._mtime(directory) >= 0
+
+    def close(self) -> None:
+        """Write down the times of the directories that were changed, so that undoing gives them back, and close the file."""
+        if self.fd < 0:
+            return
+        for directory, before in self._directories.items():
+            after = self._look(directory) if before >= 0 else -1
+            if after not in (-1, before):
+                append(self.fd, TIMES, directory, b"%d %d" % (before, after))
+        posix.close(self.fd)
+        self.fd = -1
+
+    def _mtime(self, directory: str) -> int:
+        if directory not in self._directories:
+            self._directories[directory] = self._look(directory)
+        return self._directories[directory]
+
+    def _look(self, directory: str) -> int:
+        try:
+            fd = openat2(self.root_fd, directory or ".", O_PATH | O_DIRECTORY, ON_ROOT)
+        except OSError as e:
+            if e.errno in (EXDEV, ENOENT, ENOTDIR):
+                return -1
+            raise
+        try:
+            return posix.fstat(fd).st_mtime_ns
+        finally:
+            posix.close(fd)
+
+
+def append(fd: int, kind: str, path: str, rest: bytes = b"", stamp: int = 0) -> int:
+    """Append one record to the journal *fd*, in one write: two writers do not mix.  Returns its stamp (now unless given)."""
+    stamp = stamp or time.monotonic_ns()
+    body = f"{kind}\0{stamp}\0{path}\0".encode("utf-8", "surrogateescape") + rest
+    write_all(fd, b"%d:%b," % (len(body), body))
+    return stamp
+
+
+def parse(data: bytes) -> tuple[Trace, ...]:
+    """The records of a journal that were acted on, in the order in which they were made."""
+    found: list[Trace] = []
+    cancelled: set[bytes] = set()
+    at = 0
+    while True:
+        colon = data.find(b":", at, at + 20)
+        length = data[at:colon] if colon > 0 else b""
+        if not length.isdigit():
+            break
+        end = colon + 1 + int(length)
+        fields = data[colon + 1 : end].split(b"\0", 3)
+        if data[end : end + 1] != b"," or len(fields) != 4 or not fields[1].isdigit():
+            break
+        kind, stamp, path = [f.decode("utf-8", "surrogateescape") for f in fields[:3]]
+        if kind == CANCELLED:
+            cancelled.add(fields[3])
+        else:
+            found.append(Trace(kind, int(stamp), path, fields[3]))
+        at = end + 1
+    done = [trace for trace in found if b"%d" % trace.stamp not in cancelled]
+    return tuple(sorted(done, key=lambda trace: trace.stamp))
+
+
+def pack_rewritten(digest: bytes, original: Original) -> bytes:
+    """The rest of a REWRITTEN record."""
+    if original.content is None:
+        return b"%b\0-\0" % digest.hex().encode()
+    numbers = b"%d %d %d %d" % (original.mode, original.uid, original.gid, original.mtime)
+    return b"%b\0%b\0" % (digest.hex().encode(), numbers) + original.content
+
+
+def unpack_rewritten(rest: bytes) -> tuple[bytes, Original]:
+    """(digest, original) of :func:`pack_rewritten`."""
+    digest, numbers, content = rest.split(b"\0", 2)
+    if numbers == b"-":
+        return bytes.fromhex(digest.decode()), Original(None)
+    mode, uid, gid, mtime = [int(word) for word in numbers.split()]
+    return bytes.fromhex(digest.decode()), Original(content, mode, uid, gid, mtime)
