@@ -17,8 +17,9 @@ from gpurun.hook.apply import apply_edits
 from gpurun.hook.edits import ContainerEdits, DeviceNode, EditMount, Link
 from gpurun.hook.gpu import gpu_edits
 from gpurun.hook.ldcache import parse
+from gpurun.hook.rewrite import MAX_SIZE
 from gpurun.hook.target import Target
-from gpurun.linux.mount import mount
+from gpurun.linux.mount import MS_BIND, mount
 from gpurun.ns.journal import LINK, TEMPORARY, TIMES, Journal
 from gpurun.ns.journal import parse as parse_journal
 from gpurun.ns.undo import undo
@@ -255,21 +256,82 @@ def test_a_loader_cache_that_is_a_link_to_the_host_is_not_read(
     assert (tmp_path / "secret").read_bytes() == b"host secret"
 
 
-@pytest.mark.parametrize("kind", ["fifo", "directory", "device"])
+@pytest.mark.parametrize("kind", ["fifo", "directory", "device", "huge"])
 def test_a_loader_cache_that_is_no_file(sim: SimulatedDriver, rootfs: Path, in_mount_namespace: Any, kind: str) -> None:
+    """Nothing of the kind is replaced: a private file is bound over it, and only a directory cannot be covered so."""
     path = rootfs / "etc/ld.so.cache"
     if kind == "directory":
         path.mkdir()
     elif kind == "fifo":
         os.mkfifo(path)
+    elif kind == "huge":
+        with path.open("wb") as f:
+            f.truncate(MAX_SIZE + 1)
     else:
         os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))
+    before = listing(rootfs)["etc/ld.so.cache"]
     edits = edits_of(sim, "NVIDIA_VISIBLE_DEVICES=0")
+
+    def look() -> tuple[bytes, bytes]:
+        journal = applied(rootfs, edits)
+        return journal, path.read_bytes()
+
     if kind == "directory":
         with pytest.raises(GpurunError, match=r"compose the loader's cache /etc/ld\.so\.cache"):
-            in_mount_namespace(lambda: applied(rootfs, edits))
+            in_mount_namespace(look)
     else:
-        in_mount_namespace(lambda: applied(rootfs, edits))
+        journal, content = in_mount_namespace(look)
+        assert content.startswith(b"glibc-ld.so.cache1.1")
+        assert "etc/ld.so.cache" not in made(journal)
+    assert listing(rootfs)["etc/ld.so.cache"] == before
+
+
+def test_etc_that_is_a_volume_is_not_written_into(
+    sim: SimulatedDriver, rootfs: Path, in_mount_namespace: Any, tmp_path: Path
+) -> None:
+    volume = tmp_path / "volume"
+    (volume / "ld.so.conf.d").mkdir(parents=True)
+    (volume / "ld.so.cache").write_bytes(b"the volume's")
+    before = listing(volume)
+
+    def look() -> bytes:
+        mount(str(volume), str(rootfs / "etc"), "none", MS_BIND)
+        applied(rootfs, edits_of(sim, "NVIDIA_VISIBLE_DEVICES=0"))
+        return (rootfs / "etc/ld.so.cache").read_bytes()
+
+    assert in_mount_namespace(look).startswith(b"glibc-ld.so.cache1.1")
+    assert {path: what for path, what in listing(volume).items() if path.startswith("ld.so")} == before
+
+
+def test_etc_that_is_a_link_is_followed_inside(sim: SimulatedDriver, rootfs: Path, in_mount_namespace: Any) -> None:
+    (rootfs / "etc").rmdir()
+    (rootfs / "usr/etc").mkdir()
+    (rootfs / "etc").symlink_to("/usr/etc")
+    before = listing(rootfs)
+    journal = in_mount_namespace(lambda: applied(rootfs, edits_of(sim, "NVIDIA_VISIBLE_DEVICES=0")))
+    assert (rootfs / "usr/etc/ld.so.cache").read_bytes().startswith(b"glibc-ld.so.cache1.1")
+    undone(rootfs, journal)
+    assert listing(rootfs) == before
+
+
+def test_a_second_container_changes_nothing_more(sim: SimulatedDriver, rootfs: Path, in_mount_namespace: Any) -> None:
+    edits = edits_of(sim, "NVIDIA_VISIBLE_DEVICES=0")
+    in_mount_namespace(lambda: applied(rootfs, edits))
+    first = listing(rootfs)
+    assert made(in_mount_namespace(lambda: applied(rootfs, edits))) == []
+    assert listing(rootfs) == first
+
+
+def test_a_read_only_root_is_not_written(sim: SimulatedDriver, rootfs: Path, in_mount_namespace: Any) -> None:
+    (rootfs / "etc/ld.so.conf.d").mkdir()
+    (rootfs / "etc/ld.so.cache").write_bytes(b"")
+    before = listing(rootfs)
+    edits = edits_of(sim, "NVIDIA_VISIBLE_DEVICES=0")
+    in_mount_namespace(lambda: applied(rootfs, edits, readonly=True))
+    after = listing(rootfs)
+    assert {k: v for k, v in after.items() if k.startswith("etc/ld")} == {
+        k: before[k] for k in before if k.startswith("etc/ld")
+    }
 
 
 def test_no_procfs_no_mask(sim: SimulatedDriver, rootfs: Path, in_mount_namespace: Any) -> None:

@@ -126,6 +126,14 @@ def _edits(edits: ContainerEdits) -> list[str]:
     )
     lines += _section("GPU: links", [f"{link.path} -> {link.target}   ({link.reason})" for link in edits.links])
     lines += _section("GPU: libraries for the loader's cache", [f"{e.soname} => {e.path}" for e in edits.ldcache])
+    lines += _section(
+        "GPU: files in the image while the container lives", [f"{f.path}   ({f.reason})" for f in edits.image_files]
+    )
+    lines += _section("GPU: modes", [f"{c.path}  {c.mode:04o}   ({c.reason})" for c in edits.chmods])
+    compat = edits.forward_compat
+    if compat is not None:
+        which = f"{compat.directory} of the image, if its libraries are newer than {compat.driver_version}"
+        lines += _section("GPU: forward compatibility", [f"{which}   ({compat.reason})"])
     for tree in edits.proc_trees:
         shown = [f.path for f in tree.files] + [f"{b.container_path}  from {b.host_path}" for b in tree.binds]
         lines += _section(f"GPU: a private {tree.path}   ({tree.reason})", shown)

@@ -27,6 +27,7 @@ from gpurun.ns.journal import REWRITTEN, TEMPORARY, Original, pack_rewritten
 from gpurun.ns.mount import attach
 from gpurun.ns.path import make_dirs, make_target, open_in_root, path_in_root
 from gpurun.ns.undo import digest
+from gpurun.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -143,6 +144,8 @@ def _replace(target: Target, parent: int, where: str, content: bytes, original: 
         raise
     try:
         write_all(fd, content)
+        if target.in_user_namespace:
+            original = _with_owner_outside(original, posix.fstat(fd))
         journal.note(REWRITTEN, where, pack_rewritten(digest(content), original))
         try:
             posix.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
@@ -154,6 +157,15 @@ def _replace(target: Target, parent: int, where: str, content: bytes, original: 
         raise
     finally:
         posix.close(fd)
+
+
+def _with_owner_outside(original: Original, ours: posix.stat_result) -> Original:
+    """*original* as those outside the user namespace can give it back: only if it has the owner that our file has."""
+    if original.content is None:
+        return original
+    if (original.uid, original.gid) != (ours.st_uid, ours.st_gid):
+        raise OSError(EPERM, posix.strerror(EPERM))
+    return replace(original, uid=-1, gid=-1)
 
 
 def _mount_over(target: Target, path: str, compose: Compose) -> None:

@@ -43,7 +43,10 @@ class Trace(Record):
 
 
 class Original(Record):
-    """What a rewritten file was: *content* ``None`` when there was none; *mtime* in nanoseconds."""
+    """What a rewritten file was: *content* ``None`` when there was none; *mtime* in nanoseconds.
+
+    Owner and group -1: those of our file, whatever they are outside the user namespace that this was written in.
+    """
 
     content: bytes | None
     mode: int = 0o644

@@ -87,7 +87,8 @@ def _give_back(parent: int, name: str, found: posix.stat_result, ours: bytes, or
     try:
         write_all(fd, original.content)
         try:
-            posix.fchown(fd, original.uid, original.gid)
+            ids = (original.uid, original.gid) if original.uid >= 0 else (found.st_uid, found.st_gid)
+            posix.fchown(fd, *ids)
         except PermissionError:
             if posix.geteuid() == 0:
                 raise
