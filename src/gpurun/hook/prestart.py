@@ -196,7 +196,7 @@ def apply_here(rootfs: str, edits: ContainerEdits) -> None:
         raise GpuError("this is the mount namespace of the host: call it in the container's, or say --pid")
     root_fd = posix.open(rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)
     try:
-        apply_edits(edits, root_fd, _in_user_namespace())
+        apply_edits(edits, Target(root_fd, Journal(root_fd), _in_user_namespace()))
     finally:
         posix.close(root_fd)
 
