@@ -4,7 +4,7 @@ SOURCES := $(shell find src -name '*.py')
 # What a test run leaves out unless asked: the emulated guest and the daemons have their own suites in .ci/run.
 PYTEST := $(PY) -m pytest -q
 
-.PHONY: demo test test-conformance test-vm unit build bench lint format clean setup setup-test
+.PHONY: demo test test-conformance test-vm unit build bench profile lint format clean setup setup-test
 
 demo: build
 	tools/demo
@@ -29,8 +29,13 @@ build/gpurun: $(SOURCES) pyproject.toml
 test-vm: setup-test
 	@tests/beds/vm-suite tests/vm
 
+# Everything, beside the runc and crun on PATH; BENCH=--short for a look, RUNTIMES="path ..." for others.
 bench: setup-test build
-	$(PY) benchmarks/lifecycle.py
+	PYTHONPATH=src $(PY) -m benchmarks $(BENCH) $(RUNTIMES)
+
+# Where the time goes: imports, system calls, page faults of each command.
+profile: setup-test build
+	PYTHONPATH=src $(PY) -m benchmarks.profile
 
 lint: setup
 	.venv/bin/ruff check .

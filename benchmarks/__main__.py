@@ -1,0 +1,120 @@
+"""``make bench``: what gpurun costs beside the other runtimes of this machine, in one interleaved run.
+
+Each round goes through the runtimes in turn, beginning with another one each time, so that what else the machine does
+falls on all alike.  Prints two Markdown tables: medians in milliseconds, and ratios beside the goals.
+
+    python -m benchmarks [--rounds N | --short] [--only CASE] [--json FILE] [RUNTIME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.bed import REPOSITORY, Failed, Runtime, become_subreaper, enter_private_namespace
+from benchmarks.cases import CASES, Case
+from benchmarks.memory import memory_table
+from benchmarks.report import Measured, goals_table, times_table
+
+SHORT_ROUNDS = 3
+WARM_UP = 2  # rounds that only fill caches
+
+
+def default_runtimes() -> list[str]:
+    """The compiled front and the pure launcher of this tree, as far as they are built, then the peers from PATH."""
+    ours = [str(REPOSITORY / "build" / name) for name in ("gpurun-fast", "gpurun")]
+    peers = [shutil.which("runc"), shutil.which("crun")]
+    return [path for path in [*(o for o in ours if os.path.exists(o)), *peers] if path]
+
+
+def bare_python() -> float:
+    """Milliseconds that ``python3 -IS -c pass`` takes, once."""
+    python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    begin = time.perf_counter_ns()
+    os.waitpid(os.posix_spawn(python, [python, "-IS", "-c", "pass"], os.environ), 0)
+    return (time.perf_counter_ns() - begin) / 1e6
+
+
+def measure(case: Case, runtimes: list[Runtime], rounds: int, short: bool, floor: list[float]) -> None:
+    """All rounds of *case*; a runtime that cannot do it is left out of it, with a line on stderr."""
+    count = case.short_containers if short else case.containers
+    kept = [runtime.times for runtime in runtimes]
+    taking_part = []
+    for runtime in runtimes:
+        runtime.times = {}
+        if case.ours and not runtime.is_ours:
+            continue
+        try:
+            case.begin(runtime, count)
+            case.once(runtime, count)
+        except Failed as e:
+            print(f"{case.name}: left out: {e}", file=sys.stderr)
+        else:
+            taking_part.append(runtime)
+    for turn in range(min(rounds, case.rounds or rounds) + WARM_UP):
+        if turn == WARM_UP:
+            for runtime, times in zip(runtimes, kept, strict=True):
+                runtime.times = times
+        floor.append(bare_python())
+        at = turn % max(1, len(taking_part))
+        for runtime in taking_part[at:] + taking_part[:at]:
+            case.once(runtime, count)
+    for runtime in taking_part:
+        case.finish(runtime, count)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--short", action="store_true", help=f"{SHORT_ROUNDS} rounds, few containers: whether it runs")
+    parser.add_argument("--only", action="append", choices=[*(c.name for c in CASES), "memory"], help="this case alone")
+    parser.add_argument("--json", type=Path, help="write all times there")
+    parser.add_argument("runtimes", nargs="*", help="paths (default: this tree's own, and runc and crun from PATH)")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parse()
+    if os.geteuid() != 0:
+        raise SystemExit("benchmarks: containers need root here")
+    enter_private_namespace("benchmarks")
+    become_subreaper()
+    rounds = SHORT_ROUNDS if options.short else options.rounds
+    floor: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="gpurun-bench.", dir="/var/tmp") as directory:
+        paths = options.runtimes or default_runtimes()
+        runtimes = [Runtime(path, Path(directory, str(i))) for i, path in enumerate(paths)]
+        try:
+            for case in CASES:
+                if not options.only or case.name in options.only:
+                    measure(case, runtimes, rounds, options.short, floor)
+            memory = memory_table(runtimes) if not options.only or "memory" in options.only else ""
+        finally:
+            for runtime in runtimes:
+                runtime.remove()
+    measured = [Measured(runtime.title, runtime.times) for runtime in runtimes]
+    runc = next((m for m, r in zip(measured, runtimes, strict=True) if r.name == "runc"), None)
+    print(f"{rounds} rounds, {os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}\n")
+    if options.short:
+        small = [f"{c.name}: {c.short_containers} containers" for c in CASES if c.short_containers != c.containers]
+        print(f"The short form, which shows only that all of it runs ({', '.join(small)}).\n")
+    print(times_table(measured))
+    if floor:
+        print(f"\nbare python3 -IS -c pass: {statistics.median(floor):.1f} ms\n")
+        print(goals_table(measured[0], runc, statistics.median(floor)))
+    print(f"\n{memory}" if memory else "")
+    if options.json:
+        options.json.write_text(json.dumps({m.version: m.times for m in measured}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""What is measured: each :class:`Case` is one round of work for one runtime, which keeps its times by label."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from benchmarks.bed import Failed, Runtime, become_subreaper, plain_config
+from tests.security.profile import engine_profile
+from tests.simdriver import Options
+from tests.simdriver import make as make_driver
+
+LIFE_COMMANDS = ("create", "start", "state", "kill", "delete")
+LIFE = "create+...+delete"
+RUN = "run true"
+EXEC = "exec true"
+PLAIN = "create, plain, same round"
+GPU = "create, 8 GPUs, all capabilities"
+GPU_LIFE = "create+...+delete, 8 GPUs"
+UNFILTERED = "create, no seccomp, same round"
+SECCOMP = "create, seccomp profile, cached"
+PARALLEL = "50 containers, 4 at a time"
+LIST = "list of 500"
+VERSION = "--version"
+
+WORKERS = 4
+
+
+class Case(NamedTuple):
+    """One kind of work.  *begin* and *finish* stand around all rounds; *ours*: only gpurun can do it."""
+
+    name: str
+    once: Callable[[Runtime, int], None]
+    begin: Callable[[Runtime, int], None] = lambda runtime, count: None
+    finish: Callable[[Runtime, int], None] = lambda runtime, count: None
+    ours: bool = False
+    rounds: int = 0  # at most; 0: as many as are asked for
+    containers: int = 1  # containers in one round
+    short_containers: int = 1
+
+
+def _one_life(runtime: Runtime, container: str, labels: tuple[str, ...], total_label: str) -> None:
+    total = runtime.create(labels[0], container)
+    total += runtime.call(labels[1], "start", container)
+    total += runtime.call(labels[2], "state", container)
+    total += runtime.call(labels[3], "kill", container, "KILL")
+    runtime.reap(container)
+    total += runtime.call(labels[4], "delete", container)
+    runtime.keep(total_label, total)
+
+
+def _life(runtime: Runtime, count: int) -> None:
+    """As a shim leads it; ``--version`` is the floor: a process that prints a line."""
+    runtime.call(VERSION, "--version")
+    container = runtime.new_id()
+    runtime.write_bundle(container, ["sleep", "1000"])
+    _one_life(runtime, container, LIFE_COMMANDS, LIFE)
+
+
+def _run(runtime: Runtime, count: int) -> None:
+    container = runtime.new_id()
+    runtime.write_bundle(container, ["true"])
+    runtime.call(RUN, "run", "--bundle", str(runtime.bundle(container)), container)
+
+
+def _begin_exec(runtime: Runtime, count: int) -> None:
+    runtime.write_bundle("sleeper", ["sleep", "1000"])
+    runtime.create("", "sleeper")
+    runtime.call("", "start", "sleeper")
+
+
+def _exec(runtime: Runtime, count: int) -> None:
+    runtime.call(EXEC, "exec", "sleeper", "/bin/true")
+
+
+def _create(runtime: Runtime, label: str, config: dict[str, Any]) -> None:
+    container = runtime.new_id()
+    runtime.write_bundle(container, ["sleep", "1000"], config)
+    runtime.create(label, container)
+    runtime.end(container)
+
+
+def _begin_gpu(runtime: Runtime, count: int) -> None:
+    runtime.environment["GPURUN_SYSROOT"] = str(make_driver(runtime.directory / "driver", Options(gpus=8)).path)
+
+
+def _gpu(runtime: Runtime, count: int) -> None:
+    """A create with every GPU and capability, and a plain one beside it, in the same environment."""
+    _create(runtime, PLAIN, plain_config())
+    config = plain_config()
+    config["process"]["env"] += ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]
+    container = runtime.new_id()
+    runtime.write_bundle(container, ["sleep", "1000"], config)
+    _one_life(runtime, container, (GPU, "", "", "", ""), GPU_LIFE)
+
+
+def _finish_gpu(runtime: Runtime, count: int) -> None:
+    del runtime.environment["GPURUN_SYSROOT"]
+
+
+def _seccomp(runtime: Runtime, count: int) -> None:
+    """With a profile of the size of an engine's default, compiled before, and without."""
+    _create(runtime, UNFILTERED, plain_config())
+    config = plain_config()
+    config["linux"]["seccomp"] = engine_profile()
+    _create(runtime, SECCOMP, config)
+
+
+def _begin_parallel(runtime: Runtime, count: int) -> None:
+    for number in range(count):
+        runtime.write_bundle(f"p{number}", ["sleep", "1000"])
+
+
+def _parallel(runtime: Runtime, count: int) -> None:
+    """Containers made, started and deleted, four at a time: each of four processes makes its share, one after the other."""
+    begin = time.perf_counter_ns()
+    workers = []
+    for worker in range(WORKERS):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(_work(runtime, range(worker, count, WORKERS)))
+        workers.append(pid)
+    failed = [pid for pid in workers if os.waitpid(pid, 0)[1]]
+    if failed:
+        raise Failed(f"{runtime.version}: a worker of four failed (its error is above)")
+    runtime.keep(PARALLEL, (time.perf_counter_ns() - begin) / 1e6)
+
+
+def _work(runtime: Runtime, numbers: range) -> int:
+    become_subreaper()  # which a fork does not inherit
+    try:
+        for number in numbers:
+            runtime.create("", f"p{number}")
+            runtime.call("", "start", f"p{number}")
+            runtime.end(f"p{number}")
+    except Exception as e:
+        print(f"worker: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _begin_list(runtime: Runtime, count: int) -> None:
+    for number in range(count):
+        runtime.write_bundle(f"l{number}", ["sleep", "1000"])
+        runtime.create("", f"l{number}")
+        runtime.call("", "start", f"l{number}")
+
+
+def _list(runtime: Runtime, count: int) -> None:
+    runtime.call(LIST, "list", "--format", "json")
+
+
+def _finish_list(runtime: Runtime, count: int) -> None:
+    for number in range(count):
+        runtime.end(f"l{number}")
+
+
+CASES = (
+    Case("life", _life),
+    Case("run", _run),
+    Case("exec", _exec, _begin_exec, lambda runtime, count: runtime.end("sleeper")),
+    Case("gpu", _gpu, _begin_gpu, _finish_gpu, ours=True),
+    Case("seccomp", _seccomp, ours=True),
+    Case("parallel", _parallel, _begin_parallel, rounds=10, containers=50, short_containers=8),
+    Case("list", _list, _begin_list, _finish_list, containers=500, short_containers=10),
+)
