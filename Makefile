@@ -20,10 +20,14 @@ test-conformance: setup-test build
 unit: setup
 	$(PYTEST) -m "not native and not clients and not vm and not slow"
 
-build: setup build/gpurun
+# gpurun-fast is the same with a small compiled front, and is not made where there is no C compiler.
+build: setup build/gpurun build/gpurun-fast
 
 build/gpurun: $(SOURCES) pyproject.toml
 	PYTHONPATH=src $(PY) -m gpurun.launcher.build --output $@
+
+build/gpurun-fast: $(SOURCES) src/gpurun/launcher/front.c pyproject.toml
+	PYTHONPATH=src $(PY) -m gpurun.launcher.front --output $@
 
 # What needs systemd and all controllers, in an emulated guest (about a minute to build, once; then one to run).
 test-vm: setup-test

@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     name, version = os.path.basename(runtime_path()), runtime_version()
     for item in items:
-        if name != "gpurun" and item.get_closest_marker("gpurun_only"):
+        if name not in ("gpurun", "gpurun-fast") and item.get_closest_marker("gpurun_only"):
             item.add_marker(pytest.mark.skip(reason="only gpurun does this"))
         for marker in item.iter_markers("not_on"):
             if version.startswith(marker.args[0]):

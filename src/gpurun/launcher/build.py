@@ -33,7 +33,7 @@ LIBRARIES = ("click", "tomlkit")
 #: C modules of the standard library on the machine path; where they are files, the build remembers which.
 EXTENSIONS = ("_blake2", "_ctypes", "_json", "_struct", "_socket", "fcntl", "select", "_posixsubprocess")
 #: Run when the build is; no use to the finished file.
-LEFT_OUT = ("gpurun.launcher.build", "gpurun.launcher.bytecode", "gpurun.launcher.boot")
+LEFT_OUT = ("gpurun.launcher.build", "gpurun.launcher.bytecode", "gpurun.launcher.boot", "gpurun.launcher.front")
 
 _READ = "c,i=marshal.loads(posix.pread(f,{size},{start}));exec(c)"
 MAIN_CODE = "import posix,sys,marshal;f=posix.open(sys.argv[1],0);" + _READ
@@ -110,8 +110,9 @@ class _Body:
         return place
 
 
-def assemble(python: str, commit: str = "", package: Path = PACKAGE) -> bytes:
-    """The whole file, for the interpreter *python* (an absolute path)."""
+def assemble(python: str, commit: str = "", package: Path = PACKAGE, base: int = 0) -> bytes:
+    """The whole file, for the interpreter *python* (an absolute path); it will stand at offset *base* of another file."""
+    start = base + START
     codes, graph = compile_gpurun(package, commit)
     body = _Body()
     modules = {}
@@ -126,7 +127,7 @@ def assemble(python: str, commit: str = "", package: Path = PACKAGE) -> bytes:
 
     def head(size: int) -> tuple[bytes, bytes]:
         """The head, and the index of the libraries that ends the file; the head is to be *size* bytes."""
-        begin = START + size
+        begin = start + size
 
         def placed(entries: dict[str, Any]) -> dict[str, Any]:
             return {name: (begin + entry[0], *entry[1:]) for name, entry in entries.items()}
@@ -135,8 +136,8 @@ def assemble(python: str, commit: str = "", package: Path = PACKAGE) -> bytes:
         index = {
             "python": python,
             "extensions": extension_files(),
-            "main_code": MAIN_CODE.format(size=size, start=START),
-            "child_code": CHILD_CODE.format(size=size, start=START),
+            "main_code": MAIN_CODE.format(size=size, start=start),
+            "child_code": CHILD_CODE.format(size=size, start=start),
             "modules": placed(modules),
             "libraries": (LIBRARIES, begin + body.size, len(tail)),
         }
@@ -147,7 +148,7 @@ def assemble(python: str, commit: str = "", package: Path = PACKAGE) -> bytes:
     data, tail = head(size)
     if len(data) > size:
         raise AssertionError("the index has outgrown its margin")
-    line = f"#!{python} -ISBc{MAIN_CODE.format(size=size, start=START)}\n"
+    line = f"#!{python} -ISBc{MAIN_CODE.format(size=size, start=start)}\n"
     if len(line) > LINE_MAX:
         raise ValueError(
             f"the interpreter line is {len(line)} bytes, the kernel reads {LINE_MAX}: {python} is too long a path"
@@ -176,18 +177,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="gpurun.launcher.build", description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--output", type=Path, default=Path("build/gpurun"))
     output: Path = parser.parse_args().output
+    put(assemble(real_interpreter(), git_commit()), output)
+    return 0
+
+
+def put(program: bytes, output: Path) -> None:
+    """Write the executable file *output*, in one step and only if it works: containers may be running with the old one."""
     output.parent.mkdir(parents=True, exist_ok=True)
     made = output.with_name(f".{output.name}.{os.getpid()}")
-    made.write_bytes(assemble(real_interpreter(), git_commit()))
+    made.write_bytes(program)
     made.chmod(0o755)
     try:
-        for arguments in (["--version"], ["--help"]):  # a file that cannot do this is not put in place
+        for arguments in (["--version"], ["--help"]):
             subprocess.run([str(made.resolve()), *arguments], env={}, cwd="/", check=True, stdout=subprocess.DEVNULL)
-        made.rename(output)  # in one step: containers may be running with the old one
+        made.rename(output)
     finally:
         made.unlink(missing_ok=True)
     print(f"{output}: {output.stat().st_size // 1024} KiB for {real_interpreter()}")
-    return 0
 
 
 if __name__ == "__main__":

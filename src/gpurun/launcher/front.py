@@ -1,0 +1,76 @@
+"""``build/gpurun-fast``: the launcher with a small compiled program before it (``front.c``), where there is a C compiler.
+
+The program answers the plain forms of ``state``, ``start``, ``kill`` and ``delete`` itself, in a millisecond instead of an
+interpreter's start, and becomes the launcher behind it for all else.  One file, which can be copied anywhere like the
+launcher alone; nothing needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from gpurun.engine.state import State
+from gpurun.launcher.build import PACKAGE, assemble, git_commit, put, real_interpreter
+from gpurun.oci.version import SPEC_VERSION
+
+#: Where in the file the launcher begins: more than the program needs.
+BASE = 64 << 10
+SOURCE = PACKAGE / "launcher" / "front.c"
+WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror")
+HARDENED = ("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-fPIE", "-pie")
+LINKED = ("-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack", "-s")
+
+
+def compiler() -> list[str]:
+    """The C compiler: ``$CC``, else ``cc`` or ``gcc``; empty when there is none."""
+    if os.environ.get("CC"):
+        return shlex.split(os.environ["CC"])
+    found = shutil.which("cc") or shutil.which("gcc")
+    return [found] if found else []
+
+
+def constants() -> tuple[str, ...]:
+    """What the program takes over from gpurun: the fields of the state file, the version of the state document."""
+    fields = ",".join(f'"{name}"' for name in State._fields)
+    return (f"-DBASE={BASE}", f"-DSTATE_FIELDS={fields}", f'-DSPEC_VERSION="{SPEC_VERSION}"')
+
+
+def compile_front(command: list[str], more: tuple[str, ...] = ()) -> bytes:
+    """The program alone, made by the compiler *command* with the flags *more*; raises CalledProcessError."""
+    with tempfile.TemporaryDirectory() as directory:
+        made = Path(directory, "front")
+        flags = ("-std=gnu11", "-O2", *WARNINGS, *HARDENED, *LINKED, *constants(), *more)
+        subprocess.run([*command, *flags, str(SOURCE), "-o", str(made)], check=True)
+        return made.read_bytes()
+
+
+def join(program: bytes, launcher: bytes) -> bytes:
+    """*program*, and behind it, from :data:`BASE` on, the *launcher* that was assembled to stand there."""
+    if len(program) > BASE:
+        raise ValueError(f"the compiled front has {len(program)} bytes, more than the {BASE} before the launcher")
+    return program.ljust(BASE, b"\0") + launcher
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="gpurun.launcher.front", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--output", type=Path, default=Path("build/gpurun-fast"))
+    output: Path = parser.parse_args().output
+    command = compiler()
+    if not command:
+        output.unlink(missing_ok=True)
+        print("no C compiler: gpurun comes without its compiled front, which nothing needs")
+        return 0
+    launcher = assemble(real_interpreter(), git_commit(), base=BASE)
+    put(join(compile_front(command), launcher), output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
