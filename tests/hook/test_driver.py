@@ -103,7 +103,7 @@ def test_the_public_name_of_a_binary_behind_alternatives(sim: SimulatedDriver) -
 def test_services_and_firmware(make_sim: MakeSim) -> None:
     sim = make_sim(Options(mps=True))
     files = {f.path: f.kind for f in read(sim).files}
-    assert files["/run/nvidia-persistenced/socket"] == "socket" and files["/tmp/nvidia-mps"] == "socket"
+    assert files["/run/nvidia-persistenced/socket"] == "socket" and files["/tmp/nvidia-mps"] == "mps"
     assert files[f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin"] == "firmware"
     moved = read_driver(roots(sim), ("compute",), {"CUDA_MPS_PIPE_DIRECTORY": "/run/nvidia-persistenced"})
     assert "/run/nvidia-persistenced" in {f.path for f in moved.files}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.errors import GpuError
+from gpurun.hook.files import find_binaries, find_configs, find_firmware, find_graphics
 from gpurun.hook.gpus import Gpu, gpus_of, nvidia_major, read_gpus
 from gpurun.hook.host import (
     PROC,
@@ -30,9 +31,6 @@ from gpurun.hook.libraries import (
     DriverRoot,
     HostFile,
     Library,
-    find_binaries,
-    find_configs,
-    find_firmware,
     find_libraries,
     installed_versions,
     open_driver_root,
@@ -111,7 +109,9 @@ def read_driver(
         majors = read_majors(roots)
         dev = dev_root(roots)
         gpus = gpus_of(roots, dev, majors, graphics)
-        files = find_binaries(root, wanted) + find_configs(root, wanted) + _sockets(root, wanted, env or {})
+        files = find_binaries(root, wanted) + find_configs(root, version, wanted) + _sockets(root, wanted, env or {})
+        if graphics:
+            files += find_graphics(root, version)
         if gpus:
             files += find_firmware(root, version, _firmware_dirs(roots))
         nodes = _control_nodes(dev, majors, wanted, "display" in capabilities)
@@ -199,7 +199,8 @@ def _sockets(root: DriverRoot, wanted: tuple[str, ...], env: Mapping[str, str]) 
     if "compute" in wanted:
         paths.append(("compute", env.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"))
     found = [(capability, path, resolve(root, path)) for capability, path in paths]
-    return tuple([HostFile("socket", c, root.path + real, path) for c, path, real in found if real is not None])
+    kinds = {"utility": "socket", "compute": "mps"}
+    return tuple([HostFile(kinds[c], c, root.path + real, path) for c, path, real in found if real is not None])
 
 
 def _firmware_dirs(roots: Roots) -> tuple[str, ...]:

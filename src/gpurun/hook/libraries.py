@@ -1,6 +1,6 @@
-"""The files of the driver's userspace: which capability needs which, and where they are under a driver root.
+"""The libraries of the driver: where those that the capabilities need are under a driver root.
 
-The tables are names only.  Everything is resolved inside the driver root (absolute links are links of that root, and
+Everything is resolved inside the driver root (absolute links are links of that root, and
 nothing leads out of it), and what is handed on is the real file.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posix
 
+from gpurun.hook.driver_files import UNVERSIONED, VERSIONED
 from gpurun.hook.elf import EM_386, EM_AARCH64, EM_ARM, EM_X86_64, read_elf
 from gpurun.hook.ldcache import FLAGS_COMPAT32, FLAGS_NATIVE, MAX_SIZE, CacheError, lookup
 from gpurun.linux.files import O_CLOEXEC, read_fd
@@ -18,69 +19,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Libraries named ``<name>.so.<driver version>``, by the capability that needs them; which exist depends on the driver.
-VERSIONED = {
-    "utility": ("libnvidia-ml", "libnvidia-cfg", "libnvidia-nscq"),
-    "compute": (
-        "libcuda", "libcudadebugger", "libnvidia-opencl", "libnvidia-gpucomp", "libnvidia-ptxjitcompiler",
-        "libnvidia-fatbinaryloader", "libnvidia-allocator", "libnvidia-compiler", "libnvidia-pkcs11",
-        "libnvidia-pkcs11-openssl3", "libnvidia-nvvm", "libnvidia-tileiras",
-    ),
-    "video": ("libvdpau_nvidia", "libnvidia-encode", "libnvidia-opticalflow", "libnvcuvid"),
-    "graphics": (
-        "libnvidia-eglcore", "libnvidia-glcore", "libnvidia-tls", "libnvidia-glsi", "libnvidia-fbc", "libnvidia-ifr",
-        "libnvidia-rtcore", "libnvoptix", "libGLX_nvidia", "libEGL_nvidia", "libGLESv2_nvidia", "libGLESv1_CM_nvidia",
-        "libnvidia-glvkspirv", "libnvidia-cbl", "libnvidia-gpucomp", "libnvidia-allocator",
-    ),
-    "ngx": ("libnvidia-ngx",),
-}  # fmt: skip
-
-#: Libraries with a version of their own, found by this name.
-UNVERSIONED = {
-    "graphics": (
-        "libnvidia-api.so.1", "libnvidia-egl-gbm.so.1", "libnvidia-egl-wayland.so.1", "libnvidia-egl-wayland2.so.1",
-        "libnvidia-egl-xcb.so.1", "libnvidia-egl-xlib.so.1",
-    ),
-}  # fmt: skip
-
-BINARIES = {
-    "utility": ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nv-fabricmanager"),
-    "compute": ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"),
-}
-_BINARY_DIRS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-_DEBIAN_BINARY_DIR = "/usr/lib/nvidia/current"  # behind update-alternatives, which a mere unpacked package lacks
-
-#: Configuration of the loaders of GL, Vulkan and OpenCL: (capability, directory in the container, directories where
-#: a driver may have it, file names).
-CONFIGS = (
-    ("graphics", "/usr/share/glvnd/egl_vendor.d", ("/usr/share/glvnd/egl_vendor.d", "/etc/glvnd/egl_vendor.d"),
-     ("10_nvidia.json",)),
-    ("graphics", "/usr/share/egl/egl_external_platform.d",
-     ("/usr/share/egl/egl_external_platform.d", "/etc/egl/egl_external_platform.d"),
-     ("09_nvidia_wayland2.json", "10_nvidia_wayland.json", "15_nvidia_gbm.json", "20_nvidia_xcb.json",
-      "20_nvidia_xlib.json")),
-    ("graphics", "/usr/share/nvidia", ("/usr/share/nvidia",), ("nvoptix.bin",)),
-    ("graphics", "/etc/vulkan/icd.d",
-     ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d", "/vulkan/icd.d"),
-     ("nvidia_icd.json", "nvidia_icd.x86_64.json", "nvidia_icd.aarch64.json", "nvidia_layers.json")),
-    ("graphics", "/etc/vulkan/implicit_layer.d",
-     ("/etc/vulkan/implicit_layer.d", "/usr/local/share/vulkan/implicit_layer.d", "/usr/share/vulkan/implicit_layer.d"),
-     ("nvidia_layers.json",)),
-    ("compute", "/etc/OpenCL/vendors", ("/etc/OpenCL/vendors",), ("nvidia.icd",)),
-)  # fmt: skip
-
 _MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 _MULTIARCH32 = {"x86_64": "i386-linux-gnu", "aarch64": "arm-linux-gnueabihf"}
 _MACHINES = {"x86_64": (EM_X86_64, EM_386), "aarch64": (EM_AARCH64, EM_ARM)}
 
 
 class HostFile(Record):
-    """A file or directory of the driver: *kind* is ``binary``, ``config``, ``firmware`` or ``socket``."""
+    """A file or directory of the driver: *kind* is ``binary``, ``config``, ``firmware``, ``module`` (of the X server),
+    ``socket``, ``mps`` (the directory of the MPS daemon) or ``directory``; *link* a name that leads to it, beside it.
+    """
 
     kind: str
     capability: str
     host_path: str
     path: str  # in the container
+    link: str = ""
 
 
 class Library(Record):
@@ -139,6 +92,7 @@ def library_dirs(root: DriverRoot, compat32: bool = False) -> tuple[str, ...]:
         multiarch = _MULTIARCH.get(root.machine, "")
         tried = ["/usr/lib64", f"/usr/lib/{multiarch}", f"/usr/lib/{multiarch}/nvidia/current", "/lib64"]
         tried += [f"/lib/{multiarch}", f"/lib/{multiarch}/nvidia/current", "/usr/lib", "/lib", "/lib/nvidia"]
+        tried += ["/run/opengl-driver/lib"]  # NixOS
     return tuple(dict.fromkeys([real for d in (*root.first_dirs, *tried) if (real := resolve(root, d)) is not None]))
 
 
@@ -218,48 +172,6 @@ def _library(
     stem = base[: base.find(".so") + 3]
     dev_link = resolve(root, f"{directory}/{stem}") == path
     return Library(base, capabilities, root.path + path, path, elf.soname or base, flags, dev_link, compat32)
-
-
-def find_binaries(root: DriverRoot, capabilities: Iterable[str]) -> tuple[HostFile, ...]:
-    """Programs, mounted under the name by which the host's PATH finds them (the real file may be an alternative)."""
-    found = []
-    dirs = dict.fromkeys([real for d in _BINARY_DIRS if (real := resolve(root, d)) is not None])
-    for capability in capabilities:
-        for name in BINARIES.get(capability, ()):
-            for directory in (*dirs, _DEBIAN_BINARY_DIR):
-                real = resolve(root, f"{directory}/{name}")
-                if real is not None:
-                    public = f"/usr/bin/{name}" if directory == _DEBIAN_BINARY_DIR else f"{directory}/{name}"
-                    found.append(HostFile("binary", capability, root.path + real, public))
-                    break
-    return tuple(found)
-
-
-def find_configs(root: DriverRoot, capabilities: Iterable[str]) -> tuple[HostFile, ...]:
-    """Configuration files; the first directory that has a file wins, as for the programs that read them."""
-    found = []
-    wanted = tuple(capabilities)
-    for capability, target, dirs, names in CONFIGS:
-        if capability in wanted:
-            for name in names:
-                real = next((r for d in dirs if (r := resolve(root, f"{d}/{name}")) is not None), None)
-                if real is not None:
-                    found.append(HostFile("config", capability, root.path + real, f"{target}/{name}"))
-    return tuple(found)
-
-
-def find_firmware(root: DriverRoot, version: str, prefixes: tuple[str, ...]) -> tuple[HostFile, ...]:
-    """GSP firmware ``gsp*.bin`` of that version, from the first of *prefixes* that has any."""
-    for prefix in prefixes:
-        directory = resolve(root, f"{prefix}/nvidia/{version}")
-        if directory is None:
-            continue
-        names = sorted(n for n in list_dir(root, directory) if n.startswith("gsp") and n.endswith(".bin"))
-        if names:
-            public = f"{prefix}/nvidia/{version}"
-            real = [(n, resolve(root, f"{directory}/{n}")) for n in names]
-            return tuple([HostFile("firmware", "", root.path + r, f"{public}/{n}") for n, r in real if r is not None])
-    return ()
 
 
 def list_dir(root: DriverRoot, path: str) -> list[str]:

@@ -33,6 +33,7 @@ _EXTRA_LINKS = {
     "libcuda": ("libcuda.so", "libcuda.so.1"),
     "libnvidia-opticalflow": ("libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1"),
     "libGLX_nvidia": ("libGLX_indirect.so.0", ""),
+    "libnvidia-vulkan-producer": ("libnvidia-vulkan-producer.so", ""),
     "libnvidia-allocator": ("gbm/nvidia-drm_gbm.so", "../libnvidia-allocator.so.1"),
 }
 
@@ -60,6 +61,7 @@ def edits(request: GpuRequest, driver: Driver, resolver: MigResolver | None = No
     nodes += [_device_node(n, f"DRM node of GPU {g.index}, capability graphics or display") for g, n in drm]
     links = [link for lib in libraries for link in _library_links(lib)]
     links += [_drm_link(g, n) for g, n in drm]
+    links += [_file_link(f) for f in files if f.link]
     trees = [_proc_tree(driver, selected)]
     if graphics:
         trees.append(_application_profile(gpus))
@@ -152,10 +154,15 @@ def _library_mount(library: Library, needed: tuple[str, ...]) -> EditMount:
 def _file_mount(file: HostFile) -> EditMount:
     if file.kind == "firmware":
         return EditMount(file.host_path, file.path, FILE_OPTIONS, "file", "firmware of the driver")
-    if file.kind == "socket":
-        kind = "dir" if file.path.rpartition("/")[2] != "socket" else "file"
+    if file.kind in ("socket", "mps"):
+        kind = "dir" if file.kind == "mps" else "file"
         return EditMount(file.host_path, file.path, SOCKET_OPTIONS, kind, f"service of capability {file.capability}")
     return EditMount(file.host_path, file.path, FILE_OPTIONS, "file", f"{file.kind} of capability {file.capability}")
+
+
+def _file_link(file: HostFile) -> Link:
+    directory, _, name = file.path.rpartition("/")
+    return Link(f"{directory}/{file.link}", name, f"expected beside {name}")
 
 
 def _library_links(library: Library) -> list[Link]:
