@@ -206,7 +206,7 @@ def _list(options: argparse.Namespace, words: list[str]) -> int:
         paths += [lib.path for lib in driver.libraries if not lib.compat32]
         paths += [lib.path for lib in driver.libraries if lib.compat32] if chosen.compat32 else []
     if chosen.ipcs:
-        paths += [f.path for f in files if f.kind == "socket"]
+        paths += [f.path for f in files if f.kind in ("socket", "mps")]
     if chosen.firmwares:
         paths += [f.path for f in files if f.kind == "firmware"]
     sys.stdout.write("".join([f"{path}\n" for path in paths]))
