@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpurun.__main__ import main
 from gpurun.hook.doctor import examine
-from tests.simdriver import Options, bus_id, make, uuid
+from tests.nvml import compile_stub
+from tests.simdriver import Options, SimulatedDriver, bus_id, make, uuid
 
 
 @pytest.fixture
@@ -86,3 +88,47 @@ def test_site_policy_is_told(tmp_path: Path) -> None:
     assert verdicts(tmp_path)["configuration"] == "note"
     file.write_text("broken")
     assert verdicts(tmp_path)["configuration"] == "fail"
+
+
+def test_list_of_a_divided_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str], clean: pytest.MonkeyPatch) -> None:
+    driver = make(tmp_path, Options(nodes=False, mig=((0, 1, 0), (0, 2, 0))))
+    clean.setenv("GPURUN_SYSROOT", str(driver.path))
+    first, second = json.loads(call(capfd, "list", "--json")[1])["gpus"]
+    assert [(m["gpuInstance"], m["computeInstance"], m["uuid"]) for m in first["migDevices"]] == [(1, 0, None), (2, 0, None)]
+    assert all(len(m["nodes"]) == 2 for m in first["migDevices"]) and second["migDevices"] == []
+    lines = call(capfd, "list")[1].splitlines()
+    assert [line.strip() for line in lines[2:4]] == ["MIG device 1/0", "MIG device 2/0"] and lines[4].startswith("1 ")
+
+
+def with_stub(path: Path, **how: Any) -> SimulatedDriver:
+    driver = make(path, Options(nodes=False, mig=((0, 1, 0), (0, 2, 0)) if how.get("mig") else ()))
+    library = next(path.rglob("libnvidia-ml.so.999.88.77"))
+    library.unlink()
+    compile_stub(library, **how)
+    return driver
+
+
+def test_processes(tmp_path: Path, capfd: pytest.CaptureFixture[str], clean: pytest.MonkeyPatch) -> None:
+    clean.setenv("GPURUN_SYSROOT", str(with_stub(tmp_path, mig=True).path))
+    code, out, _ = call(capfd, "list", "--processes", "--json")
+    document = json.loads(out)
+    gpu = document["gpus"][0]
+    assert code == 0 and document["nvml"] is None
+    assert gpu["memory"] == {"total": 80 << 30, "used": 3 << 30} and gpu["utilization"] is None
+    assert gpu["processes"][1] == {"pid": 1001, "command": None, "container": None, "memory": 1 << 20}
+    assert [m["profile"] for m in gpu["migDevices"]] == ["1g.10gb", "1c.2g.20gb"]
+    out = call(capfd, "list", "--processes")[1]
+    assert (
+        "3072 of 81920 MiB in use" in out and "process 1001 ? 1 MiB" in out and "MIG device 1/0 1g.10gb MIG-00000065" in out
+    )
+
+
+def test_a_list_does_not_need_nvml(tmp_path: Path, capfd: pytest.CaptureFixture[str], clean: pytest.MonkeyPatch) -> None:
+    """Without --processes the library is not even loaded; with it, a library that is not well costs only what it knew."""
+    clean.setenv("GPURUN_SYSROOT", str(with_stub(tmp_path, mode="crash").path))
+    assert len(json.loads(call(capfd, "list", "--json")[1])["gpus"]) == 2
+    code, out, _ = call(capfd, "list", "--processes", "--json")
+    document = json.loads(out)
+    assert code == 0 and "crashed with signal 11" in document["nvml"]
+    assert document["gpus"][0]["memory"] is None and document["gpus"][0]["processes"] == []
+    assert "memory and load are not known: NVML crashed" in call(capfd, "list", "--processes")[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import subprocess
 import time
@@ -141,6 +142,20 @@ def test_the_library_is_found_in_the_driver_root(tmp_path: Path) -> None:
 def test_no_driver(tmp_path: Path, options: Options) -> None:
     with pytest.raises(GpuError, match="NVML cannot be asked"):
         find_nvml(Roots(sysroot=str(make(tmp_path / "host", options).path)))
+
+
+def test_from_the_launcher(tmp_path: Path) -> None:
+    """The one-file program starts its helper as well as the source tree does, also with descriptors closed."""
+    program = Path(__file__).resolve().parents[2] / "build/gpurun"
+    if not program.exists():
+        pytest.fail("build/gpurun is missing: run `make build` first")
+    driver = make(tmp_path / "host", Options(nodes=False))
+    with_library(driver)
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"exec {program} gpu list --processes --format json <&-"],
+        env=driver.env, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["gpus"][0]["memory"]["used"] == 3 << 30
 
 
 def test_structures_are_those_of_nvidias_own_bindings() -> None:

@@ -163,9 +163,14 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         ),
     ),
     "gpu": (
-        "list|doctor", 1, 1, False, "gpurun.commands.gpu:gpu",
-        "list the GPUs of this host, or look for what keeps containers from using them",
-        (_FORMAT,),
+        "list|doctor|explain ARGS", 1, -1, False, "gpurun.commands.gpu:gpu",
+        "list the GPUs of this host and who uses them, look for what keeps containers from using them, or explain what a "
+        "bundle or variables such as NVIDIA_VISIBLE_DEVICES=0 would bring into a container",
+        (
+            _FORMAT,
+            ("json", "", "switch", "the same as --format json"),
+            ("processes", "", "switch", "list: also memory, load and processes (asks the driver's NVML)"),
+        ),
     ),
     "install-names": (
         "DIR", 1, 1, False, "gpurun.toolkit.names:install_names",

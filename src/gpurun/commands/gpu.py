@@ -1,4 +1,4 @@
-"""gpu: what GPUs this host has, and whether containers can use them."""
+"""gpu: what GPUs this host has and who uses them, whether containers can, and what a request would bring."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import posix
 
 from gpurun.cli.output import write_stdout
 from gpurun.errors import GpurunError, UsageError
-from gpurun.hook.doctor import examine, gpu_rows
 from gpurun.jsontext import dumps
 from gpurun.record import to_plain
 
@@ -14,36 +13,39 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.invocation import Invocation
 
+_COMMANDS = ("list", "doctor", "explain")
+
 
 def gpu(invocation: Invocation) -> int:
-    """``gpu list`` and ``gpu doctor``; exit code 1 when the doctor finds something that does not work."""
-    what = invocation.args[0]
-    if what not in ("list", "doctor"):
-        raise UsageError(f'gpu: no such command "{what}", use list or doctor')
-    form = invocation.option("format", "table")
+    """``gpu list``, ``gpu doctor`` and ``gpu explain``.
+
+    The exit code is 1 when the doctor finds something that does not work, or explain that create would fail.
+    """
+    what, *words = invocation.args
+    if what not in _COMMANDS:
+        raise UsageError(f'gpu: no such command "{what}", use {", ".join(_COMMANDS[:-1])} or {_COMMANDS[-1]}')
+    if words and what != "explain":
+        raise UsageError(f"gpu {what}: takes no argument")
+    form = "json" if invocation.flag("json") else invocation.option("format", "table")
     if form not in ("table", "json"):
         raise GpurunError(f'invalid format option "{form}", use table or json')
     env = {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
-    return _list(env, form) if what == "list" else _doctor(env, form)
+    if what == "list":
+        from gpurun.commands.gpu_list import list_gpus
+        from gpurun.commands.gpu_use import state_roots
 
+        roots = state_roots(invocation.globals.root, invocation.globals.root_given)
+        return list_gpus(env, form, roots, invocation.flag("processes"))
+    if what == "explain":
+        from gpurun.commands.gpu_explain import explain
 
-def _list(env: dict[str, str], form: str) -> int:
-    version, rows = gpu_rows(env)
-    if form == "json":
-        write_stdout(dumps({"driverVersion": version, "gpus": list(rows)}, 2) + "\n")
-        return 0
-    lines = [("INDEX", "UUID", "BUS ID", "NODE", "NUMA", "MODEL")]
-    for row in rows:
-        numa = str(row["numaNode"]) if row["numaNode"] != -1 else "-"
-        lines.append((str(row["index"]), str(row["uuid"]), str(row["busId"]), str(row["node"]), numa, str(row["model"])))
-    widths = [max([len(line[i]) for line in lines]) + 3 for i in range(len(lines[0]))]
-    write_stdout(
-        "".join(["".join([c.ljust(w) for c, w in zip(line, widths, strict=True)]).rstrip() + "\n" for line in lines])
-    )
-    return 0
+        return explain(tuple(words), env, form)
+    return _doctor(env, form)
 
 
 def _doctor(env: dict[str, str], form: str) -> int:
+    from gpurun.hook.doctor import examine
+
     findings = examine(env)
     if form == "json":
         write_stdout(dumps([to_plain(f) for f in findings], 2) + "\n")

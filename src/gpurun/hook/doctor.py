@@ -116,22 +116,3 @@ def _device_cgroup() -> Finding:
         text = f"version 2 is at {tree.root}: other runtimes filter devices by version 1, which the hook cannot extend"
         return Finding("cgroup", "note", text)
     return Finding("cgroup", "ok", "version 2 at /sys/fs/cgroup")
-
-
-def gpu_rows(env: Mapping[str, str]) -> tuple[str, tuple[dict[str, str | int], ...]]:
-    """(driver version, one row for each GPU) of this host; the version is empty without a driver."""
-    roots = _settings(env)[1]
-    rows: list[dict[str, str | int]] = []
-    for gpu in read_gpus(roots):
-        rows.append(
-            {
-                "index": gpu.index,
-                "uuid": gpu.uuid,
-                "busId": gpu.bus_id,
-                "minor": gpu.minor,
-                "numaNode": gpu.numa_node,
-                "model": gpu.model,
-                "node": gpu.node.host_path,
-            }
-        )
-    return module_version(roots), tuple(rows)

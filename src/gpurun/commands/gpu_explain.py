@@ -1,0 +1,127 @@
+"""gpu explain: what a request for GPUs brings into a container, each thing with its reason, and what it does not bring.
+
+The request is a bundle, or variables as a container would have them: ``NVIDIA_VISIBLE_DEVICES=0``
+``NVIDIA_DRIVER_CAPABILITIES=all``.  Nothing is changed, and no container is needed.
+"""
+
+from __future__ import annotations
+
+from gpurun.cli.output import write_stdout
+from gpurun.errors import GpurunError, UsageError
+from gpurun.hook.driver import library_capabilities, read_driver
+from gpurun.hook.edits import ContainerEdits
+from gpurun.hook.explain import Item, Question, edit_items, missing_items
+from gpurun.hook.gpu import gpu_edits, roots_of
+from gpurun.hook.request import read_request
+from gpurun.hook.settings import read_settings, settings_path
+from gpurun.jsontext import dumps
+from gpurun.paths import absolute_path
+from gpurun.record import to_plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from gpurun.hook.request import GpuRequest
+
+_TITLES = {
+    "environment": "environment",
+    "group": "groups of the process",
+    "node": "device nodes, allowed in the device cgroup",
+    "class": "devices that may be used beside the nodes",
+    "file": "files and programs, bound from the host",
+    "link": "links",
+    "cache": "libraries for the loader's cache",
+    "private": "files that gpurun writes, and parts of /proc",
+    "hook": "hooks",
+    "warning": "warnings",
+}
+
+
+def explain(words: tuple[str, ...], env: Mapping[str, str], form: str) -> int:
+    """``gpu explain BUNDLE|NAME=VALUE...``; exit code 1 when the container would not be made."""
+    answer = answer_for(question(words), env)
+    write_stdout(dumps(answer, 2) + "\n" if form == "json" else text_of(answer))
+    return 1 if answer["error"] else 0
+
+
+def question(words: tuple[str, ...]) -> Question:
+    """What the arguments ask about.  Raises :class:`GpurunError`."""
+    if not words:
+        raise UsageError("gpu explain: name a bundle, or variables such as NVIDIA_VISIBLE_DEVICES=all")
+    if all("=" in word and "/" not in word.partition("=")[0] for word in words):
+        return Question(words)
+    if len(words) > 1:
+        raise UsageError("gpu explain: one bundle, or variables, but not both")
+    from gpurun.engine.create import read_bundle
+
+    config = read_bundle(absolute_path(words[0]), "")[1]
+    capabilities = config.process.capabilities
+    privileged = capabilities is not None and "CAP_SYS_ADMIN" in capabilities.bounding
+    mounts = tuple([(mount.source, mount.destination) for mount in config.mounts])
+    return Question(config.process.env, config.annotations, privileged, mounts)
+
+
+def answer_for(asked: Question, env: Mapping[str, str]) -> dict[str, Any]:
+    """The document of the JSON form: ``request``, ``driverVersion``, ``items``, ``missing`` and ``error``.
+
+    ``items`` have ``kind``, ``path``, ``source``, ``reason``; ``missing`` ``what`` and ``reason``; ``error`` is why create
+    would fail.
+    """
+    answer: dict[str, Any] = {"request": None, "driverVersion": "", "items": [], "missing": [], "error": ""}
+    try:
+        settings = read_settings(settings_path(env))
+        request = read_request(asked.env, asked.annotations, asked.privileged, settings.policy, asked.mounts)
+        if request is not None:
+            answer["request"] = _request(request)
+        edits = gpu_edits(asked.env, asked.annotations, asked.privileged, env, settings, asked.mounts)
+    except GpurunError as e:
+        return answer | {"error": str(e)}
+    if edits is None:
+        return answer
+    answer["items"] = [to_plain(item) for item in edit_items(edits)]
+    if request is None or request.denied or edits == ContainerEdits():
+        return answer
+    driver = read_driver(roots_of(env, settings), request.capabilities, env)
+    missing = missing_items(driver, library_capabilities(request.capabilities), "compat32" in request.capabilities)
+    return answer | {"driverVersion": driver.version, "missing": [{"what": m.path, "reason": m.reason} for m in missing]}
+
+
+def _request(request: GpuRequest) -> dict[str, Any]:
+    return {
+        "source": request.source,
+        "devices": list(request.devices or request.qualified),
+        "capabilities": list(request.capabilities),
+        "requirements": list(request.requirements),
+        "extras": list(request.extras),
+        "denied": request.denied,
+    }
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    """The document for people."""
+    request = answer["request"]
+    lines = []
+    if request is None and not answer["error"]:
+        lines.append("no GPU is asked for: nothing is added")
+    if request is not None:
+        lines += [f"asked for by {request['source']}", f"  devices: {', '.join(request['devices']) or 'none'}"]
+        lines.append(f"  capabilities: {', '.join(request['capabilities']) or 'none'}")
+        lines += [f"  requirement: {r}" for r in request["requirements"]]
+        lines += [f"  also: {e}" for e in request["extras"]]
+    for kind, title in _TITLES.items():
+        items = [item for item in answer["items"] if item["kind"] == kind]
+        lines += [title, *[f"  {_line(item)}" for item in items]] if items else []
+    if answer["missing"]:
+        lines += ["not on this host", *[f"  {m['what']}   ({m['reason']})" for m in answer["missing"]]]
+    if answer["error"]:
+        lines.append(f"create would fail: {answer['error']}")
+    return "\n".join(lines) + "\n"
+
+
+def _line(item: dict[str, Any]) -> str:
+    made: Item = Item(item["kind"], item["path"], item["source"], item["reason"])
+    arrow = {"link": "->", "cache": "=>"}.get(made.kind, "from")
+    source = f"  {arrow} {made.source}" if made.source and made.source != made.path else ""
+    return f"{made.path}{source}" + (f"   ({made.reason})" if made.reason else "")

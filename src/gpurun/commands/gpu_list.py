@@ -1,0 +1,160 @@
+"""gpu list: the GPUs of this host, what they are divided into, and who uses them.
+
+The JSON form is for programs and only ever grows: ``driverVersion``, and ``gpus``, each with ``index``, ``uuid``, ``busId``,
+``minor``, ``numaNode`` (-1: the host does not say), ``model``, ``node``, ``migDevices`` (``gpuInstance``,
+``computeInstance``, ``uuid``, ``index``, ``profile``, ``nodes``, ``containers``) and ``containers`` (ids).  With
+``--processes`` NVML is asked as well (within a time limit): then ``memory`` (``total``, ``used``: bytes), ``utilization``
+(percent) and ``processes`` (``pid``, ``command``, ``container``, ``memory``) are there, and ``nvml`` says why NVML said
+nothing.  What is not known is null.
+"""
+
+from __future__ import annotations
+
+from gpurun.cli.output import write_stdout
+from gpurun.commands.gpu_use import Held, Holder, containers_of, holders
+from gpurun.errors import GpurunError
+from gpurun.hook.driver import module_version, read_gpus
+from gpurun.hook.gpu import roots_of
+from gpurun.hook.nvml import USAGE, find_nvml, query
+from gpurun.hook.settings import Settings, read_settings, settings_path
+from gpurun.jsontext import dumps
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from gpurun.hook.gpus import Gpu
+    from gpurun.hook.host import HostNode, Roots
+    from gpurun.hook.mig import MigDevice
+
+    Row = dict[str, Any]
+
+_COLUMNS = ("INDEX", "UUID", "BUS ID", "NODE", "NUMA", "MODEL", "CONTAINERS")
+_MIB = 1 << 20
+
+
+def list_gpus(env: Mapping[str, str], form: str, roots: tuple[str, ...], processes: bool) -> int:
+    """``gpu list``: *roots* are the state directories whose containers are looked at; returns the exit code."""
+    where = site_roots(env)
+    answer = describe(where, roots, processes)
+    write_stdout(dumps(answer, 2) + "\n" if form == "json" else table(answer))
+    return 0
+
+
+def site_roots(env: Mapping[str, str]) -> Roots:
+    """Where the site's settings say the driver is; a file that cannot be read is the doctor's business."""
+    try:
+        settings = read_settings(settings_path(env))
+    except GpurunError:
+        settings = Settings()
+    return roots_of(env, settings)
+
+
+def describe(where: Roots, roots: tuple[str, ...], processes: bool) -> Row:
+    """The document of the JSON form."""
+    gpus = read_gpus(where)
+    held = containers_of(roots)
+    answer: Row = {"driverVersion": module_version(where), "gpus": [_gpu(gpu, held) for gpu in gpus]}
+    if not processes:
+        return answer
+    usage, problem = _usage(where)
+    using = holders(tuple([(g.node.major, g.node.minor) for g in gpus]), held)
+    for row, gpu in zip(answer["gpus"], gpus, strict=True):
+        _add_usage(row, usage.get(gpu.bus_id.lower(), {}), using.get((gpu.node.major, gpu.node.minor), ()), held)
+    return answer | {"nvml": problem}
+
+
+def _gpu(gpu: Gpu, held: tuple[Held, ...]) -> Row:
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "busId": gpu.bus_id,
+        "minor": gpu.minor,
+        "numaNode": gpu.numa_node,
+        "model": gpu.model,
+        "node": gpu.node.host_path,
+        "migDevices": [_mig(mig, held) for mig in gpu.mig],
+        "containers": _ids(held, (gpu.node,)),
+    }
+
+
+def _mig(mig: MigDevice, held: tuple[Held, ...]) -> Row:
+    return {
+        "gpuInstance": mig.gi,
+        "computeInstance": mig.ci,
+        "uuid": mig.uuid or None,
+        "index": mig.index if mig.index >= 0 else None,
+        "profile": mig.profile or None,
+        "nodes": [node.host_path for node in mig.nodes],
+        "containers": _ids(held, mig.nodes),
+    }
+
+
+def _ids(held: tuple[Held, ...], nodes: tuple[HostNode, ...]) -> list[str]:
+    """The containers that have all of *nodes*."""
+    wanted = {(node.major, node.minor) for node in nodes}
+    return [h.id for h in held if wanted and wanted <= set(h.devices)]
+
+
+def _usage(where: Roots) -> tuple[dict[str, Row], str | None]:
+    """NVML's answer by bus id, and what kept it from answering."""
+    try:
+        answer = query(find_nvml(where), USAGE)
+    except GpurunError as e:
+        return {}, str(e)
+    return {str(gpu["busId"]).lower(): gpu for gpu in answer["gpus"] if gpu.get("busId")}, None
+
+
+def _add_usage(row: Row, told: Row, using: tuple[Holder, ...], held: tuple[Held, ...]) -> None:
+    total, used = told.get("memoryTotal"), told.get("memoryUsed")
+    row["memory"] = None if total is None else {"total": total, "used": used}
+    row["utilization"] = told.get("utilization")
+    memory = {p["pid"]: p.get("memory") for p in told.get("processes") or ()}
+    row["processes"] = [
+        {"pid": h.pid, "command": h.command, "container": h.container or None, "memory": memory.get(h.pid)} for h in using
+    ]
+    seen = {h.pid for h in using}
+    row["processes"] += [  # whose open files are not ours to see
+        {"pid": pid, "command": None, "container": None, "memory": size} for pid, size in memory.items() if pid not in seen
+    ]
+    identities = {(m["gpuInstance"], m["computeInstance"]): m for m in told.get("migDevices") or ()}
+    for mig in row["migDevices"]:
+        known = identities.get((mig["gpuInstance"], mig["computeInstance"]), {})
+        mig |= {name: known.get(name) for name in ("uuid", "index", "profile")}
+
+
+def table(answer: Row) -> str:
+    """The document for people: a line for each GPU, below it its MIG devices and processes."""
+    lines: list[tuple[str, ...]] = [_COLUMNS]
+    notes: dict[int, list[str]] = {}
+    for row in answer["gpus"]:
+        numa = str(row["numaNode"]) if row["numaNode"] != -1 else "-"
+        cells = (str(row["index"]), row["uuid"], row["busId"], row["node"], numa, row["model"], ",".join(row["containers"]))
+        lines.append(cells)
+        notes[len(lines)] = [_mig_line(mig) for mig in row["migDevices"]] + _usage_lines(row)
+    widths = [max([len(line[i]) for line in lines]) + 3 for i in range(len(_COLUMNS))]
+    text = ""
+    for number, line in enumerate(lines, 1):
+        text += "".join([cell.ljust(width) for cell, width in zip(line, widths, strict=True)]).rstrip() + "\n"
+        text += "".join([f"        {note}\n" for note in notes.get(number, ())])
+    return text + (f"memory and load are not known: {answer['nvml']}\n" if answer.get("nvml") else "")
+
+
+def _mig_line(mig: Row) -> str:
+    name = " ".join([str(mig[k]) for k in ("profile", "uuid") if mig[k]])
+    used = f"   {','.join(mig['containers'])}" if mig["containers"] else ""
+    return f"MIG device {mig['gpuInstance']}/{mig['computeInstance']}{f' {name}' if name else ''}{used}"
+
+
+def _usage_lines(row: Row) -> list[str]:
+    lines = []
+    if row.get("memory"):
+        used, total = [(row["memory"][k] or 0) // _MIB for k in ("used", "total")]
+        load = row.get("utilization")
+        lines.append(f"{used} of {total} MiB in use" + (f", load {load['gpu']} %" if load else ""))
+    for process in row.get("processes", ()):
+        size = f" {process['memory'] // _MIB} MiB" if process["memory"] is not None else ""
+        where = f" in {process['container']}" if process["container"] else ""
+        lines.append(f"process {process['pid']} {process['command'] or '?'}{where}{size}")
+    return lines

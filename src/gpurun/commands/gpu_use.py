@@ -1,0 +1,156 @@
+"""Who has which device: the containers of gpurun, by what is in their /dev, and processes, by what they have open.
+
+Nothing is remembered for this: what a container can use is what is there, however it came there.
+"""
+
+from __future__ import annotations
+
+import glob
+import posix
+import stat
+
+from gpurun.engine import state as store
+from gpurun.errors import GpurunError
+from gpurun.linux.files import O_CLOEXEC, read_file
+from gpurun.linux.fs import O_DIRECTORY, O_PATH
+from gpurun.ns.path import open_in_root
+from gpurun.record import Record
+
+#: Where the clients keep the states of containers, beside gpurun's own default.
+_CLIENT_ROOTS = (
+    "/run/docker/runtime-*/*",
+    "/run/containerd/runc/*",
+    "/run/containers/*",
+    "/run/runc",
+    "/run/user/*/gpurun",
+)
+
+
+class Held(Record):
+    """A live container: *devices* are the (major, minor) of the character devices of the driver's names in its /dev.
+
+    *cgroup* is its path as /proc/PID/cgroup has it.
+    """
+
+    id: str
+    cgroup: str
+    devices: tuple[tuple[int, int], ...]
+
+
+class Holder(Record):
+    """A process that has a device open; *container* is empty for one of the host."""
+
+    pid: int
+    command: str
+    container: str
+
+
+def state_roots(root: str, given: bool) -> tuple[str, ...]:
+    """The state directories to look at: *root* alone when it was *given*, else also those of the known clients."""
+    if given:
+        return (root,)
+    return (root, *[path for pattern in _CLIENT_ROOTS for path in sorted(glob.glob(pattern)) if path != root])
+
+
+def containers_of(roots: tuple[str, ...]) -> tuple[Held, ...]:
+    """The live containers in *roots* that have a device of NVIDIA's; what cannot be seen is left out."""
+    found = []
+    for root in roots:
+        try:
+            names = sorted([name for name in posix.listdir(root) if name[0] != "."])
+        except OSError:
+            continue
+        for name in names:
+            try:
+                state = store.load(root, name)
+                live = state.pid and store.status(root, state) != "stopped"
+            except (GpurunError, OSError, ValueError):
+                continue  # another runtime's, or just being deleted
+            devices = _devices(state.pid) if live else ()
+            if devices:
+                found.append(Held(state.id, _cgroup(state.pid, state.cgroup), devices))
+    return tuple(found)
+
+
+def _devices(pid: int) -> tuple[tuple[int, int], ...]:
+    """The driver's nodes in the /dev of the process *pid*.  Its file system is hostile: nothing leads out of it."""
+    try:
+        root_fd = posix.open(f"/proc/{pid}/root", O_PATH | O_DIRECTORY | O_CLOEXEC)
+    except OSError:
+        return ()
+    found = []
+    try:
+        for directory, prefix in (("/dev", "nvidia"), ("/dev/nvidia-caps", "nvidia-cap")):
+            try:
+                fd = open_in_root(root_fd, directory, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                for name in posix.listdir(fd):
+                    if name.startswith(prefix):
+                        node = posix.stat(name, dir_fd=fd, follow_symlinks=False)
+                        if stat.S_ISCHR(node.st_mode):
+                            found.append((posix.major(node.st_rdev), posix.minor(node.st_rdev)))
+            except OSError:
+                continue  # it went away while we looked
+            finally:
+                posix.close(fd)
+    finally:
+        posix.close(root_fd)
+    return tuple(sorted(found))
+
+
+def holders(devices: tuple[tuple[int, int], ...], held: tuple[Held, ...]) -> dict[tuple[int, int], tuple[Holder, ...]]:
+    """Device → the processes that have it open, of all that may be seen."""
+    wanted = {posix.makedev(*device): device for device in devices}
+    found: dict[tuple[int, int], list[Holder]] = {}
+    for name in sorted([n for n in posix.listdir("/proc") if n.isdigit()], key=int):
+        opened = _open_devices(int(name)) & set(wanted)
+        for number in opened:
+            found.setdefault(wanted[number], []).append(Holder(int(name), _command(int(name)), _container(int(name), held)))
+    return {device: tuple(processes) for device, processes in found.items()}
+
+
+def _open_devices(pid: int) -> set[int]:
+    """The numbers of the character devices that process *pid* has open."""
+    numbers = set()
+    try:
+        for fd in posix.listdir(f"/proc/{pid}/fd"):
+            try:
+                opened = posix.stat(f"/proc/{pid}/fd/{fd}")
+            except OSError:
+                continue  # closed meanwhile
+            if stat.S_ISCHR(opened.st_mode):
+                numbers.add(opened.st_rdev)
+    except OSError:
+        pass  # another user's, or gone
+    return numbers
+
+
+def _command(pid: int) -> str:
+    try:
+        return read_file(f"/proc/{pid}/comm", 64).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _cgroup(pid: int, directory: str) -> str:
+    """The path of the container's cgroup, which its init is in or below; *directory* ends with the cgroup's name."""
+    name = directory.rpartition("/")[2]
+    above, found, _ = f"{_cgroup_of(pid)}/".partition(f"/{name}/")
+    return f"{above}/{name}" if name and found else ""
+
+
+def _cgroup_of(pid: int) -> str:
+    """The cgroup v2 of the process *pid*, as this process sees the tree; empty when it is gone."""
+    try:
+        text = read_file(f"/proc/{pid}/cgroup").decode("utf-8", "surrogateescape")
+    except OSError:
+        return ""
+    return next((line[3:] for line in text.splitlines() if line.startswith("0::")), "")
+
+
+def _container(pid: int, held: tuple[Held, ...]) -> str:
+    """The container of the process *pid*."""
+    path = _cgroup_of(pid) + "/"
+    return next((h.id for h in held if h.cgroup and path.startswith(h.cgroup + "/")), "")
