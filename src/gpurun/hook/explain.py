@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpurun.hook.libraries import BINARIES, CONFIGS, UNVERSIONED, VERSIONED
+from gpurun.hook.driver_files import BINARIES, CONFIGS, UNVERSIONED, VERSIONED
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -77,7 +77,8 @@ def missing_items(driver: Driver, capabilities: tuple[str, ...], compat32: bool)
                 items.append(Item("binary", name, "", f"program of capability {capability}"))
         for owner, directory, _, names in CONFIGS:
             if owner == capability:
-                lacking = [n for n in names if n not in present]
+                known = [n.replace("VERSION", driver.version) for n in names]
+                lacking = [n for n in known if n not in present]
                 items += [Item("config", f"{directory}/{n}", "", f"configuration of capability {owner}") for n in lacking]
     if compat32 and not any(library.compat32 for library in driver.libraries):
         items.append(
