@@ -6,12 +6,15 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import runtime_path
+from tests.simdriver import Options, make
 
 pytestmark = [pytest.mark.vm, pytest.mark.usefixtures("systemd")]
 
@@ -30,10 +33,17 @@ def registered() -> Iterator[None]:
     """Only in the guest: it has a daemon that knows the runtime by this path."""
     if os.uname().nodename != "gpurun-vm" or not shutil.which("docker"):
         pytest.skip("this is not the guest with its Docker: `make test-vm` runs it there")
-    shutil.copy(runtime_path(), REGISTERED)
+    directory = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    directory.chmod(0o755)
+    driver = make(directory, Options())
+    # The daemon's runtime has the daemon's environment: what points at the simulated driver is said here.
+    exports = "".join(f"export {name}={value}\n" for name, value in driver.env.items())
+    REGISTERED.write_text(f'#!/bin/sh\n{exports}exec {runtime_path()} "$@"\n')
+    REGISTERED.chmod(0o755)
     assert "systemd" in docker("info", "-f", "{{.CgroupDriver}}").stdout
     yield
     REGISTERED.unlink()
+    shutil.rmtree(directory)
 
 
 @pytest.fixture
@@ -52,14 +62,25 @@ def inspect(name: str) -> dict[str, object]:
     return json.loads(docker("inspect", name).stdout)[0]  # type: ignore[no-any-return]
 
 
+def scope(name: str) -> Path:
+    return Path("/sys/fs/cgroup/system.slice", unit(name))
+
+
+def unit(name: str) -> str:
+    return f"docker-{inspect(name)['Id']}.scope"
+
+
+def counters(path: Path) -> dict[str, int]:
+    return {key: int(value) for key, value in (line.split() for line in path.read_text().splitlines())}
+
+
 def test_it_is_in_a_scope(name: str) -> None:
     run(name, "-d", "-m", "64m", "--pids-limit", "20", "--cpus", "0.5", script="sleep 1000")
-    unit = f"docker-{inspect(name)['Id']}.scope"
-    path = Path("/sys/fs/cgroup/system.slice") / unit
+    path, transient = scope(name), Path("/run/systemd/transient", unit(name))
     files = ("memory.max", "pids.max", "cpu.max")
     assert [(path / f).read_text().strip() for f in files] == [str(64 << 20), "20", "50000 100000"]
     docker("rm", "-f", name)
-    assert not path.exists() and not Path("/run/systemd/transient", unit).exists()
+    assert not path.exists() and not transient.exists()
 
 
 def test_out_of_memory(name: str) -> None:
@@ -67,6 +88,64 @@ def test_out_of_memory(name: str) -> None:
     assert done.returncode == 137
     state = inspect(name)["State"]
     assert isinstance(state, dict) and state["OOMKilled"] is True
+
+
+def test_cpu_quota(name: str) -> None:
+    """Two busy containers for the same while: the one with a fifth of a CPU gets less than half of the other's time."""
+    busy = "while :; do :; done"
+    other = f"{name}-free"
+    try:
+        run(name, "-d", "--cpus", "0.2", script=busy)
+        run(other, "-d", script=busy)
+        stats = [scope(one) / "cpu.stat" for one in (name, other)]
+        before = [counters(stat)["usage_usec"] for stat in stats]
+        time.sleep(2)
+        used = [counters(stat)["usage_usec"] - b for stat, b in zip(stats, before, strict=True)]
+        assert used[0] < used[1] / 2, used
+        assert counters(stats[0])["nr_throttled"] > 0 == counters(stats[1])["nr_throttled"]
+    finally:
+        docker("rm", "-f", other, check=False)
+
+
+def test_a_fork_bomb(name: str) -> None:
+    script = "for i in 1 2 3 4 5 6 7 8; do sleep 1000 & done"
+    said = run(name, "--pids-limit", "5", script=script, check=False)
+    assert "can't fork" in said.stderr, said
+
+
+def test_cpuset(name: str) -> None:
+    done = run(name, "--cpuset-cpus", "1", "--cpuset-mems", "0", script="grep Cpus_allowed_list /proc/self/status")
+    assert done.stdout.split() == ["Cpus_allowed_list:", "1"]
+
+
+def test_update(name: str) -> None:
+    """What `docker update` sets is what the kernel has and what systemd knows, so a reload keeps it."""
+    run(name, "-d", "-m", "64m", script="sleep 1000")
+    docker("update", "-m", "48m", "--memory-swap", "48m", "--cpus", "0.3", "--pids-limit", "9", name)
+    for command in (["true"], ["systemctl", "daemon-reload"]):
+        subprocess.run(command, check=True)
+        files = ("memory.max", "memory.swap.max", "cpu.max", "pids.max")
+        assert [(scope(name) / file).read_text().strip() for file in files] == [str(48 << 20), "0", "30000 100000", "9"]
+
+
+def test_a_gpu_outlives_reload_set_property_and_update(name: str) -> None:
+    """Each of these makes systemd apply all that it knows of the unit again: the GPU must be part of that."""
+    run(name, "-d", "-m", "64m", "-e", "NVIDIA_VISIBLE_DEVICES=0", "--cap-add", "MKNOD", script="sleep 1000")
+    opened = "mknod /root/o c 195 77 2>/dev/null; for d in /dev/nvidia[0-9]* /root/o; do (: <>$d) 2>&1; done"
+    expected = ["No such device or address", "Operation not permitted"]
+    for command in (
+        ["true"],
+        ["systemctl", "daemon-reload"],
+        ["systemctl", "set-property", "--runtime", unit(name), "MemoryMax=56M"],
+        ["docker", "update", "-m", "48m", "--memory-swap", "48m", name],
+        ["systemctl", "set-property", "--runtime", unit(name), "TasksMax=50"],
+        ["systemctl", "daemon-reload"],
+    ):
+        subprocess.run(command, check=True, capture_output=True)
+        said = docker("exec", name, "sh", "-c", opened, check=False).stdout
+        assert [line.rpartition(": ")[2] for line in said.splitlines()] == expected, command
+    assert (scope(name) / "memory.max").read_text().strip() == str(48 << 20)
+    assert (scope(name) / "pids.max").read_text().strip() == "50"
 
 
 def test_a_device_outlives_a_reload_and_an_update(name: str) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -109,7 +109,9 @@ def test_systemd_knows_the_limits(scopes: Driver, bundle: MakeBundle) -> None:
 
 
 @pytest.mark.gpurun_only
-def test_a_gpu_outlives_a_reload(scopes: Driver, bundle: MakeBundle, place: Path, host: SimulatedDriver) -> None:
+def test_a_gpu_outlives_reload_set_property_and_update(
+    scopes: Driver, bundle: MakeBundle, place: Path, host: SimulatedDriver
+) -> None:
     """The complaint that the field knows best: after `systemctl daemon-reload` a container has lost its GPUs."""
     made = bundle()
     made.process["env"] += ["NVIDIA_VISIBLE_DEVICES=0"]
@@ -119,14 +121,23 @@ def test_a_gpu_outlives_a_reload(scopes: Driver, bundle: MakeBundle, place: Path
     assert "/dev/char/195:" in show(container, "DeviceAllow")["DeviceAllow"]
     assert show(container, "DevicePolicy") == {"DevicePolicy": "strict"}
     go = made.rootfs / "root/go"
-    for reloads in range(3):
-        if reloads:
-            systemctl("daemon-reload")
+    unit = f"t-{container.id}.scope"
+    acts: list[Callable[[], object]] = [
+        lambda: None,
+        lambda: systemctl("daemon-reload"),
+        lambda: systemctl("set-property", "--runtime", unit, "TasksMax=77"),
+        lambda: scopes.runtime("update", "--pids-limit", "55", container.id),
+        lambda: systemctl("set-property", "--runtime", unit, "MemoryHigh=1G"),
+        lambda: systemctl("daemon-reload"),
+    ]
+    for done, act in enumerate(acts, 1):
+        act()
         go.touch()
         while go.exists():
             time.sleep(0.05)
         verdicts = [line.rpartition(": ")[2] for line in container.out.splitlines()[1:]]
-        assert verdicts == [NO_DRIVER, DENIED] * (reloads + 1), container.out
+        assert verdicts == [NO_DRIVER, DENIED] * done, (done, container.out)
+    assert (scopes.cgroup(container) / "pids.max").read_text() == "55\n"
     (made.rootfs / "root/stop").touch()
     assert container.wait() == 0
 
