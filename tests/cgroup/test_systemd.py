@@ -26,6 +26,7 @@ from gpurun.cgroup.scope import (
     scope_names,
     unit_properties,
 )
+from gpurun.cgroup.service_manager import Endpoint
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.oci.resources import DeviceRule, read_resources
 from tests.engine.planning import base, plan, refusal, set_path
@@ -210,6 +211,7 @@ class Manager:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.answers: dict[str, list[tuple[str, tuple[Any, ...]] | str | None]] = {}
         self.signals: list[tuple[int, str, str, str]] = []
+        self.unnamed: list[bool] = []  # for each connection, whether it was left to us to see who it is
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(path))
         self._socket.listen()
@@ -226,7 +228,12 @@ class Manager:
     def _talk(self, connection: socket.socket) -> None:
         # A message read together with BEGIN is one that systemd leaves lying, so all of this comes first, and alone.
         uid = str(os.geteuid()).encode().hex()
-        assert connection.recv(4096) == f"\0AUTH EXTERNAL {uid}\r\nBEGIN\r\n".encode()
+        said = connection.recv(4096)
+        if said == b"\0AUTH EXTERNAL\r\nDATA\r\nBEGIN\r\n":
+            connection.sendall(b"DATA\r\n")
+        else:
+            assert said == f"\0AUTH EXTERNAL {uid}\r\nBEGIN\r\n".encode()
+        self.unnamed.append(uid.encode() not in said)
         connection.sendall(b"OK 1234\r\n")
         pending = b""
         while chunk := connection.recv(4096):
@@ -270,9 +277,10 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager
     if os.geteuid() != 0:
         pytest.skip("the driver is root's")
     made = Manager(tmp_path / "private")
-    monkeypatch.setattr(systemd, "PRIVATE_SOCKET", str(tmp_path / "private"))
+    endpoint = Endpoint(str(tmp_path / "private"))
+    monkeypatch.setattr(systemd, "system_endpoints", lambda: (endpoint,))
     monkeypatch.setattr(systemd, "TIMEOUT", 5.0)
-    monkeypatch.setattr(systemd, "_TRANSIENT", str(tmp_path))
+    monkeypatch.setattr(Endpoint, "transient", str(tmp_path))
     yield made
     made.close()
 
@@ -361,19 +369,60 @@ def test_stop(manager: Manager, tmp_path: Path) -> None:
 
 
 def test_without_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(systemd, "PRIVATE_SOCKET", str(tmp_path / "a"))
-    monkeypatch.setattr(systemd, "SYSTEM_BUS", str(tmp_path / "b"))
-    with pytest.raises(GpurunError, match="systemd cannot be reached" if os.geteuid() == 0 else "needs root"):
+    endpoints = (Endpoint(str(tmp_path / "a")), Endpoint(str(tmp_path / "b"), bus=True))
+    monkeypatch.setattr(systemd, "system_endpoints", lambda: endpoints)
+    with pytest.raises(GpurunError, match=r"systemd cannot be reached.*/a: no such file or directory; .*/b: no such"):
         systemd.connect()
 
 
 def test_the_bus_is_asked_where_there_is_no_private_socket(
     manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(systemd, "PRIVATE_SOCKET", str(tmp_path / "none"))
-    monkeypatch.setattr(systemd, "SYSTEM_BUS", str(tmp_path / "private"))
+    endpoints = (Endpoint(str(tmp_path / "none")), Endpoint(str(tmp_path / "private"), bus=True))
+    monkeypatch.setattr(systemd, "system_endpoints", lambda: endpoints)
     systemd.connect().close()
     assert manager.members() == ["Hello", "AddMatch", "Subscribe"]
+
+
+def user_manager(manager: Manager, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make *manager* the one of a user, with the cgroup /u."""
+    monkeypatch.setattr(systemd, "user_endpoints", lambda *_: (Endpoint(str(path / "private"), user=True),))
+    manager.answers["Get"] = [("v", (("s", "/u"),))]
+    (path / "u").mkdir()
+    (path / "u/cgroup.controllers").write_text("memory pids\n")
+
+
+@pytest.mark.parametrize("in_namespace", [False, True])
+def test_a_users_manager(manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_namespace: bool) -> None:
+    """In a user namespace the number that we have there is not the one that a manager outside sees."""
+    user_manager(manager, tmp_path, monkeypatch)
+    monkeypatch.setattr(systemd, "in_user_namespace", lambda: in_namespace)
+    found = systemd.find_user_manager(str(tmp_path))
+    assert (found.cgroup, found.controllers) == ("/u", ("memory", "pids"))
+    assert manager.unnamed == [in_namespace]
+
+
+def test_no_manager_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systemd, "user_endpoints", lambda *_: (Endpoint(str(tmp_path / "none"), user=True),))
+    with pytest.raises(GpurunError, match=r"your service manager cannot be reached \(.*/none: no such file.*enable-linger"):
+        systemd.find_user_manager("/")
+    monkeypatch.setattr(systemd, "user_endpoints", lambda *_: ())
+    with pytest.raises(GpurunError, match="XDG_RUNTIME_DIR is not set"):
+        systemd.find_user_manager("/")
+
+
+@pytest.mark.parametrize(("own", "moved"), [("/u/app.slice/x.scope", False), ("/u", False), ("/user.slice/s.scope", True)])
+def test_who_is_outside_is_moved_in(
+    manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, moved: bool
+) -> None:
+    user_manager(manager, tmp_path, monkeypatch)
+    monkeypatch.setattr("gpurun.cgroup.tree.own_cgroup", lambda: own)
+    manager.answers["StartTransientUnit"] = [JOB]
+    manager.signals = [(1, "/job/1", f"gpurun-{os.getpid()}.scope", "done")]
+    systemd.enter(Endpoint(str(tmp_path / "private"), user=True).text)
+    assert manager.members() == ["Get", "StartTransientUnit"] if moved else ["Get"]
+    if moved:
+        assert dict(manager.calls[-1][1][2])["PIDs"] == ("au", (os.getpid(),))
 
 
 def test_who_hangs_up(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:

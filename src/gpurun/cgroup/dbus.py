@@ -211,8 +211,12 @@ def method_call(
 class Bus:
     """A connection; every wait is bounded by *timeout* seconds (one for each method).  Use :meth:`close` when done."""
 
-    def __init__(self, address: str, timeout: float = 30.0) -> None:
-        """Connect to the socket *address* as the effective user.  Raises OSError when nobody listens there."""
+    def __init__(self, address: str, timeout: float = 30.0, unnamed: bool = False) -> None:
+        """Connect to the socket *address* (``@`` begins an abstract one) as the effective user.
+
+        *unnamed* leaves it to the other side to see who we are: in a user namespace our own number is not the one it sees.
+        Raises OSError when nobody listens there, :class:`GpurunError` when we are not let in.
+        """
         self.timeout = timeout
         self._serial = 0
         self._pending = b""
@@ -220,22 +224,28 @@ class Bus:
         self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
         self._socket.settimeout(timeout)
         try:
-            self._socket.connect(address)
-            self._authenticate()
+            self._socket.connect("\0" + address[1:] if address.startswith("@") else address)
+            self._authenticate(unnamed)
         except BaseException:
             self._socket.close()
             raise
 
-    def _authenticate(self) -> None:
-        uid = str(posix.geteuid()).encode().hex()
+    def _authenticate(self, unnamed: bool) -> None:
+        words = "\r\nDATA" if unnamed else " " + str(posix.geteuid()).encode().hex()
         # BEGIN goes with AUTH, and nothing before the answer: a message that systemd reads together with BEGIN stays where
         # it is until more comes.
-        self._socket.sendall(f"\0AUTH EXTERNAL {uid}\r\nBEGIN\r\n".encode())
+        self._socket.sendall(f"\0AUTH EXTERNAL{words}\r\nBEGIN\r\n".encode())
+        line = self._line()
+        if unnamed and line.startswith(b"DATA"):
+            line = self._line()
+        if not line.startswith(b"OK "):
+            raise GpurunError(f"D-Bus does not let us in: {line.decode('ascii', 'replace')}")
+
+    def _line(self) -> bytes:
         while b"\r\n" not in self._pending:
             self._receive_more(monotonic() + self.timeout)
         line, _, self._pending = self._pending.partition(b"\r\n")
-        if not line.startswith(b"OK "):
-            raise GpurunError(f"D-Bus does not let us in: {line.decode('ascii', 'replace')}")
+        return line
 
     def close(self) -> None:
         self._socket.close()

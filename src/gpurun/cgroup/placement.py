@@ -71,7 +71,8 @@ def place(annotations: Mapping[str, str], asked: Asked, tree: Tree) -> tuple[tup
             else:
                 controller = write.file.partition(".")[0]
                 if controller not in tree.controllers:
-                    raise ConfigError(where, missing_controller(write, controller, tree.bound_to_v1, "linux.resources"))
+                    text = missing_controller(write, controller, tree.bound_to_v1, "linux.resources", tree.hint)
+                    raise ConfigError(where, text)
                 writes.append(write)
     return tuple(writes), tuple(warnings)
 

@@ -37,6 +37,9 @@ _KERNEL_DEFAULTS = {
     "memory.oom.group": "0",
 }
 
+#: The controllers that systemd delegates, if it is told to.
+_DELEGATED = ("cpu", "cpuset", "io", "memory", "pids")
+
 _THROTTLES = (
     ("throttleReadBpsDevice", "rbps", "read_bps"),
     ("throttleWriteBpsDevice", "wbps", "write_bps"),
@@ -64,11 +67,12 @@ def plan_resources(
     bound_to_v1: Collection[str] = (),
     hugepage_sizes: Collection[str] | None = None,
     where: str = "linux.resources",
+    hint: str = "",
 ) -> tuple[CgroupWrite, ...]:
     """All writes that enforce *resources*, in the order in which they are to be made (devices are a program, not a file).
 
-    *controllers* and *bound_to_v1* are those of :class:`gpurun.cgroup.tree.Tree`; *hugepage_sizes* are the sizes this kernel
-    has (``2MB``), or None to leave the check to the kernel.
+    *controllers*, *bound_to_v1* and *hint* are those of :class:`gpurun.cgroup.tree.Tree`; *hugepage_sizes* are the sizes
+    this kernel has (``2MB``), or None to leave the check to the kernel.
 
     Raises :class:`ConfigError` naming the JSON path for values that contradict each other, for limits whose controller is
     missing (see the module's text for what counts as a limit) and for huge page sizes this kernel does not have.
@@ -79,7 +83,7 @@ def plan_resources(
         if controller == "cgroup" or controller in controllers:
             planned.append(write)
         elif not _is_default(write.file, write.value):
-            raise ConfigError(write.where, missing_controller(write, controller, bound_to_v1, where))
+            raise ConfigError(write.where, missing_controller(write, controller, bound_to_v1, where, hint))
     return tuple(planned)
 
 
@@ -88,7 +92,7 @@ def needs_domain(writes: tuple[CgroupWrite, ...]) -> bool:
     return any(write.file.startswith(("memory.", "io.", "cpu.", "hugetlb.")) for write in writes)
 
 
-def missing_controller(write: CgroupWrite, controller: str, bound_to_v1: Collection[str], where: str) -> str:
+def missing_controller(write: CgroupWrite, controller: str, bound_to_v1: Collection[str], where: str, hint: str = "") -> str:
     """Why *write* cannot be made in a tree that lacks *controller*, and what to do."""
     text = f'the cgroup v2 controller "{controller}" is not available'
     if write.where.startswith(f"{where}.unified."):
@@ -98,6 +102,8 @@ def missing_controller(write: CgroupWrite, controller: str, bound_to_v1: Collect
             f"{text}, it is bound to cgroup v1 on this host: boot with systemd.unified_cgroup_hierarchy=1 "
             "(or cgroup_no_v1=all), or remove the limit"
         )
+    if hint and controller in _DELEGATED:
+        return f"{text}: {hint}"
     return (
         f"{text}: the kernel lacks or disables it, or the parent cgroup does not delegate it; provide it or remove the limit"
     )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from gpurun.cgroup.devices import DeviceException, DeviceFilter
     from gpurun.cgroup.resources import CgroupWrite
+    from gpurun.cgroup.service_manager import UserManager
 
 ANNOTATION = "org.systemd.property."
 
@@ -48,9 +49,11 @@ class Scope(Record):
     slice: str
     properties: tuple[Property, ...]
     limits: tuple[Property, ...]
+    manager: str = ""  # the text of a user's service manager's endpoint; "" is the system's
+    base: str = ""  # that manager's own cgroup, below which its slices are
 
 
-def scope_names(cgroups_path: str, container_id: str) -> tuple[str, str]:
+def scope_names(cgroups_path: str, container_id: str, default_slice: str = "system.slice") -> tuple[str, str]:
     """(slice, unit) that ``linux.cgroupsPath`` names: ``slice:prefix:name``; empty means ``:gpurun:<id>``.
 
     Raises :class:`ConfigError` for another form and for names that systemd does not take.
@@ -62,7 +65,7 @@ def scope_names(cgroups_path: str, container_id: str) -> tuple[str, str]:
             f'expected cgroupsPath to be of format "slice:prefix:name" for systemd cgroups, got "{cgroups_path}" instead',
         )
     slice_name, prefix, name = parts
-    slice_name = slice_name or "system.slice"
+    slice_name = slice_name or default_slice
     expand_slice(slice_name)
     if name.endswith(".slice"):
         raise ConfigError(_WHERE, f'"{name}" is a slice, which holds other units and no processes: name a scope')
@@ -92,17 +95,24 @@ def plan_scope(
     container_id: str,
     annotations: Mapping[str, str],
     writes: tuple[CgroupWrite, ...],
-    devices: DeviceFilter,
+    devices: DeviceFilter | None,
+    user: UserManager | None = None,
 ) -> Scope:
-    """The scope of a container with those limits; raises :class:`ConfigError` for names and annotations that cannot be."""
-    slice_name, unit = scope_names(cgroups_path, container_id)
+    """The scope of a container with those limits; raises :class:`ConfigError` for names and annotations that cannot be.
+
+    A *user*'s manager is not told of devices: only root may restrict them.
+    """
+    slice_name, unit = scope_names(cgroups_path, container_id, "user.slice" if user else "system.slice")
     properties = unit_properties(container_id, slice_name, annotations, writes)
-    return Scope(unit, slice_name, properties, limit_properties(writes) + device_properties(devices))
+    limits = limit_properties(writes)
+    if user is not None:
+        return Scope(unit, slice_name, properties, limits, user.endpoint.text, user.cgroup)
+    return Scope(unit, slice_name, properties, limits + (device_properties(devices) if devices is not None else ()))
 
 
 def scope_path(scope: Scope) -> str:
     """The path of the scope's cgroup, from the root of the tree."""
-    return f"{expand_slice(scope.slice)}/{scope.unit}"
+    return f"{scope.base.rstrip('/')}{expand_slice(scope.slice)}/{scope.unit}"
 
 
 def unit_properties(

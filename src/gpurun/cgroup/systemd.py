@@ -4,7 +4,9 @@ systemd makes no scope without a process in it.  The container's init cannot be 
 its cgroup namespace would have to wait, and it would start while systemd may still fail.  So a **placeholder**, a child of
 ours that only sleeps, holds the scope until the init has been born in it, just as with a cgroup of our own making.
 
-As root systemd's private socket is asked, with no bus daemon between (as systemctl does); else the system bus.
+Its private socket is asked, with no bus daemon between (as systemctl does); else the bus.  Which systemd that is, the
+system's or a user's, says :mod:`gpurun.cgroup.service_manager`; functions here take the text of an endpoint, "" being the
+system's.
 
 Reference: org.freedesktop.systemd1(5), "The Manager Object".
 """
@@ -16,15 +18,14 @@ from time import monotonic
 
 from gpurun.cgroup.dbus import Bus, DBusError, DBusTimeout
 from gpurun.cgroup.scope import Property, Scope
-from gpurun.errors import GpurunError, strerror_lower
+from gpurun.cgroup.service_manager import Endpoint, UserManager, parse_endpoint, system_endpoints, user_endpoints
+from gpurun.errors import GpurunError, oserror_text
+from gpurun.linux.proc import in_user_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
-
-PRIVATE_SOCKET = "/run/systemd/private"
-SYSTEM_BUS = "/run/dbus/system_bus_socket"
 
 #: Seconds that systemd may take for a job, as runc gives it.
 TIMEOUT = 30.0
@@ -32,24 +33,40 @@ TIMEOUT = 30.0
 _NAME = "org.freedesktop.systemd1"
 _PATH = "/org/freedesktop/systemd1"
 _MANAGER = "org.freedesktop.systemd1.Manager"
-_TRANSIENT = "/run/systemd/transient"
 
 
-def connect() -> Bus:
+def connect(manager: str = "") -> Bus:
     """A connection to the service manager.  Raises :class:`GpurunError` that says why there is none."""
-    if posix.geteuid() != 0:
-        raise GpurunError("the systemd cgroup driver needs root: use cgroupfs (without --systemd-cgroup)")
-    try:
-        return Bus(PRIVATE_SOCKET, TIMEOUT)
-    except OSError:
-        pass  # not there: perhaps the bus is
-    try:
-        bus = Bus(SYSTEM_BUS, TIMEOUT)
-    except OSError as e:
+    endpoints = (parse_endpoint(manager),) if manager else system_endpoints()
+    return _connect(endpoints)[0]
+
+
+def _connect(endpoints: tuple[Endpoint, ...]) -> tuple[Bus, Endpoint]:
+    """A connection to the first of *endpoints* where somebody answers, and which that is."""
+    failures = []
+    for endpoint in endpoints:
+        try:
+            unnamed = endpoint.user and posix.geteuid() == 0 and in_user_namespace()
+            return _greet(Bus(endpoint.address, TIMEOUT, unnamed), endpoint), endpoint
+        except OSError as e:
+            failures.append(f"{endpoint.address}: {oserror_text(OSError(e.errno, ''))}")
+        except GpurunError as e:
+            failures.append(f"{endpoint.address}: {e}")
+    tried = "; ".join(failures)
+    if not endpoints or endpoints[0].user:
         raise GpurunError(
-            "--systemd-cgroup: systemd cannot be reached, is it what this host runs? "
-            f"({PRIVATE_SOCKET} and {SYSTEM_BUS}: {strerror_lower(e.errno)}); without it, leave the option out"
-        ) from None
+            f"--systemd-cgroup: your service manager cannot be reached ({tried or 'XDG_RUNTIME_DIR is not set'}): "
+            "log in, or let it run without (loginctl enable-linger) and set XDG_RUNTIME_DIR; else leave the option out"
+        )
+    raise GpurunError(
+        f"--systemd-cgroup: systemd cannot be reached, is it what this host runs? ({tried}); else leave the option out"
+    )
+
+
+def _greet(bus: Bus, endpoint: Endpoint) -> Bus:
+    """Say hello where a bus daemon is between, and ask for the signals that jobs end with."""
+    if not endpoint.bus:
+        return bus
     dbus = "org.freedesktop.DBus"
     bus.call(dbus, "/org/freedesktop/DBus", dbus, "Hello")
     rule = f"type='signal',sender='{_NAME}',interface='{_MANAGER}',member='JobRemoved'"
@@ -58,14 +75,56 @@ def connect() -> Bus:
     return bus
 
 
+def find_user_manager(root: str) -> UserManager:
+    """The manager of the user who calls, in the cgroup tree at *root*.  Raises :class:`GpurunError` when there is none."""
+    from gpurun.cgroup.tree import join_root
+    from gpurun.linux.files import read_file
+
+    bus, endpoint = _connect(user_endpoints(posix.environ, posix.geteuid()))
+    try:
+        cgroup = str(_property(bus, "ControlGroup"))
+    finally:
+        bus.close()
+    try:
+        controllers = read_file(f"{join_root(root, cgroup)}/cgroup.controllers", 4096).decode().split()
+    except OSError as e:
+        raise GpurunError(f"the cgroup of your service manager, {cgroup}: {oserror_text(OSError(e.errno, ''))}") from None
+    return UserManager(endpoint, cgroup, tuple(controllers))
+
+
+def enter(manager: str) -> None:
+    """Move this process to where the user's *manager* may give out cgroups, unless it is there.
+
+    The kernel lets nobody put a process into a cgroup when both are only below one that is not theirs, and a login session
+    is beside the user's manager, not below it.  So we get a scope of our own there, as systemd-run(1) would make it.
+    Raises :class:`GpurunError`.
+    """
+    from gpurun.cgroup.tree import own_cgroup
+
+    bus = connect(manager)
+    try:
+        cgroup = str(_property(bus, "ControlGroup"))
+        if f"{own_cgroup()}/".startswith(f"{cgroup}/"):
+            return
+        pid = posix.getpid()
+        properties = (Property("PIDs", "au", (pid,)), Property("Description", "s", "gpurun at work"))
+        _start(bus, f"gpurun-{pid}.scope", _on_wire(properties))
+    finally:
+        bus.close()
+
+
 def call(bus: Bus, member: str, signature: str = "", *body: Any) -> tuple[Any, ...]:
     """Call a method of the manager."""
     return bus.call(_NAME, _PATH, _MANAGER, member, signature, *body)
 
 
+def _property(bus: Bus, name: str) -> Any:
+    return bus.call(_NAME, _PATH, "org.freedesktop.DBus.Properties", "Get", "ss", _MANAGER, name)[0][1]
+
+
 def version(bus: Bus) -> int:
     """The version of systemd: 255 for ``v255.4-1`` or ``255 (255.4-1)``."""
-    text = bus.call(_NAME, _PATH, "org.freedesktop.DBus.Properties", "Get", "ss", _MANAGER, "Version")[0][1]
+    text = str(_property(bus, "Version"))
     digits = ""
     for letter in text.lstrip("v"):
         if not letter.isdigit():
@@ -80,7 +139,7 @@ def start_scope(scope: Scope) -> int:
     Raises :class:`GpurunError`; then there is no placeholder, and with it goes a unit that is made all the same, too late.
     A unit of that name that is somebody else's is left alone.
     """
-    bus = connect()
+    bus = connect(scope.manager)
     pid = _placeholder()
     try:
         properties = (*_known(bus, scope.properties), Property("PIDs", "au", (pid,)))
@@ -173,11 +232,11 @@ def _on_wire(properties: tuple[Property, ...]) -> tuple[tuple[str, tuple[str, An
     return tuple([(one.name, (one.signature, one.value)) for one in properties])
 
 
-def set_properties(unit: str, properties: tuple[Property, ...]) -> None:
+def set_properties(unit: str, properties: tuple[Property, ...], manager: str = "") -> None:
     """Set *properties* of the unit until it ends.  Raises :class:`GpurunError` naming unit and reason."""
     if not properties:
         return
-    bus = connect()
+    bus = connect(manager)
     try:
         call(bus, "SetUnitProperties", "sba(sv)", unit, True, _on_wire(_known(bus, properties)))
     except (DBusError, DBusTimeout) as e:
@@ -187,24 +246,27 @@ def set_properties(unit: str, properties: tuple[Property, ...]) -> None:
         bus.close()
 
 
-def is_loaded(unit: str) -> bool:
+def is_loaded(unit: str, manager: str = "") -> bool:
     """Whether systemd still has the transient *unit*, active or failed: it keeps a file for each."""
+    directory = parse_endpoint(manager).transient if manager else system_endpoints()[0].transient
+    if not directory:
+        return True  # not known here: it is asked
     try:
-        posix.stat(f"{_TRANSIENT}/{unit}")
+        posix.stat(f"{directory}/{unit}")
     except FileNotFoundError:
         return False
     return True
 
 
-def stop_unit(unit: str, path: str) -> None:
+def stop_unit(unit: str, path: str, manager: str = "") -> None:
     """Stop *unit*, whose cgroup is the directory *path*, and forget that it failed, if it did.
 
     systemd ends what still runs in it.  Nothing is asked when unit and cgroup are gone, as they are most often: a scope goes
     with its last process.  Raises :class:`GpurunError`.
     """
-    if not is_loaded(unit) and not _is_directory(path):
+    if not is_loaded(unit, manager) and not _is_directory(path):
         return
-    bus = connect()
+    bus = connect(manager)
     try:
         _quietly(lambda: _wait_job(bus, call(bus, "StopUnit", "ss", unit, "replace")[0]))
         _reset_failed(bus, unit)

@@ -26,12 +26,14 @@ LIMITING_CONTROLLERS = ("cpu", "cpuset", "io", "memory", "pids", "hugetlb")
 class Tree(Record):
     """A cgroup2 mount: *root* is its directory, *controllers* those of its root's ``cgroup.controllers``.
 
-    *bound_to_v1* names the controllers (by their v2 names) that a v1 hierarchy of this host holds.
+    *bound_to_v1* names the controllers (by their v2 names) that a v1 hierarchy of this host holds.  *hint* says what to do
+    for a controller that is missing, where that is known better than in general.
     """
 
     root: str
     controllers: tuple[str, ...]
     bound_to_v1: tuple[str, ...] = ()
+    hint: str = ""
 
 
 def find_tree() -> Tree:

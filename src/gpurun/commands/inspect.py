@@ -94,6 +94,7 @@ def explain(invocation: Invocation) -> int:
         absolute_path(bundle),
         config=invocation.option("config"),
         cgroup_manager=invocation.globals.driver,
+        rootless=invocation.globals.rootless,
     )
     plan = plan_bundle(options)[1]
     sys.stdout.write(dumps(to_plain(plan), 2) + "\n" if invocation.flag("json") else explain_plan(plan))

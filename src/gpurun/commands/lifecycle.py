@@ -30,6 +30,7 @@ def create_options(invocation: Invocation) -> CreateOptions:
         pidfd_socket=pidfd_socket,
         preserve_fds=invocation.number("preserve-fds"),
         cgroup_manager=invocation.globals.driver,
+        rootless=invocation.globals.rootless,
     )
 
 

@@ -32,8 +32,10 @@ def make(plan: Plan, undo: list[Callable[[], None]]) -> int:
         return 0
     from gpurun.cgroup import systemd
 
+    if scope.manager:
+        systemd.enter(scope.manager)
     placeholder = systemd.start_scope(scope)
-    undo.append(lambda: systemd.stop_unit(scope.unit, cgroup.path))
+    undo.append(lambda: systemd.stop_unit(scope.unit, cgroup.path, scope.manager))
     undo.append(lambda: systemd.release(placeholder))
     # systemd enables the controllers that it knows; limits of huge pages, for one, need others.
     manager.create(cgroup.path, cgroup.root, cgroup.writes, new=False)
@@ -72,7 +74,7 @@ def restrict(plan: Plan, program_fd: int) -> None:
     if scope is not None:
         from gpurun.cgroup import systemd
 
-        systemd.set_properties(scope.unit, scope.limits)
+        systemd.set_properties(scope.unit, scope.limits, scope.manager)
     fd = manager.open_dir(plan.cgroup.path)
     try:
         manager.write_resources(fd, plan.cgroup.writes)

@@ -49,6 +49,7 @@ class CreateOptions(Record):
     pidfd_socket: str = ""
     preserve_fds: int = 0
     cgroup_manager: str = "cgroupfs"  # or "systemd", or "disabled": the container stays in the caller's cgroup
+    rootless: str = "auto"  # as given: whether root of a user namespace is a user with a service manager of their own
 
 
 class Created(Record):
@@ -73,13 +74,22 @@ def read_bundle(bundle: str, config: str = "") -> tuple[bytes, Config]:
     return data, read_config(data)
 
 
-def read_host(config: Config) -> Host:
+def read_host(config: Config, cgroup_manager: str = "cgroupfs", rootless: str = "auto") -> Host:
     """The facts of this host that the plan for *config* depends on."""
     found = tree.find_tree()
     resources = config.linux.resources
     sizes = tree.hugepage_sizes() if resources is not None and resources.hugepage_limits else None
     facts = Host(found, tree.own_cgroup(), int(read_file("/proc/sys/kernel/cap_last_cap", 16)), sizes)
-    if posix.geteuid() != 0:
+    if cgroup_manager == "systemd":
+        from gpurun.cgroup.service_manager import NOT_DELEGATED, wants_user_manager
+
+        if wants_user_manager(rootless, posix.geteuid(), proc.in_user_namespace):
+            from gpurun.cgroup.systemd import find_user_manager
+
+            user = find_user_manager(found.root)
+            found = replace(found, controllers=user.controllers, bound_to_v1=(), hint=NOT_DELEGATED)
+            facts = replace(facts, tree=found, user_manager=user)
+    elif posix.geteuid() != 0:
         parent = tree.cgroup_path(found, config.linux.cgroups_path, "x", facts.own_cgroup).rpartition("/")[0]
         facts = replace(facts, may_make_cgroups=posix.access(parent, posix.W_OK))
     process, linux = config.process, config.linux
@@ -127,7 +137,7 @@ def plan_bundle(options: CreateOptions) -> tuple[bytes, Plan]:
         config,
         options.id,
         options.bundle,
-        read_host(config),
+        read_host(config, options.cgroup_manager, options.rootless),
         edits,
         options.no_pivot,
         options.new_keyring,
@@ -209,6 +219,7 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
         annotations=plan.annotations,
         unit=plan.cgroup.scope.unit if plan.cgroup.scope is not None else "",
         session_keyring=plan.init.session_keyring,
+        manager=plan.cgroup.scope.manager if plan.cgroup.scope is not None else "",
     )
     directory = store.make_directory(options.root, options.id)
     undo.append(lambda: store.remove_directory(options.root, options.id))

@@ -144,6 +144,10 @@ def open_cgroups(state: store.State, sub: str) -> tuple[int, int]:
         cgroup = -1  # removed by the container, which has a tree of its own
     if sub:
         return _open_sub_cgroup(cgroup, sub), -1
+    if state.manager:
+        from gpurun.cgroup.systemd import enter
+
+        enter(state.manager)  # else we could not be in the cgroup of a process that we make
     own = _cgroup_of(state.pid)
     if cgroup >= 0 and own and state.cgroup.endswith(own):
         return cgroup, -1
@@ -302,7 +306,11 @@ def _prepare(plan: ExecPlan, state: store.State, pid: int) -> None:
         uid = host_id(read_file(f"/proc/{state.pid}/uid_map").decode(), plan.process.uid)
         for fd in (0, 1, 2):
             if uid >= 0 and posix.fstat(fd).st_mode & 0o170000 in (0o010000, 0o140000):
-                posix.fchown(fd, uid, -1)
+                try:
+                    posix.fchown(fd, uid, -1)
+                except PermissionError:
+                    if posix.geteuid() == 0:
+                        raise
     for resource, soft, hard in plan.process.rlimits:
         try:
             lp.prlimit(pid, resource, soft, hard)

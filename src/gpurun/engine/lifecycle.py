@@ -236,7 +236,7 @@ def _remove_scope(state: store.State) -> None:
 
     if manager.processes(state.cgroup):
         manager.kill(state.cgroup)  # systemd would ask them nicely first, for a minute and a half
-    systemd.stop_unit(state.unit, state.cgroup)
+    systemd.stop_unit(state.unit, state.cgroup, state.manager)
     manager.remove(state.cgroup)
 
 

@@ -27,6 +27,7 @@ from gpurun.record import Record, replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.cgroup.scope import Scope
+    from gpurun.cgroup.service_manager import UserManager
     from gpurun.engine.rdt import RdtPlan
     from gpurun.ns.netdev import NetDevice
     from gpurun.security.seccomp import SeccompPlan
@@ -53,6 +54,7 @@ class Host(Record):
     last_cap: int  # /proc/sys/kernel/cap_last_cap
     hugepage_sizes: tuple[str, ...] | None = None  # as hugetlb's files call them; None when nobody needs to know
     may_make_cgroups: bool = True
+    user_manager: UserManager | None = None  # who makes the scopes of a caller that is not the host's root
     # The rest is False where the config does not ask for it.
     apparmor: bool = False
     selinux: bool = False
@@ -328,10 +330,9 @@ def _place(
     from gpurun.cgroup.placement import Asked, Topology, place
 
     if systemd:
-        from gpurun.cgroup.scope import expand_slice, scope_names
+        from gpurun.cgroup.scope import plan_scope, scope_path
 
-        slice_name, unit = scope_names(config.linux.cgroups_path, container_id)
-        path = f"{expand_slice(slice_name)}/{unit}"
+        path = scope_path(plan_scope(config.linux.cgroups_path, container_id, {}, (), None, host.user_manager))
     else:
         whole = cgroup_path(host.tree, config.linux.cgroups_path, container_id, host.own_cgroup)
         path = whole[len(host.tree.root.rstrip("/")) :]
@@ -354,14 +355,15 @@ def _plan_cgroup(config: Config, container_id: str, host: Host, edits: Container
     )
     rules = container_rules(rules, tuple([device.path for device in linux.devices]))
     devices = emulate(rules)
-    writes = plan_resources(resources, host.tree.controllers, host.tree.bound_to_v1, host.hugepage_sizes)
+    tree = host.tree
+    writes = plan_resources(resources, tree.controllers, tree.bound_to_v1, host.hugepage_sizes, hint=tree.hint)
     placed, warnings = _place(config, container_id, host, edits, driver == "systemd", writes)
     writes += placed
     scope = None
     if driver == "systemd":
         from gpurun.cgroup.scope import plan_scope, scope_path
 
-        scope = plan_scope(linux.cgroups_path, container_id, config.annotations, writes, devices)
+        scope = plan_scope(linux.cgroups_path, container_id, config.annotations, writes, devices, host.user_manager)
         path = join_root(host.tree.root, scope_path(scope))
     else:
         path = cgroup_path(host.tree, linux.cgroups_path, container_id, host.own_cgroup)

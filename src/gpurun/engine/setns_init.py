@@ -91,7 +91,9 @@ def _run(receive: int, send: int) -> None:
     _import_all(plan.process)
     own = plan.namespaces & (lp.CLONE_NEWUSER | lp.CLONE_NEWCGROUP)
     if posix.geteuid() != 0:
-        own = 0  # what a caller without privilege may join, it may by the user namespace only: all at once
+        # What a caller without privilege may join, it may by the user namespace only: all at once.  The cgroup namespace
+        # waits all the same: from inside it the kernel lets nobody be born out of a cgroup that it does not show.
+        own &= ~lp.CLONE_NEWUSER
     _join(fds.init, plan.namespaces & ~own)
     if plan.namespaces & ~own & lp.CLONE_NEWUSER:
         _become_root()

@@ -44,6 +44,7 @@ class State(Record):
     annotations: str = "{}"  # JSON text
     unit: str = ""  # the systemd unit whose cgroup it is; empty when gpurun has made the cgroup itself
     session_keyring: bool = True  # whether its processes have a session keyring of their own
+    manager: str = ""  # where the unit's service manager is reached, if it is not the system's
 
 
 def check_id(container_id: str) -> str:
@@ -131,7 +132,7 @@ def load(root: str, container_id: str) -> State:
         raise ContainerNotFound from None
     except OSError as e:
         raise StepError("read", path, e.errno) from None
-    values: dict[str, str] = {}
+    values: dict[str, str] = {"manager": ""}  # a container that an older gpurun has made says nothing of it
     for line in text.split("\n"):
         name, equals, value = line.partition("=")
         if equals:

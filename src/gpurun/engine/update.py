@@ -159,12 +159,12 @@ def update_container(root: str, container_id: str, new: Resources) -> None:
             manager.check_memory_before_update(fd, merged.memory.limit, merged.memory.swap)
         before = contents(fd, writes)
         try:
-            apply(fd, state.unit, writes)
+            apply(fd, state, writes)
             resources = {**old_obj, **to_document(merged, old_obj)}
             text = dumps({**document, "linux": {**linux, "resources": resources}})
             store.write_atomically(path, text.encode("utf-8", "surrogateescape"), 0o600)
         except (GpurunError, OSError) as e:
-            put_back(fd, state.unit, before)
+            put_back(fd, state, before)
             if isinstance(e, OSError):
                 raise StepError("save the config", path, e.errno) from None
             raise
@@ -172,14 +172,17 @@ def update_container(root: str, container_id: str, new: Resources) -> None:
         posix.close(fd)
 
 
-def apply(fd: int, unit: str, writes: tuple[CgroupWrite, ...]) -> None:
-    """Make all *writes* in the cgroup that *fd* is, until one fails.  systemd's *unit* is told first, or it would take them
-    back when it next has a reason to: what it writes, rounded its way, is then written as it was asked for."""
-    if unit:
+def apply(fd: int, state: store.State, writes: tuple[CgroupWrite, ...]) -> None:
+    """Make all *writes* in the cgroup that *fd* is, until one fails.
+
+    systemd, where it has made the cgroup, is told first, or it would take them back when it next has a reason to: what it
+    writes, rounded its way, is then written as it was asked for.
+    """
+    if state.unit:
         from gpurun.cgroup.scope import limit_properties
         from gpurun.cgroup.systemd import set_properties
 
-        set_properties(unit, limit_properties(writes))
+        set_properties(state.unit, limit_properties(writes), state.manager)
     manager.write_resources(fd, writes)
 
 
@@ -190,14 +193,14 @@ def contents(fd: int, writes: tuple[CgroupWrite, ...]) -> tuple[tuple[str, str],
     return tuple([(file, text) for file, text in found if text is not None])
 
 
-def put_back(fd: int, unit: str, before: tuple[tuple[str, str], ...]) -> None:
+def put_back(fd: int, state: store.State, before: tuple[tuple[str, str], ...]) -> None:
     """Give the files their old contents again, last first; best effort, for the error that led here is the one to tell."""
-    if unit:
+    if state.unit:
         try:
             single = [(file, text.strip()) for file, text in before if not file.startswith("io.")]  # a line a device
-            apply(fd, unit, tuple([CgroupWrite(file, text, file) for file, text in single if text]))
+            apply(fd, state, tuple([CgroupWrite(file, text, file) for file, text in single if text]))
         except GpurunError as e:
-            log.warning(f"the limits of the systemd unit {unit} are no longer the container's: {e}")
+            log.warning(f"the limits of the systemd unit {state.unit} are no longer the container's: {e}")
     for file, text in reversed(before):
         for line in restoring_lines(file, text, _read(fd, file) or ""):
             try:
