@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.cgroup.placement import Asked, Topology, place
+from gpurun.cgroup.placement import Asked, Site, Topology, high_after_update, place, wanted
 from gpurun.cgroup.resources import CgroupWrite
 from gpurun.cgroup.tree import Tree, numa_nodes
 from gpurun.errors import ConfigError
@@ -25,9 +25,10 @@ def placed(
     **asked: str,
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     annotations = {f"dev.gpurun.{name.replace('_', '.')}": value for name, value in asked.items()}
-    writes, warnings = place(annotations, Asked(given, nodes, topology, path), tree)
-    assert all(write.where in {f"annotations.{name}" for name in annotations} for write in writes)
-    return {write.file: write.value for write in writes}, warnings
+    made = place(wanted(annotations, Site()), Asked(given, nodes, topology, path), tree)
+    assert all(write.where in {f"annotations.{name}" for name in annotations} for write in made.writes)
+    assert made.notes == ()
+    return {write.file: write.value for write in made.writes}, made.warnings
 
 
 def refused(*given: CgroupWrite, **how: object) -> str:
@@ -121,6 +122,62 @@ def test_a_controller_that_is_missing() -> None:
 
 def test_a_policy_that_does_not_exist() -> None:
     assert "there is no such policy; there are dev.gpurun.memory.high" in refused(gpu_lokal="true")
+
+
+SITE = "/etc/gpurun/config.toml"
+
+
+def by_site(
+    policies: dict[str, str], *given: CgroupWrite, path: str = "/c1", **annotations: str
+) -> tuple[dict[str, str], str]:
+    """The writes and all that is noted, when the site asks for *policies*."""
+    asked = {f"dev.gpurun.{name.replace('_', '.')}": value for name, value in annotations.items()}
+    made = place(wanted(asked, Site(SITE, tuple(policies.items()))), Asked(given, (), TWO, path), TREE)
+    assert made.warnings == (), "the log is not for what nobody who runs a container has asked for"
+    return {write.file: write.value for write in made.writes}, " ".join(made.notes)
+
+
+def test_the_site_asks() -> None:
+    site = {"memory.high": "0.5", "io.weight": "200"}
+    assert by_site(site, LIMIT) == ({"memory.high": str(1 << 29), "io.weight": "default 200"}, "")
+    assert by_site(site, LIMIT, memory_high="false") == ({"io.weight": "default 200"}, "")
+    assert by_site(site, LIMIT, memory_high="0.25")[0]["memory.high"] == str(1 << 28)
+    (write,) = place(wanted({}, Site(SITE, (("memory.high", "0.5"),))), Asked((LIMIT,), (), TWO, "/c1"), TREE).writes
+    assert write.where == f"{SITE}: placement.memory.high"
+
+
+def test_what_the_site_wants_and_a_container_cannot_have_is_noted() -> None:
+    writes, notes = by_site({"memory.high": "true", "gpu.local": "true", "cpu.exclusive": "true", "memory.swap": "off"})
+    assert writes == {"memory.swap.max": "0"}
+    for words in ("memory.high is left out: is a share", "gpu.local is left out: the container has no GPUs", "which CPUs?"):
+        assert words in notes
+    assert "directly below the root" in by_site({"cpu.exclusive": "true"}, CPUS, path="/a/b")[1]
+    high = CgroupWrite("memory.high", "4096", "linux.resources.unified.memory.high")
+    assert "the config sets memory.high itself" in by_site({"memory.high": "true"}, LIMIT, high)[1]
+
+
+@pytest.mark.parametrize(
+    ("policies", "words"),
+    [
+        ({"memory.hihg": "true"}, "placement.memory.hihg: there is no such policy; there are memory.high, "),
+        ({"memory.high": "2"}, "placement.memory.high: .*share between 0 and 1"),
+        ({"gpu.local": "maybe"}, "placement.gpu.local: .*must be one of"),
+        ({"cpu.exclusive": "member"}, "placement.cpu.exclusive: .*must be one of"),
+    ],
+)
+def test_a_mistake_of_the_site_is_refused(policies: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError, match=SITE + ": " + words):
+        by_site(policies, LIMIT)
+
+
+def test_a_new_limit_takes_the_share_along() -> None:
+    policies = wanted({"dev.gpurun.memory.high": "0.5"}, Site())
+    high = high_after_update(policies, CgroupWrite("memory.max", str(1 << 20), "w"), {})
+    assert high is not None and (high.file, high.value) == ("memory.high", str(1 << 19))
+    high = high_after_update(policies, CgroupWrite("memory.max", "max", "w"), {})
+    assert high is not None and high.value == "max"
+    assert high_after_update(policies, LIMIT, {"memory.high": "4096"}) is None, "the config's own stays"
+    assert high_after_update(wanted({"dev.gpurun.memory.swap": "off"}, Site()), LIMIT, {}) is None
 
 
 def test_in_the_plan() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -49,13 +51,51 @@ def test_who_died_of_it_is_told(driver: Driver, bundle: MakeBundle) -> None:
     )
     result = driver.run(made)
     assert result.rc == 137
-    if driver.name == "systemd":
-        return  # the scope may be gone before it can be asked
     assert "out of memory: 1 process was killed; the limit is 64 MiB, the peak was 64 MiB" in result.text
+    if driver.name == "systemd":
+        return  # of a container that nobody waited for, nothing is left: see the next test
     container = driver.start(made)
     container.wait()
     oom = container.state()["oom"]
     assert oom["kills"] == 1 and oom["limit"] == 64 << 20 and oom["peak"] <= 64 << 20
+
+
+@pytest.mark.gpurun_only
+@pytest.mark.controller("memory")
+def test_what_died_as_a_whole_is_told(driver: Driver, bundle: MakeBundle) -> None:
+    """With memory.oom.group systemd remembers it, also when the scope is gone."""
+    made = limited(bundle, memory={"limit": 64 << 20, "swap": 64 << 20}, unified={"memory.oom.group": "1"})
+    made.sh("sleep 1000 & dd if=/dev/zero of=/dev/null bs=200M; sleep 1000")
+    container = driver.start(made)
+    container.wait()
+    end = time.monotonic() + 30
+    while "oom" not in container.state() and time.monotonic() < end:  # systemd has yet to look
+        time.sleep(0.1)
+    oom = container.state()["oom"]
+    assert oom["limit"] == 64 << 20 and oom["peak"] <= 64 << 20
+    assert driver.run(made).rc == 137
+    assert container.delete().rc == 0
+
+
+@pytest.mark.gpurun_only
+@pytest.mark.controller("memory")
+def test_nobody_sees_who_holds_the_scope(driver: Driver, bundle: MakeBundle) -> None:
+    """While `run` waits in the foreground, ps shows the container's own processes alone; afterwards nothing is left."""
+    made = limited(bundle, memory={"limit": 64 << 20}).sh("echo up; exec sleep 1000")
+    container_id = driver.place(made)
+    made.write()
+    files = Path(tempfile.mkdtemp(dir=driver.runtime.directory))
+    run = driver.runtime.popen("run", "--bundle", str(made.directory), container_id, files=files, globals_=driver.options)
+    while "up" not in (files / "out").read_text():
+        assert run.poll() is None, (files / "err").read_text()
+        time.sleep(0.05)
+    pid = json.loads(driver.runtime("state", container_id).out)["pid"]
+    assert json.loads(driver.runtime("ps", "--format", "json", container_id).out) == [pid]
+    cgroup = driver.bed.cgroup(Path(f"/proc/{pid}/cgroup").read_text().strip()[3:])
+    held = len((cgroup / "cgroup.procs").read_text().split())
+    assert held == (2 if driver.name == "systemd" else 1)
+    assert driver.runtime("kill", container_id, "KILL").rc == 0
+    assert run.wait(30) == 137 and not (driver.runtime.root / container_id).exists()
 
 
 @pytest.mark.controller("cpu")

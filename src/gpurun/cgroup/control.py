@@ -311,7 +311,8 @@ def oom_kill_count(path: str) -> int:
 def oom_facts(path: str) -> dict[str, int]:
     """What the OOM killer did to the cgroup: ``kills``, and in bytes ``limit`` and ``peak`` as far as the kernel says.
 
-    Empty when it killed nothing, and when the cgroup is gone: a scope of systemd goes with its last process.
+    Empty when it killed nothing, and when the cgroup is gone: a scope of systemd goes with its last process (so ``run``
+    keeps one in it, and :func:`gpurun.cgroup.systemd.oom_facts` asks for what systemd remembers).
     """
     kills = oom_kill_count(path)
     if not kills:
@@ -329,7 +330,7 @@ def describe_oom(facts: dict[str, int]) -> str:
     """*facts* of :func:`oom_facts` in a sentence, "" for none."""
     if not facts:
         return ""
-    what = "1 process was" if facts["kills"] == 1 else f"{facts['kills']} processes were"
+    what = {0: "all processes were", 1: "1 process was"}.get(facts["kills"], f"{facts['kills']} processes were")
     limit = (
         f"the limit is {_mebibytes(facts['limit'])}"
         if "limit" in facts

@@ -1,4 +1,5 @@
-"""Placement policies: cgroup settings that a container asks for by annotation, computed from its limits and its GPUs.  Pure.
+"""Placement policies: cgroup settings that a container asks for by annotation, or the site for all of its containers,
+computed from limits and GPUs.  Pure.
 
 All are off unless asked for, and what the config itself sets in the same file stays as it is.  In ``annotations``:
 
@@ -11,6 +12,10 @@ All are off unless asked for, and what the config itself sets in the same file s
     dev.gpurun.gpu.local          "true": CPUs and memory of the NUMA nodes that its GPUs are on; "cpus", "memory": only one
     dev.gpurun.io.weight          1 to 10000: its share of a busy disk, 100 being the default
 
+The site's file has the same names and values in its table ``[placement]`` (:mod:`gpurun.engine.site`).  An annotation goes
+before it, "false" included.  What a container asks for and cannot have is an error; what only the site wants, and a
+container gives no ground for (a share of a memory limit that it does not have), is left out, and a note says why.
+
 Reference: admin-guide/cgroup-v2.rst.
 """
 
@@ -20,7 +25,7 @@ from errno import ENOENT
 
 from gpurun.cgroup.resources import CgroupWrite, missing_controller
 from gpurun.errors import ConfigError
-from gpurun.record import Record
+from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +45,26 @@ class Topology(Record):
     nodes: tuple[tuple[int, str], ...] = ()
 
 
+class Unmet(ConfigError):
+    """The policy is good, but this container or this host is not one for it."""
+
+
+class Site(Record):
+    """What the site asks for: (policy, value) as its file *path* has them."""
+
+    path: str = ""
+    policies: tuple[tuple[str, str], ...] = ()
+
+
+class Wanted(Record):
+    """A policy that is asked for, and *where*; *by_site*: by the site alone."""
+
+    policy: str
+    value: str
+    where: str
+    by_site: bool = False
+
+
 class Asked(Record):
     """What a policy works with: *given* are the writes that the config itself asks for."""
 
@@ -49,32 +74,74 @@ class Asked(Record):
     path: str  # of the cgroup, below the root of the tree
 
 
-def place(annotations: Mapping[str, str], asked: Asked, tree: Tree) -> tuple[tuple[CgroupWrite, ...], tuple[str, ...]]:
-    """(writes to make after those of the config, warnings); raises :class:`ConfigError` naming the annotation."""
-    writes: list[CgroupWrite] = []
-    warnings: list[str] = []
-    unknown = [key for key in annotations if key.startswith(PREFIX) and key[len(PREFIX) :] not in _POLICIES]
-    if unknown:
-        known = ", ".join([PREFIX + name for name in _POLICIES])
-        raise ConfigError(f"annotations.{unknown[0]}", f"there is no such policy; there are {known}")
-    given = {write.file for write in asked.given}
-    for name, policy in _POLICIES.items():
-        value = annotations.get(PREFIX + name)
-        if value is None or value == "false":
-            continue
-        where = f"annotations.{PREFIX}{name}"
-        for write in policy(value, where, Asked((*asked.given, *writes), asked.gpu_nodes, asked.topology, asked.path)):
-            if isinstance(write, str):
-                warnings.append(f"{PREFIX}{name}: {write}")
-            elif write.file in given:
-                warnings.append(f"{PREFIX}{name}: the config sets {write.file} itself, which stays")
-            else:
-                controller = write.file.partition(".")[0]
-                if controller not in tree.controllers:
-                    text = missing_controller(write, controller, tree.bound_to_v1, "linux.resources", tree.hint)
-                    raise ConfigError(where, text)
-                writes.append(write)
-    return tuple(writes), tuple(warnings)
+def wanted(annotations: Mapping[str, str], site: Site) -> tuple[Wanted, ...]:
+    """The policies that are asked for, in the order in which they work; raises :class:`ConfigError` for unknown ones."""
+    for key in annotations:
+        if key.startswith(PREFIX) and key[len(PREFIX) :] not in _POLICIES:
+            known = ", ".join([PREFIX + name for name in _POLICIES])
+            raise ConfigError(f"annotations.{key}", f"there is no such policy; there are {known}")
+    by_site = dict(site.policies)
+    for name in by_site:
+        if name not in _POLICIES:
+            raise ConfigError(f"{site.path}: placement.{name}", f"there is no such policy; there are {', '.join(_POLICIES)}")
+    found = []
+    for name in _POLICIES:
+        if PREFIX + name in annotations:
+            found.append(Wanted(name, annotations[PREFIX + name], f"annotations.{PREFIX}{name}"))
+        elif name in by_site:
+            found.append(Wanted(name, by_site[name], f"{site.path}: placement.{name}", by_site=True))
+    return tuple([one for one in found if one.value != "false"])
+
+
+class Placed(Record):
+    """*writes* to make after those of the config; *warnings* for the log; *notes* on what the site wants and is left out."""
+
+    writes: tuple[CgroupWrite, ...] = ()
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def place(policies: tuple[Wanted, ...], asked: Asked, tree: Tree) -> Placed:
+    """What *policies* come to; raises :class:`ConfigError` naming the annotation, or the line of the site's file."""
+    made = Placed()
+    for one in policies:
+        try:
+            made = _with(made, one, asked, tree)
+        except Unmet as e:
+            if not one.by_site:
+                raise
+            made = replace(made, notes=(*made.notes, f"{one.where} is left out: {e.what}"))
+    return made
+
+
+def _with(made: Placed, one: Wanted, asked: Asked, tree: Tree) -> Placed:
+    """*made* with what the policy *one* adds."""
+    writes, said = list(made.writes), []
+    so_far = replace(asked, given=(*asked.given, *made.writes))
+    for write in _POLICIES[one.policy](one.value, one.where, so_far):
+        if isinstance(write, str):
+            said.append(f"{PREFIX}{one.policy}: {write}")
+        elif any(write.file == given.file for given in asked.given):
+            said.append(f"{PREFIX}{one.policy}: the config sets {write.file} itself, which stays")
+        else:
+            controller = write.file.partition(".")[0]
+            if controller not in tree.controllers:
+                raise Unmet(one.where, missing_controller(write, controller, tree.bound_to_v1, "linux.resources", tree.hint))
+            writes.append(write)
+    if one.by_site:  # nobody who runs the container has asked: explain tells it, the log does not
+        return replace(made, writes=tuple(writes), notes=(*made.notes, *said))
+    return replace(made, writes=tuple(writes), warnings=(*made.warnings, *said))
+
+
+def high_after_update(policies: tuple[Wanted, ...], limit: CgroupWrite, unified: Mapping[str, str]) -> CgroupWrite | None:
+    """``memory.high`` for a new memory *limit*, where a policy makes it a share of that; None where none does."""
+    found = [one for one in policies if one.policy == "memory.high"]
+    if not found or "memory.high" in unified:
+        return None
+    if limit.value == "max":
+        return CgroupWrite("memory.high", "max", found[0].where)
+    (write,) = _memory_high(found[0].value, found[0].where, Asked((limit,), (), Topology(), ""))
+    return write if isinstance(write, CgroupWrite) else None
 
 
 def _value_of(asked: Asked, file: str) -> str:
@@ -90,7 +157,7 @@ def _memory_high(value: str, where: str, asked: Asked) -> Iterator[CgroupWrite |
         share = float(value)
     limit = _value_of(asked, "memory.max")
     if limit in ("", "max"):
-        raise ConfigError(where, "is a share of the memory limit: set linux.resources.memory.limit")
+        raise Unmet(where, "is a share of the memory limit: set linux.resources.memory.limit")
     yield CgroupWrite("memory.high", str(int(int(limit) * share) & ~4095), where)
 
 
@@ -110,7 +177,7 @@ def _gpu_local(value: str, where: str, asked: Asked) -> Iterator[CgroupWrite | s
     if value not in _LOCAL:
         raise ConfigError(where, f'"{value}" must be one of true, cpus, memory, false')
     if not asked.gpu_nodes:
-        raise ConfigError(where, "the container has no GPUs to be near to: let it ask for some, or leave this out")
+        raise Unmet(where, "the container has no GPUs to be near to: let it ask for some, or leave this out")
     cpus = dict(asked.topology.nodes)
     nodes = sorted({node for node in asked.gpu_nodes if node >= 0})
     if not nodes or -1 in asked.gpu_nodes:
@@ -133,10 +200,10 @@ def _exclusive(value: str, where: str, asked: Asked) -> Iterator[CgroupWrite | s
         raise ConfigError(where, f'"{value}" must be one of true, root, isolated, false')
     cpus = _value_of(asked, "cpuset.cpus")
     if not cpus:
-        raise ConfigError(where, f"which CPUs? set linux.resources.cpu.cpus, or {PREFIX}gpu.local")
+        raise Unmet(where, f"which CPUs? set linux.resources.cpu.cpus, or {PREFIX}gpu.local")
     if asked.path.count("/") != 1:
         # The kernel wants the parent to be a partition too; only the root of the tree is one without our doing.
-        raise ConfigError(
+        raise Unmet(
             where,
             f"a cgroup with CPUs of its own must be directly below the root of the tree, and this one is {asked.path}: "
             'set linux.cgroupsPath to "/NAME" (with systemd "-.slice:gpurun:NAME")',

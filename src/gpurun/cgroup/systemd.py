@@ -33,6 +33,7 @@ TIMEOUT = 30.0
 _NAME = "org.freedesktop.systemd1"
 _PATH = "/org/freedesktop/systemd1"
 _MANAGER = "org.freedesktop.systemd1.Manager"
+_UNSET = (1 << 64) - 1
 
 
 def connect(manager: str = "") -> Bus:
@@ -118,8 +119,8 @@ def call(bus: Bus, member: str, signature: str = "", *body: Any) -> tuple[Any, .
     return bus.call(_NAME, _PATH, _MANAGER, member, signature, *body)
 
 
-def _property(bus: Bus, name: str) -> Any:
-    return bus.call(_NAME, _PATH, "org.freedesktop.DBus.Properties", "Get", "ss", _MANAGER, name)[0][1]
+def _property(bus: Bus, name: str, path: str = _PATH, interface: str = _MANAGER) -> Any:
+    return bus.call(_NAME, path, "org.freedesktop.DBus.Properties", "Get", "ss", interface, name)[0][1]
 
 
 def version(bus: Bus) -> int:
@@ -169,14 +170,31 @@ def _placeholder() -> int:
 _held: dict[int, int] = {}
 
 
-def release(pid: int) -> None:
-    """End the placeholder *pid*; one that has ended is fine."""
+def release(pid: int) -> bool:
+    """End the placeholder *pid*; one that has ended is fine.  Whether it was there until now."""
     write = _held.pop(pid, -1)
     if write < 0:
-        return
+        return False
+    posix.close(write)
+    if posix.waitpid(pid, posix.WNOHANG)[0]:
+        return False  # somebody has killed all that was in the scope
     posix.kill(pid, 9)
     posix.waitpid(pid, 0)
-    posix.close(write)
+    return True
+
+
+def spare(pid: int) -> None:
+    """Have the kernel never choose the placeholder *pid* when memory is short, if we may say so."""
+    try:
+        fd = posix.open(f"/proc/{pid}/oom_score_adj", posix.O_WRONLY | posix.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        posix.write(fd, b"-1000")
+    except PermissionError:
+        pass  # without CAP_SYS_RESOURCE
+    finally:
+        posix.close(fd)
 
 
 def _start(bus: Bus, unit: str, properties: tuple[tuple[str, tuple[str, Any]], ...]) -> None:
@@ -256,6 +274,31 @@ def is_loaded(unit: str, manager: str = "") -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def oom_facts(unit: str, manager: str = "") -> dict[str, int]:
+    """``limit`` and ``peak`` in bytes of a *unit* that ended because memory was short, as systemd remembers it; else empty.
+
+    It does so of a unit with the policy to end then (``memory.oom.group`` makes it have that), until the unit is reset.
+    """
+    if not is_loaded(unit, manager):
+        return {}
+    try:
+        bus = connect(manager)
+    except GpurunError:
+        return {}
+    try:
+        path = call(bus, "GetUnit", "s", unit)[0]
+        interface = f"{_NAME}.Scope"
+        if _property(bus, "Result", path, interface) != "oom-kill":
+            return {}
+        found = (("limit", "MemoryMax"), ("peak", "MemoryPeak"))
+        values = {name: int(_property(bus, asked, path, interface)) for name, asked in found}
+        return {"kills": 0, **{name: value for name, value in values.items() if value < _UNSET}}
+    except GpurunError:
+        return {}  # forgotten by now, or a systemd that is too old to say
+    finally:
+        bus.close()
 
 
 def stop_unit(unit: str, path: str, manager: str = "") -> None:

@@ -40,7 +40,7 @@ def ps(invocation: Invocation) -> int:
     form = invocation.option("format", "table")
     if form not in ("table", "json"):
         raise GpurunError(f'invalid format option "{form}", use table or json')
-    pids = [pid for pid in control.processes(state.cgroup) if pid]
+    pids = [pid for pid in control.processes(state.cgroup) if pid and pid != state.keeper]
     if form == "json":
         write_stdout(f"[{','.join([str(pid) for pid in sorted(pids)])}]\n")
         return 0

@@ -31,7 +31,10 @@ def explain_plan(plan: Plan) -> str:
     lines = [f"container {plan.id} from bundle {plan.bundle}", f"  rootfs {plan.rootfs}"]
     lines += _section("warnings", list(plan.warnings))
     lines += _section("namespaces", _namespaces(plan))
-    lines += _section("cgroup", [plan.cgroup.path, *[f"{w.file} = {w.value}   ({w.where})" for w in plan.cgroup.writes]])
+    lines += _section(
+        "cgroup",
+        [plan.cgroup.path, *[f"{w.file} = {w.value}   ({w.where})" for w in plan.cgroup.writes], *plan.cgroup.notes],
+    )
     if plan.cgroup.scope is not None:
         lines += _section(f"systemd unit {plan.cgroup.scope.unit}", _unit(plan.cgroup.scope))
     lines += _section("devices that may be used, later rules win", list(plan.cgroup.rules))

@@ -22,9 +22,9 @@ def state(invocation: Invocation) -> int:
     now = store.status(root, found)
     oom = None
     if now == "stopped" and found.cgroup:
-        from gpurun.cgroup.control import oom_facts
+        from gpurun.engine.cgroup import how_memory_ended
 
-        oom = oom_facts(found.cgroup)
+        oom = how_memory_ended(found)
     sys.stdout.write(store.state_json(found, now, indent=2, oom=oom) + "\n")
     return 0
 

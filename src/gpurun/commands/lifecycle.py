@@ -7,7 +7,7 @@ from gpurun.paths import absolute_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.engine.create import CreateOptions
+    from gpurun.engine.create import Created, CreateOptions
     from gpurun.invocation import Invocation
 
 
@@ -42,14 +42,20 @@ def create(invocation: Invocation) -> int:
     return 0
 
 
-def _tell_oom(cgroup: str) -> None:
+def _tell_oom(created: Created) -> None:
     """Say so when memory ran out: all that is left of it otherwise is an exit code of 137."""
-    if cgroup:
-        from gpurun.cgroup.control import describe_oom, oom_facts
+    state = created.state
+    if not state.cgroup:
+        return
+    from gpurun.cgroup.control import describe_oom
+    from gpurun.engine.cgroup import how_memory_ended, release
 
-        text = describe_oom(oom_facts(cgroup))
-        if text:
-            log.warning(text)
+    facts = how_memory_ended(state)
+    if created.keeper and not release(created.keeper) and facts.get("kills", 0) > 1:
+        facts["kills"] -= 1  # that one was ours
+    text = describe_oom(facts)
+    if text:
+        log.warning(text)
 
 
 def _tell(warnings: tuple[str, ...]) -> None:
@@ -81,7 +87,7 @@ def run(invocation: Invocation) -> int:
         if options.detached:
             return 0
         code = lifecycle.wait_foreground(created.state.pid, created.pidfd, created.master)
-        _tell_oom(created.state.cgroup)
+        _tell_oom(created)
     except BaseException:
         lifecycle.delete(options.root, options.id, force=True)
         raise

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpurun.engine.plan import Plan
+    from gpurun.engine.state import State
 
 
 def make(plan: Plan, undo: list[Callable[[], None]]) -> int:
@@ -36,18 +37,39 @@ def make(plan: Plan, undo: list[Callable[[], None]]) -> int:
         systemd.enter(scope.manager)
     placeholder = systemd.start_scope(scope)
     undo.append(lambda: systemd.stop_unit(scope.unit, cgroup.path, scope.manager))
-    undo.append(lambda: systemd.release(placeholder))
+
+    def end() -> None:
+        systemd.release(placeholder)
+
+    undo.append(end)
     # systemd enables the controllers that it knows; limits of huge pages, for one, need others.
     manager.create(cgroup.path, cgroup.root, cgroup.writes, new=False)
     return placeholder
 
 
-def release(placeholder: int) -> None:
-    """The init is in the cgroup: end what :func:`make` has returned, if anything."""
-    if placeholder:
-        from gpurun.cgroup import systemd
+def release(placeholder: int) -> bool:
+    """End what :func:`make` has returned, if anything; whether it was there until now."""
+    if not placeholder:
+        return False
+    from gpurun.cgroup import systemd
 
-        systemd.release(placeholder)
+    return systemd.release(placeholder)
+
+
+def keep(plan: Plan, placeholder: int) -> bool:
+    """Whether the *placeholder* stays while the caller waits for the container: it did, once this has returned True.
+
+    A scope goes with its last process, and with it all that the kernel knew of how that process died.  So where a limit of
+    memory may be the reason, the placeholder holds the scope until that has been read.  Not beside a limit of processes, for
+    it would count as one.
+    """
+    files = [write.file for write in plan.cgroup.writes]
+    if not placeholder or "memory.max" not in files or "pids.max" in files:
+        return False
+    from gpurun.cgroup import systemd
+
+    systemd.spare(placeholder)
+    return True
 
 
 def load_devices(plan: Plan) -> int:
@@ -89,3 +111,18 @@ def restrict(plan: Plan, program_fd: int) -> None:
         posix.close(fd)
         if program_fd >= 0:
             posix.close(program_fd)
+
+
+def how_memory_ended(state: State) -> dict[str, int]:
+    """What is known of the container's processes that were killed because memory was short; empty for none.
+
+    ``kills``, and in bytes ``limit`` and ``peak``; 0 kills are "all": so says systemd, whose scope is gone by then.
+    """
+    from gpurun.cgroup.control import oom_facts
+
+    facts = oom_facts(state.cgroup)
+    if not facts and state.unit:
+        from gpurun.cgroup import systemd
+
+        facts = systemd.oom_facts(state.unit, state.manager)
+    return facts

@@ -16,6 +16,7 @@ from gpurun.engine.child import check_preserved_fds, exec_child, sealed_child
 from gpurun.engine.hooks import in_directory, run_hooks
 from gpurun.engine.plan import Host, Plan, make_plan
 from gpurun.engine.signals import SIGKILL, send_signal
+from gpurun.engine.site import read_site, site_path
 from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
 from gpurun.hook.edits import ContainerEdits
 from gpurun.hook.gpu import gpu_edits
@@ -59,6 +60,7 @@ class Created(Record):
     plan: Plan
     pidfd: int
     master: int = -1
+    keeper: int = 0  # a process of ours in the container's scope, for engine.cgroup.release when all is known; 0 for none
 
 
 def read_bundle(bundle: str, config: str = "") -> tuple[bytes, Config]:
@@ -106,7 +108,8 @@ def read_host(config: Config, cgroup_manager: str = "cgroupfs", rootless: str = 
             from gpurun.ns.idmap import read_maps
 
             facts = replace(facts, joined_maps=read_maps(namespace.path, f"linux.namespaces[{i}].path"))
-    if any(key.startswith("dev.gpurun.gpu.") for key in config.annotations):
+    facts = replace(facts, site=read_site(site_path(posix.environ)))
+    if facts.site is not None or any(key.startswith("dev.gpurun.gpu.") for key in config.annotations):
         facts = replace(facts, numa=tree.numa_nodes())
     if linux.seccomp is not None:
         facts = replace(facts, machine=posix.uname().machine)
@@ -237,8 +240,10 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
 
     ours, its = _console(options, plan)
     receive, send, pid, pidfd = _spawn_init(plan, fifo, its, journal, undo)
-    cgroup.release(placeholder)
-    state = replace(state, pid=pid, start_time=_start_time(pid))
+    if options.detached or not cgroup.keep(plan, placeholder):
+        cgroup.release(placeholder)
+        placeholder = 0
+    state = replace(state, pid=pid, start_time=_start_time(pid), keeper=placeholder)
     store.save(options.root, state)
     try:
         _serve_init(options, plan, state, (receive, send), undo)
@@ -258,7 +263,7 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
     store.save(options.root, state)
     if options.pid_file:
         _write_pid_file(options.pid_file, pid)
-    return Created(state, plan, pidfd, master)
+    return Created(state, plan, pidfd, master, placeholder)
 
 
 def _console(options: CreateOptions, plan: Plan) -> tuple[int, int]:

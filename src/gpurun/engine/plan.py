@@ -26,6 +26,7 @@ from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpurun.cgroup.placement import Placed, Site
     from gpurun.cgroup.scope import Scope
     from gpurun.cgroup.service_manager import UserManager
     from gpurun.engine.rdt import RdtPlan
@@ -62,6 +63,7 @@ class Host(Record):
     numa: tuple[tuple[int, str], ...] = ()  # NUMA nodes and their CPUs, where an annotation asks to be near a device
     joined_maps: tuple[str, str] | None = None  # uid and gid map of the user namespace to join
     machine: str = ""  # uname -m, where the config has a seccomp profile
+    site: Site | None = None  # placement policies of the site, where it has any
 
 
 def _asks_for_nothing(linux: Linux, host: Host) -> bool:
@@ -84,6 +86,7 @@ class CgroupPlan(Record):
     program: bytes
     owner: int = 0  # the host's id of who is given the cgroup; 0: it stays ours
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what the site's policies leave out for this container, and why
 
 
 class InitPlan(Record):
@@ -323,11 +326,11 @@ def _with_env(process: ProcessPlan, env: tuple[str, ...]) -> ProcessPlan:
 
 def _place(
     config: Config, container_id: str, host: Host, edits: ContainerEdits, systemd: bool, writes: tuple[CgroupWrite, ...]
-) -> tuple[tuple[CgroupWrite, ...], tuple[str, ...]]:
-    """What placement policies add to *writes*, and their warnings."""
-    if not any(key.startswith("dev.gpurun.") for key in config.annotations):
-        return (), ()
-    from gpurun.cgroup.placement import Asked, Topology, place
+) -> Placed | None:
+    """What placement policies add to *writes*; None where nobody asks for any."""
+    if host.site is None and not any(key.startswith("dev.gpurun.") for key in config.annotations):
+        return None
+    from gpurun.cgroup.placement import Asked, Site, Topology, place, wanted
 
     if systemd:
         from gpurun.cgroup.scope import plan_scope, scope_path
@@ -337,7 +340,7 @@ def _place(
         whole = cgroup_path(host.tree, config.linux.cgroups_path, container_id, host.own_cgroup)
         path = whole[len(host.tree.root.rstrip("/")) :]
     asked = Asked(writes, edits.numa_nodes, Topology(host.numa), path)
-    return place(config.annotations, asked, host.tree)
+    return place(wanted(config.annotations, host.site or Site()), asked, host.tree)
 
 
 def _plan_cgroup(config: Config, container_id: str, host: Host, edits: ContainerEdits, driver: str) -> CgroupPlan:
@@ -357,8 +360,9 @@ def _plan_cgroup(config: Config, container_id: str, host: Host, edits: Container
     devices = emulate(rules)
     tree = host.tree
     writes = plan_resources(resources, tree.controllers, tree.bound_to_v1, host.hugepage_sizes, hint=tree.hint)
-    placed, warnings = _place(config, container_id, host, edits, driver == "systemd", writes)
-    writes += placed
+    placed = _place(config, container_id, host, edits, driver == "systemd", writes)
+    if placed is not None:
+        writes += placed.writes
     scope = None
     if driver == "systemd":
         from gpurun.cgroup.scope import plan_scope, scope_path
@@ -372,7 +376,8 @@ def _plan_cgroup(config: Config, container_id: str, host: Host, edits: Container
         root=host.tree.root,
         scope=scope,
         writes=writes,
-        warnings=warnings,
+        warnings=placed.warnings if placed is not None else (),
+        notes=placed.notes if placed is not None else (),
         rules=tuple([("allow " if rule.allow else "deny ") + describe_rule(rule) for rule in rules]),
         program=b"" if devices.enforces_nothing() else compile_filter(devices),
     )

@@ -45,6 +45,7 @@ class State(Record):
     unit: str = ""  # the systemd unit whose cgroup it is; empty when gpurun has made the cgroup itself
     session_keyring: bool = True  # whether its processes have a session keyring of their own
     manager: str = ""  # where the unit's service manager is reached, if it is not the system's
+    keeper: int = 0  # a process in the cgroup that is none of the container's; 0 for none
 
 
 def check_id(container_id: str) -> str:
@@ -132,14 +133,14 @@ def load(root: str, container_id: str) -> State:
         raise ContainerNotFound from None
     except OSError as e:
         raise StepError("read", path, e.errno) from None
-    values: dict[str, str] = {"manager": ""}  # a container that an older gpurun has made says nothing of it
+    values = {"manager": "", "keeper": "0"}  # a container that an older gpurun has made says nothing of these
     for line in text.split("\n"):
         name, equals, value = line.partition("=")
         if equals:
             values[name] = value
     if any(name not in values for name in State._fields):
         raise GpurunError(f"{path}: the state of the container is damaged: delete --force removes it")
-    typed: dict[str, Any] = {**values, "pid": int(values["pid"]), "start_time": int(values["start_time"])}
+    typed: dict[str, Any] = {**values, **{name: int(values[name]) for name in ("pid", "start_time", "keeper")}}
     for name in ("private_pid", "session_keyring"):
         typed[name] = values[name] == "1"
     return State(**{name: typed[name] for name in State._fields})

@@ -17,7 +17,7 @@ from gpurun.errors import GpurunError, NotRunning, StepError
 from gpurun.jsontext import dumps
 from gpurun.linux.files import read_fd, read_file
 from gpurun.linux.fs import RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
-from gpurun.oci.reader import as_object, get_object, parse_json
+from gpurun.oci.reader import as_object, get_object, get_string_map, parse_json
 from gpurun.oci.resources import BlockIO, Cpu, Memory, Resources, read_resources
 from gpurun.record import replace
 
@@ -153,6 +153,7 @@ def update_container(root: str, container_id: str, new: Resources) -> None:
     merged = merge(read_resources(old_obj, "linux.resources"), new)
     found = tree.find_tree()
     writes = plan_resources(to_write(new, merged), found.controllers, found.bound_to_v1, where="resources")
+    writes += _follow_limit(document, merged, writes)
     fd = manager.open_dir(state.cgroup)
     try:
         if merged.memory is not None and new.memory is not None and new.memory.check_before_update:
@@ -170,6 +171,19 @@ def update_container(root: str, container_id: str, new: Resources) -> None:
             raise
     finally:
         posix.close(fd)
+
+
+def _follow_limit(document: dict[str, Any], merged: Resources, writes: tuple[CgroupWrite, ...]) -> tuple[CgroupWrite, ...]:
+    """What a new memory limit entails: ``memory.high``, where a placement policy makes it a share of the limit."""
+    limit = next((write for write in writes if write.file == "memory.max"), None)
+    if limit is None:
+        return ()
+    from gpurun.cgroup.placement import Site, high_after_update, wanted
+    from gpurun.engine.site import read_site, site_path
+
+    policies = wanted(get_string_map(document, "annotations", ""), read_site(site_path(posix.environ)) or Site())
+    high = high_after_update(policies, limit, merged.unified)
+    return (high,) if high is not None else ()
 
 
 def apply(fd: int, state: store.State, writes: tuple[CgroupWrite, ...]) -> None:
