@@ -43,7 +43,7 @@ def read_site(path: str) -> Site | None:
             return None
         raise StepError("read", path, e.errno) from None
     from gpurun.cgroup.placement import Site
-    from gpurun.hook.settings import parse
+    from gpurun.hook.toml import parse
 
     policies = []
     for key, value in parse(data.decode("utf-8", "surrogateescape"), path).items():
