@@ -47,6 +47,8 @@ def values(properties: tuple[Property, ...]) -> dict[str, Any]:
         (":libpod:x", ("system.slice", "libpod-x.scope")),
         ("a.slice::x", ("a.slice", "-x.scope")),
         ("-.slice:p:x", ("-.slice", "p-x.scope")),
+        ("a.slice:p:a-b.slice", ("a.slice", "a-b.slice")),
+        ("-.slice::pod.slice", ("-.slice", "pod.slice")),
         ("", ("system.slice", "gpurun-id1.scope")),
     ],
 )
@@ -64,7 +66,10 @@ def test_names(path: str, names: tuple[str, str]) -> None:
         ("a/b.slice:p:n", "invalid slice name"),
         ("a--b.slice:p:n", "invalid slice name"),
         (".slice:p:n", "invalid slice name"),
-        ("a.slice:p:pod.slice", "holds other units"),
+        ("a.slice:p:pod.slice", 'the slice "pod.slice" cannot be in "a.slice": by its name it is in "-.slice"'),
+        ("a.slice:p:b-c.slice", 'by its name it is in "b.slice"'),
+        ("-.slice::-.slice", "cannot be in"),
+        ("a.slice::a-.slice", "invalid slice name"),
         ("a.slice:p:", "cannot be the name"),
         ("a.slice:p:x/../y", "cannot be the name"),
         ("a.slice:p:" + "x" * 255, "cannot be the name"),
@@ -110,6 +115,36 @@ def test_limits() -> None:
     for one in found:  # systemd refuses a value of another type
         assert dbus.marshal(one.signature, (one.value,))
     assert {one.where for one in found if one.name == "TasksMax"} == {"linux.resources.unified.pids.max"}
+
+
+@pytest.mark.parametrize(
+    ("file", "value", "found"),
+    [
+        ("memory.high", "64M", {"MemoryHigh": 64 << 20}),
+        ("memory.max", "1g", {"MemoryMax": 1 << 30}),
+        ("memory.max", "nonsense", {}),
+        ("memory.max", "1kk", {}),
+        ("memory.max", "", {}),
+        ("io.weight", "default 7", {"IOWeight": 7}),
+        ("io.weight", "nonsense", {}),
+        ("cpu.max", "nonsense", {}),
+        ("cpu.max", "1000 0", {}),
+        ("cpu.max", "max", {"CPUQuotaPerSecUSec": MAX, "CPUQuotaPeriodUSec": 100_000}),
+    ],
+)
+def test_what_unified_may_hold(file: str, value: str, found: dict[str, int]) -> None:
+    """The kernel says whether a value is one; systemd is told what can be told."""
+    assert values(limit_properties((CgroupWrite(file, value, "w"),))) == found
+
+
+def test_a_slice_of_ones_own() -> None:
+    config = set_path(base(), "linux.cgroupsPath", "a.slice:p:a-b.slice")
+    made = plan(set_path(config, "linux.resources.pids", {"limit": 3}), cgroup_manager="systemd")
+    scope = made.cgroup.scope
+    assert made.cgroup.path == "/sys/fs/cgroup/a.slice/a-b.slice"
+    assert scope is not None and scope.unit == "a-b.slice" and values(scope.limits)["TasksMax"] == 3
+    properties = values(scope.properties)
+    assert properties["Wants"] == ("a.slice",) and "Slice" not in properties and "Delegate" not in properties
 
 
 def test_an_idle_cgroup() -> None:
@@ -207,6 +242,8 @@ def test_the_plan() -> None:
 class Manager:
     """A service manager at a socket: answers calls by *answers* (values, a D-Bus error's name, or None for none)."""
 
+    reason = "because"  # the text of its errors
+
     def __init__(self, path: Path) -> None:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
         self.answers: dict[str, list[tuple[str, tuple[Any, ...]] | str | None]] = {}
@@ -251,7 +288,7 @@ class Manager:
         if answer is None:
             return
         if isinstance(answer, str):
-            connection.sendall(message(dbus.ERROR, [(5, ("u", serial)), (4, ("s", answer))], "s", ("because",)))
+            connection.sendall(message(dbus.ERROR, [(5, ("u", serial)), (4, ("s", answer))], "s", (self.reason,)))
             return
         for signal in self.signals:
             connection.sendall(message(dbus.SIGNAL, [(3, ("s", "JobRemoved"))], "uoss", signal))
@@ -308,6 +345,15 @@ def test_a_scope_holds_a_placeholder(manager: Manager) -> None:
     assert properties["Slice"] == ("s", "a.slice") and properties["PIDs"][0] == "au" and len(properties["PIDs"][1]) == 1
 
 
+def test_a_slice_holds_nobody(manager: Manager) -> None:
+    manager.answers["StartTransientUnit"] = [JOB]
+    manager.signals = [(2, "/job/1", "a-b.slice", "done")]
+    before = Path("/proc/thread-self/children").read_text()
+    assert systemd.start_scope(Scope("a-b.slice", "a.slice", (), ())) == 0
+    assert Path("/proc/thread-self/children").read_text() == before
+    assert "PIDs" not in dict(manager.calls[0][1][2])
+
+
 def test_a_failed_unit_in_the_way_is_reset_once(manager: Manager) -> None:
     manager.answers["StartTransientUnit"] = [EXISTS, JOB]
     manager.signals = [(2, "/job/1", "gpurun-x.scope", "done")]
@@ -350,6 +396,17 @@ def test_refused_properties(manager: Manager) -> None:
     manager.answers["SetUnitProperties"] = ["org.x.Invalid"]
     with pytest.raises(GpurunError, match=r"cannot set properties of the systemd unit u.scope \(TasksMax\): because"):
         systemd.set_properties("u.scope", (Property("TasksMax", "t", 1),))
+
+
+def test_a_refused_property_is_told_by_who_asked_for_it(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Manager, "reason", "Value specified in IOWeight is out of range")
+    manager.answers["SetUnitProperties"] = ["org.x.Invalid"]
+    properties = (
+        Property("TasksMax", "t", 1, "resources.pids.limit"),
+        Property("IOWeight", "t", 0, "resources.unified.io.weight"),
+    )
+    with pytest.raises(GpurunError, match=r"cannot set resources.unified.io.weight: systemd refuses it of the unit u.scope"):
+        systemd.set_properties("u.scope", properties)
 
 
 def test_stop(manager: Manager, tmp_path: Path) -> None:

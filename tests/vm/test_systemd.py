@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -241,3 +242,73 @@ def test_a_killed_create_can_be_deleted(scopes: Driver, bundle: MakeBundle) -> N
     os.waitpid(pid, 0)  # ours by now
     assert scopes.runtime("delete", "--force", container_id).rc == 0
     assert not path.exists()
+
+
+def test_a_slice_as_the_unit(scopes: Driver, bundle: MakeBundle) -> None:
+    """As under runc: a name that ends in .slice is a unit of its own, and the container's processes are in it."""
+    container_id = scopes.runtime.new_id()
+    unit = f"{SLICE.removesuffix('.slice')}-{container_id}.slice"
+    made = bundle().args("sleep", "1000")
+    made.linux["cgroupsPath"] = f"{SLICE}:t:{unit}"
+    made.linux["resources"] |= {"pids": {"limit": 33}, "memory": {"limit": 64 << 20}}
+    container = scopes.runtime.start(made, container_id=container_id, globals_=scopes.options)
+    assert container.cgroup() == f"/{SLICE}/{unit}"
+    path = scopes.bed.cgroup(f"/{SLICE}/{unit}")
+    for command in (["true"], ["systemctl", "daemon-reload"]):
+        subprocess.run(command, check=True)
+        assert (path / "cgroup.procs").read_text().split() == [str(container.pid)]
+        assert (path / "pids.max").read_text() == "33\n" and (path / "memory.max").read_text() == f"{64 << 20}\n"
+    assert "TasksMax=33" in systemctl("show", unit, "-p", "TasksMax")
+    assert scopes.runtime("update", "--pids-limit", "44", container_id).rc == 0
+    assert (path / "pids.max").read_text() == "44\n"
+    assert container.delete("--force").rc == 0
+    assert not path.exists() and unit not in systemctl("list-units", "--all", "--no-legend", unit)
+
+
+@pytest.mark.gpurun_only
+def test_an_update_that_is_refused_changes_nothing(scopes: Driver, bundle: MakeBundle) -> None:
+    """Neither the kernel's values nor what systemd would write again; the error names the file."""
+    made = bundle().args("sleep", "1000")
+    made.linux["resources"] |= {
+        "memory": {"limit": 64 << 20, "swap": 64 << 20},
+        "pids": {"limit": 33},
+        "cpu": {"shares": 512},
+    }
+    container = scopes.start(made)
+    path = scopes.cgroup(container)
+    files = ("memory.max", "memory.swap.max", "pids.max", "cpu.weight", "cpu.max", "io.weight")
+    names = ("MemoryMax", "MemorySwapMax", "TasksMax", "CPUWeight", "CPUQuotaPerSecUSec")
+    before = {file: (path / file).read_text() for file in files}
+    shown = show(container, *names)
+    for refused in ({"memory.high": "nonsense"}, {"io.weight": "default 0"}, {"no.such": "1"}):
+        asked = {
+            "memory": {"limit": 48 << 20, "swap": 48 << 20},
+            "pids": {"limit": 7},
+            "cpu": {"shares": 2048, "quota": 50_000, "period": 100_000},
+            "unified": refused,
+        }
+        result = scopes.runtime("update", "--resources", "-", container.id, stdin=json.dumps(asked).encode())
+        (file,) = refused
+        assert result.rc == 1 and file in result.text, result
+        assert {name: (path / name).read_text() for name in files} == before
+        assert show(container, *names) == shown
+        systemctl("daemon-reload")
+        assert {name: (path / name).read_text() for name in files} == before
+    saved = json.loads((scopes.runtime.root / container.id / "config.json").read_text())
+    assert saved["linux"]["resources"]["memory"]["limit"] == 64 << 20
+    assert scopes.runtime("update", "--memory", "32m", "--memory-swap", "32m", container.id).rc == 0
+    assert (path / "memory.max").read_text() == f"{32 << 20}\n"
+
+
+@pytest.mark.gpurun_only
+def test_memory_high_follows_an_update(scopes: Driver, bundle: MakeBundle) -> None:
+    made = bundle().args("sleep", "1000")
+    made.config["annotations"] = {"dev.gpurun.memory.high": "0.5"}
+    made.linux["resources"]["memory"] = {"limit": 64 << 20}
+    container = scopes.start(made)
+    path = scopes.cgroup(container)
+    for limit, high in (("32m", f"{16 << 20}\n"), ("-1", "max\n"), ("48m", f"{24 << 20}\n")):
+        assert scopes.runtime("update", "--memory", limit, container.id).rc == 0
+        for command in (["true"], ["systemctl", "daemon-reload"]):
+            subprocess.run(command, check=True)
+            assert (path / "memory.high").read_text() == high

@@ -1,4 +1,7 @@
-"""The transient scope that systemd makes for a container: its name, its place, its properties.  Pure.
+"""The transient unit that systemd makes for a container: its name, its place, its properties.  Pure.
+
+Most often it is a scope.  A name that ends in ``.slice`` makes it a slice: the container's processes are then in the slice
+itself, and systemd, which keeps no processes in slices of its own, leaves them alone.
 
 What is set as a property is written to the cgroup as well (:mod:`gpurun.cgroup.resources` decides what): the properties
 are there so that systemd, whenever it applies what it knows of a unit, at ``systemctl daemon-reload`` for one, knows the
@@ -56,6 +59,9 @@ class Scope(Record):
 def scope_names(cgroups_path: str, container_id: str, default_slice: str = "system.slice") -> tuple[str, str]:
     """(slice, unit) that ``linux.cgroupsPath`` names: ``slice:prefix:name``; empty means ``:gpurun:<id>``.
 
+    A *name* that ends in ``.slice`` is the unit as it stands, the prefix does not count.  Its own dashes say where in the
+    tree it is, and *slice* must agree.
+
     Raises :class:`ConfigError` for another form and for names that systemd does not take.
     """
     parts = (cgroups_path or f":gpurun:{container_id}").split(":")
@@ -68,8 +74,13 @@ def scope_names(cgroups_path: str, container_id: str, default_slice: str = "syst
     slice_name = slice_name or default_slice
     expand_slice(slice_name)
     if name.endswith(".slice"):
-        raise ConfigError(_WHERE, f'"{name}" is a slice, which holds other units and no processes: name a scope')
-    unit = f"{prefix}-{name}.scope"
+        above = expand_slice(name).rpartition("/")[0]
+        if name == "-.slice" or above != expand_slice(slice_name):
+            within = above.rpartition("/")[2] or "-.slice"
+            raise ConfigError(_WHERE, f'the slice "{name}" cannot be in "{slice_name}": by its name it is in "{within}"')
+        unit = name
+    else:
+        unit = f"{prefix}-{name}.scope"
     wrong = [c for c in unit if not (c.isascii() and (c.isalnum() or c in ":-_.\\@"))]
     if not name or wrong or len(unit) > 255:
         raise ConfigError(
@@ -103,7 +114,7 @@ def plan_scope(
     A *user*'s manager is not told of devices: only root may restrict them.
     """
     slice_name, unit = scope_names(cgroups_path, container_id, "user.slice" if user else "system.slice")
-    properties = unit_properties(container_id, slice_name, annotations, writes)
+    properties = unit_properties(container_id, slice_name, annotations, writes, unit.endswith(".slice"))
     limits = limit_properties(writes)
     if user is not None:
         return Scope(unit, slice_name, properties, limits, user.endpoint.text, user.cgroup)
@@ -116,13 +127,20 @@ def scope_path(scope: Scope) -> str:
 
 
 def unit_properties(
-    container_id: str, slice_name: str, annotations: Mapping[str, str], writes: tuple[CgroupWrite, ...]
+    container_id: str,
+    slice_name: str,
+    annotations: Mapping[str, str],
+    writes: tuple[CgroupWrite, ...],
+    is_slice: bool = False,
 ) -> tuple[Property, ...]:
-    """What the scope is made with, besides the process in it: what cannot be set later, and what annotations ask for."""
+    """What the unit is made with, besides the process in it: what cannot be set later, and what annotations ask for."""
+    kind: tuple[Property, ...] = (Property("Slice", "s", slice_name, _WHERE), Property("Delegate", "b", True))
+    if is_slice:  # systemd finds its place by its name, and delegates no slices
+        kind = (Property("Wants", "as", (slice_name,), _WHERE),) if slice_name != "-.slice" else ()
+        writes = ()
     own: tuple[Property, ...] = (
         Property("Description", "s", f"gpurun container {container_id}"),
-        Property("Slice", "s", slice_name, _WHERE),
-        Property("Delegate", "b", True),
+        *kind,
         Property("DefaultDependencies", "b", False),
         Property("CPUAccounting", "b", True),
         Property("MemoryAccounting", "b", True),
@@ -175,22 +193,36 @@ def limit_properties(writes: tuple[CgroupWrite, ...]) -> tuple[Property, ...]:
 def _properties_of(write: CgroupWrite) -> Iterator[Property]:
     file, value, where = write.file, write.value.strip(), write.where
     if file in _NUMBERS:
-        yield Property(_NUMBERS[file], "t", _UINT64_MAX if value == "max" else int(value), where)
+        number = _number(value)
+        if number is not None:
+            yield Property(_NUMBERS[file], "t", number, where)
     elif file == "cpu.idle":
         if value == "1":
             yield Property("CPUWeight", "t", 0, where, _IDLE_SINCE)
     elif file == "cpu.max":
-        quota, _, period = value.partition(" ")
-        length = int(period or 100_000)
-        yield Property("CPUQuotaPerSecUSec", "t", _UINT64_MAX if quota == "max" else cpu_quota(int(quota), length), where)
-        yield Property("CPUQuotaPeriodUSec", "t", length, where)
+        quota, length = _number(value.partition(" ")[0]), _number(value.partition(" ")[2] or "100000")
+        if quota is not None and length:
+            yield Property("CPUQuotaPerSecUSec", "t", quota if quota == _UINT64_MAX else cpu_quota(quota, length), where)
+            yield Property("CPUQuotaPeriodUSec", "t", length, where)
     elif file in ("cpuset.cpus", "cpuset.mems"):
         name = "AllowedCPUs" if file == "cpuset.cpus" else "AllowedMemoryNodes"
         yield Property(name, "ay", bitmask(value, where), where)
     elif file == "io.weight" and ":" not in value:
-        yield Property("IOWeight", "t", int(value.removeprefix("default ")), where)
+        weight = _number(value.removeprefix("default "))
+        if weight is not None:
+            yield Property("IOWeight", "t", weight, where)
     elif write.otherwise is not None:
         yield from _properties_of(write.otherwise)
+
+
+def _number(text: str) -> int | None:
+    """A number as the kernel reads it, ``max`` or with a unit (``64M``); None for what it may know and we do not."""
+    if text == "max":
+        return _UINT64_MAX
+    digits = text.rstrip("kmgtpeKMGTPE")
+    if len(text) - len(digits) > 1 or not (digits.isascii() and digits.isdigit()):
+        return None  # systemd is not told, and the kernel says whether it is one
+    return int(digits) << (10 * ("kmgtpe".index(text[-1].lower()) + 1) if text != digits else 0)
 
 
 #: Files whose value is a number or ``max``.

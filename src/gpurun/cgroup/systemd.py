@@ -137,13 +137,17 @@ def version(bus: Bus) -> int:
 def start_scope(scope: Scope) -> int:
     """Make *scope*, held by a placeholder, whose pid is returned: it is the caller's to end (:func:`release`).
 
+    A slice needs nobody to hold it, and then 0 is returned.
+
     Raises :class:`GpurunError`; then there is no placeholder, and with it goes a unit that is made all the same, too late.
     A unit of that name that is somebody else's is left alone.
     """
     bus = connect(scope.manager)
-    pid = _placeholder()
+    pid = 0 if scope.unit.endswith(".slice") else _placeholder()
     try:
-        properties = (*_known(bus, scope.properties), Property("PIDs", "au", (pid,)))
+        properties = _known(bus, scope.properties)
+        if pid:
+            properties += (Property("PIDs", "au", (pid,)),)
         _start(bus, scope.unit, _on_wire(properties))
     except BaseException:
         release(pid)
@@ -258,6 +262,9 @@ def set_properties(unit: str, properties: tuple[Property, ...], manager: str = "
     try:
         call(bus, "SetUnitProperties", "sba(sv)", unit, True, _on_wire(_known(bus, properties)))
     except (DBusError, DBusTimeout) as e:
+        named = [one for one in properties if one.where and one.name in str(e)]
+        if named:  # systemd says which one it refuses, in its words; who asked for it is ours to say
+            raise GpurunError(f"cannot set {named[0].where}: systemd refuses it of the unit {unit}: {e}") from None
         asked = ", ".join(dict.fromkeys([one.name for one in properties]))
         raise GpurunError(f"cannot set properties of the systemd unit {unit} ({asked}): {e}") from None
     finally:
