@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpurun.engine.knobs import exec_affinity, parse_list
 from gpurun.engine.process import Knobs
-from gpurun.engine.rdt import RdtPlan, apply_rdt, plan_rdt, remove_rdt
-from gpurun.errors import ConfigError
+from gpurun.engine.rdt import RdtPlan, apply_rdt, plan_rdt, remove_rdt, update_rdt
+from gpurun.errors import ConfigError, GpurunError
 from gpurun.oci.config import Process
 from gpurun.record import replace
 from tests.engine.planning import HOST, base, plan, refusal, set_path
@@ -172,3 +173,35 @@ def test_resctrl_on_paper(tmp_path: Any) -> None:
     record.write_text(f"{tmp_path}/silver\n{tmp_path}/silver/mon_groups/c1")
     remove_rdt(str(record))
     assert not (tmp_path / "silver").exists()
+
+
+def test_resctrl_update_on_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New schemata for a group that is there; one that is refused leaves what was; a container without one gets one."""
+    root, record = str(tmp_path), str(tmp_path / "record")
+    plan = plan_rdt({"closID": "a", "l3CacheSchema": "L3:0=f"}, "c1", True, root)
+    (tmp_path / "a").mkdir()
+    schemata = tmp_path / "a/schemata"
+    schemata.write_text("L3:0=ff\nMB:0=100\n")
+    update_rdt(plan, ("L3:0=f",), (1,), record)
+    assert schemata.read_text().startswith("L3:0=f\n") and not Path(record).exists()
+
+    schemata.write_text("L3:0=ff\nMB:0=100\n")
+    written: list[str] = []
+
+    def write(path: str, text: str) -> None:
+        written.append(text)
+        if "bad" in text:
+            raise GpurunError("refused")
+
+    monkeypatch.setattr("gpurun.engine.rdt._write", write)
+    with pytest.raises(GpurunError, match="refused"):
+        update_rdt(plan, ("L3:0=f", "bad"), (1,), record)
+    assert written == ["L3:0=f\nbad\n", "L3:0=ff\nMB:0=100\n"]
+
+    written.clear()
+    fresh = plan_rdt({"memBwSchema": "MB:0=50"}, "c2", True, root)
+    update_rdt(fresh, ("MB:0=50",), (7, 8), record)
+    assert [text for text in written if text.isdigit()] == ["7", "8"] and "MB:0=50\n" in written
+    assert Path(record).read_text() == fresh.group
+    remove_rdt(record)
+    assert not Path(fresh.group).exists()

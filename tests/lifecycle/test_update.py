@@ -50,6 +50,14 @@ def test_memory_by_options(container: Container, cgroup: Path) -> None:
     assert value(cgroup, "memory.swap.max") == "max"
 
 
+@pytest.mark.gpurun_only
+@pytest.mark.skipif("resctrl" in Path("/proc/mounts").read_text(), reason="this machine has resctrl mounted")
+@pytest.mark.parametrize("option", ["--l3-cache-schema=L3:0=f", "--mem-bw-schema=MB:0=50"])
+def test_resctrl_that_is_not_there(container: Container, option: str) -> None:
+    result = container.runtime("update", option, container.id)
+    assert result.rc == 1 and "linux.intelRdt: intelRdt is specified" in result.text and "not mounted" in result.text
+
+
 @pytest.mark.controller("memory")
 def test_limits_below_what_is_used_are_refused_when_asked(container: Container, cgroup: Path) -> None:
     result = update(container, {"memory": {"limit": 4096, "checkBeforeUpdate": True}})

@@ -129,8 +129,8 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
             ("cpu-rt-runtime", "", "text", "ignored: cgroup v1 only", False),
             ("kernel-memory", "", "text", "ignored: cgroup v1 only", False),
             ("kernel-memory-tcp", "", "text", "ignored: cgroup v1 only", False),
-            ("l3-cache-schema", "", "text", "Intel RDT: share of the L3 cache", False),
-            ("mem-bw-schema", "", "text", "Intel RDT: share of the memory bandwidth", False),
+            ("l3-cache-schema", "", "text", "Intel RDT: share of the L3 cache (L3:0=ff)"),
+            ("mem-bw-schema", "", "text", "Intel RDT: share of the memory bandwidth (MB:0=50)"),
         ),
     ),
     "events": (

@@ -7,7 +7,7 @@ import posix
 from gpurun.cgroup import control
 from gpurun.cli.output import write_stdout
 from gpurun.engine import state as store
-from gpurun.errors import GpurunError, NotRunning, UnsupportedError, strerror_lower
+from gpurun.errors import GpurunError, NotRunning, strerror_lower
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,14 +107,15 @@ _UPDATE_OPTIONS = (
 )
 
 
+_SCHEMATA = (("l3-cache-schema", "l3CacheSchema"), ("mem-bw-schema", "memBwSchema"))
+
+
 def update(invocation: Invocation) -> int:
     """``update ID``: new limits from a file, from stdin, or from options (which then do not count beside a file)."""
     from gpurun.engine.update import parse_bytes, read_update, update_container
     from gpurun.linux.files import read_fd, read_file
 
-    for name in ("l3-cache-schema", "mem-bw-schema"):
-        if invocation.option(name):
-            raise UnsupportedError(f"--{name}", "changing Intel RDT of a container is not supported")
+    schemata = {key: text for option, key in _SCHEMATA if (text := invocation.option(option))}
     path = invocation.option("resources")
     if path:
         data = read_fd(0, 16 << 20) if path == "-" else read_file(path, 16 << 20)
@@ -128,7 +129,7 @@ def update(invocation: Invocation) -> int:
             value = text if kind == "text" else parse_bytes(text, option) if kind == "bytes" else _number(text, option)
             document.setdefault(group, {})[member] = value
         resources = read_update(document, "")
-    update_container(invocation.globals.root, invocation.args[0], resources)
+    update_container(invocation.globals.root, invocation.args[0], resources, schemata)
     return 0
 
 

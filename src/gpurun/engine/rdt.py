@@ -86,6 +86,27 @@ def apply_rdt(plan: RdtPlan, pid: int, record: str) -> None:
             _write(f"{path}/tasks", str(pid))
 
 
+def update_rdt(plan: RdtPlan, schemata: tuple[str, ...], pids: tuple[int, ...], record: str) -> None:
+    """Give the group of a container with *pids* the lines *schemata*; it is made when there is none yet, as for create.
+
+    Raises :class:`GpurunError`, and then the group is as it was.
+    """
+    if not _exists(plan.group):
+        try:
+            for pid in pids:
+                apply_rdt(plan, pid, record)
+        except GpurunError:
+            remove_rdt(record)  # its tasks go back to where they were
+            raise
+        return
+    before = read_file(f"{plan.group}/schemata", 1 << 16).decode()
+    try:
+        _write(f"{plan.group}/schemata", "\n".join(schemata) + "\n")
+    except GpurunError:
+        _write(f"{plan.group}/schemata", before)  # lines before the one that is refused are in force already
+        raise
+
+
 def remove_rdt(record: str) -> None:
     """Remove what :func:`apply_rdt` made for a container that has ended."""
     try:

@@ -25,6 +25,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpurun.engine.rdt import RdtPlan
+
 _BENEATH = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
 _THROTTLES = {
     "read_bps": "throttleReadBpsDevice",
@@ -141,8 +143,11 @@ def to_write(new: Resources, merged: Resources) -> Resources:
     return Resources(memory=memory, cpu=cpu, pids_limit=new.pids_limit, block_io=new.block_io, unified=new.unified)
 
 
-def update_container(root: str, container_id: str, new: Resources) -> None:
-    """Give the container the limits *new*; raises :class:`GpurunError`, and then it has the limits it had."""
+def update_container(root: str, container_id: str, new: Resources, schemata: dict[str, str] | None = None) -> None:
+    """Give the container the limits *new*, and *schemata* of Intel RDT (members of ``linux.intelRdt``, as far as given).
+
+    Raises :class:`GpurunError`, and then it has the limits it had.
+    """
     state = store.load(root, container_id)
     if store.status(root, state) == "stopped":
         raise NotRunning
@@ -154,6 +159,8 @@ def update_container(root: str, container_id: str, new: Resources) -> None:
     found = tree.find_tree()
     writes = plan_resources(to_write(new, merged), found.controllers, found.bound_to_v1, where="resources")
     writes += _follow_limit(document, merged, writes)
+    rdt = get_object(linux, "intelRdt", "linux") or {}
+    rdt_plan = _plan_rdt({**rdt, **schemata}, container_id) if schemata else None
     fd = manager.open_dir(state.cgroup)
     try:
         if merged.memory is not None and new.memory is not None and new.memory.check_before_update:
@@ -161,8 +168,14 @@ def update_container(root: str, container_id: str, new: Resources) -> None:
         before = contents(fd, writes)
         try:
             apply(fd, state, writes)
-            resources = {**old_obj, **to_document(merged, old_obj)}
-            text = dumps({**document, "linux": {**linux, "resources": resources}})
+            changed: dict[str, Any] = {"resources": {**old_obj, **to_document(merged, old_obj)}}
+            if rdt_plan is not None and schemata:
+                from gpurun.engine.rdt import update_rdt
+
+                pids = manager.processes(state.cgroup)
+                update_rdt(rdt_plan, tuple(schemata.values()), pids, f"{root}/{container_id}/resctrl")
+                changed["intelRdt"] = {**rdt, **schemata}
+            text = dumps({**document, "linux": {**linux, **changed}})
             store.write_atomically(path, text.encode("utf-8", "surrogateescape"), 0o600)
         except (GpurunError, OSError) as e:
             put_back(fd, state, before)
@@ -171,6 +184,12 @@ def update_container(root: str, container_id: str, new: Resources) -> None:
             raise
     finally:
         posix.close(fd)
+
+
+def _plan_rdt(obj: dict[str, Any], container_id: str) -> RdtPlan:
+    from gpurun.engine import rdt
+
+    return rdt.plan_rdt(obj, container_id, rdt.resctrl_mounted(rdt.RESCTRL), rdt.RESCTRL)
 
 
 def _follow_limit(document: dict[str, Any], merged: Resources, writes: tuple[CgroupWrite, ...]) -> tuple[CgroupWrite, ...]:
