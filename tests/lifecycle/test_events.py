@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import MakeBundle
-from tests.native.runtime import Runtime
+from tests.native.runtime import ENVIRONMENT, Runtime
+from tests.nvml import compile_stub
+from tests.simdriver import VERSION, Options, SimulatedDriver, make, uuid
 
 pytestmark = pytest.mark.native
 
@@ -42,7 +47,44 @@ def test_pressure(runtime: Runtime, bundle: MakeBundle) -> None:
         pytest.skip("this kernel has no PSI")
     container = runtime.start(bundle().sh(FOREVER))
     data = json.loads(runtime("events", "--stats", container.id).out)["data"]
-    assert {"avg10", "avg60", "avg300", "total"} == data["cpu"]["psi"]["some"].keys()
+    for what in ("cpu", "memory", "blkio"):
+        assert {"avg10", "avg60", "avg300", "total"} == data[what]["psi"]["some"].keys() == data[what]["psi"]["full"].keys()
+
+
+@pytest.fixture
+def host(place: Path) -> Iterator[SimulatedDriver]:
+    directory = Path(tempfile.mkdtemp(dir=place))
+    directory.chmod(0o755)
+    yield make(directory, Options())
+    shutil.rmtree(directory)
+
+
+@pytest.mark.gpurun_only
+@pytest.mark.parametrize("mode", ["well", "hang", "crash"])
+def test_gpus(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver, mode: str) -> None:
+    """The container's GPU and no other; a driver that hangs or crashes costs the numbers, not the report."""
+    library = next(host.path.rglob(f"libnvidia-ml.so.{VERSION}"))
+    library.unlink()
+    compile_stub(library, mode=mode)
+    made = bundle().sh(FOREVER)
+    made.process["env"] += ["NVIDIA_VISIBLE_DEVICES=1"]
+    container = runtime.start(made, env=ENVIRONMENT | host.env)
+    container.wait_for("up")
+    result = runtime("events", "--stats", container.id, env=ENVIRONMENT | host.env)
+    assert result.rc == 0, result
+    data = json.loads(result.out)["data"]
+    if mode == "well":
+        (gpu,) = data["gpus"]
+        assert gpu["uuid"] == uuid(1) and gpu["memory"]["container"] == 0 == gpu["processes"]
+        assert gpu["memory"]["total"] == 80 << 30 and gpu["utilization"] == {"gpu": 42, "memory": 7}
+    else:
+        assert "gpus" not in data and data["cpu"] and "no numbers of the GPUs: NVML" in result.text
+
+
+@pytest.mark.gpurun_only
+def test_without_gpus_nobody_is_asked(runtime: Runtime, bundle: MakeBundle) -> None:
+    container = runtime.start(bundle().sh(FOREVER))
+    assert "gpus" not in json.loads(runtime("events", "--stats", container.id).out)["data"]
 
 
 @pytest.mark.controller("hugetlb")

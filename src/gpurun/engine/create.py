@@ -19,7 +19,7 @@ from gpurun.engine.signals import SIGKILL, send_signal
 from gpurun.engine.site import read_site, site_path
 from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
 from gpurun.hook.edits import ContainerEdits
-from gpurun.hook.gpu import gpu_edits
+from gpurun.hook.gpu import gpu_edits, gpu_minors
 from gpurun.linux import proc
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC, read_file
@@ -230,6 +230,7 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
     journal = _journal(options, plan, undo)
     store.write_atomically(f"{directory}/config.json", data, 0o600)
     store.save_edits(options.root, options.id, plan.init.edits.env, plan.init.edits.additional_gids)
+    store.save_gpus(options.root, options.id, gpu_minors(plan.init.edits))
     if plan.init.process.seccomp is not None:
         store.save_seccomp(options.root, options.id, *plan.init.process.seccomp)
     if posix.environ.get(b"NOTIFY_SOCKET"):

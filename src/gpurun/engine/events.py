@@ -5,6 +5,8 @@ from __future__ import annotations
 import posix
 import time
 
+from gpurun import log
+from gpurun.cgroup import control
 from gpurun.cgroup.stats import read_stats
 from gpurun.cgroup.tree import hugepage_sizes
 from gpurun.engine import state as store
@@ -45,9 +47,31 @@ def _running(root: str, container_id: str) -> store.State:
     return state
 
 
-def stats_event(state: store.State) -> str:
+class Gpus:
+    """The use of a container's GPUs, asked for until the driver has failed once: each report waits for it."""
+
+    def __init__(self, root: str, state: store.State) -> None:
+        self._minors = store.load_gpus(root, state.id)
+        self._cgroup = state.cgroup
+
+    def read(self) -> dict[str, Any]:
+        """The member ``gpus`` for a report; none for a container without GPUs, or a driver that does not tell."""
+        if not self._minors:
+            return {}
+        from gpurun.hook.usage import gpu_usage
+
+        own_env = {k.decode(errors="surrogateescape"): v.decode(errors="surrogateescape") for k, v in posix.environ.items()}
+        try:
+            return {"gpus": gpu_usage(self._minors, control.processes(self._cgroup), own_env)}
+        except GpurunError as e:
+            log.warning(f"no numbers of the GPUs: {e}")
+            self._minors = ()
+            return {}
+
+
+def stats_event(state: store.State, gpus: Gpus) -> str:
     """One line: the event with what the container uses now; raises OSError when its cgroup is gone."""
-    return event("stats", state.id, read_stats(state.cgroup, hugepage_sizes()))
+    return event("stats", state.id, {**read_stats(state.cgroup, hugepage_sizes()), **gpus.read()})
 
 
 def event(kind: str, container_id: str, data: Any = None) -> str:
@@ -58,7 +82,8 @@ def event(kind: str, container_id: str, data: Any = None) -> str:
 
 def print_stats(root: str, container_id: str, write: Callable[[str], None]) -> None:
     """One report; raises :class:`GpurunError` when the container does not run."""
-    write(stats_event(_running(root, container_id)))
+    state = _running(root, container_id)
+    write(stats_event(state, Gpus(root, state)))
 
 
 def follow(root: str, container_id: str, interval: float, write: Callable[[str], None]) -> None:
@@ -69,6 +94,7 @@ def follow(root: str, container_id: str, interval: float, write: Callable[[str],
     from select import POLLPRI, poll
 
     state = _running(root, container_id)
+    gpus = Gpus(root, state)
     populated = _open(f"{state.cgroup}/cgroup.events")
     memory = _open(f"{state.cgroup}/memory.events")
     try:
@@ -89,7 +115,7 @@ def follow(root: str, container_id: str, interval: float, write: Callable[[str],
                 kills = max(kills, count)
             if time.monotonic() >= due:
                 try:
-                    write(stats_event(state))
+                    write(stats_event(state, gpus))
                 except OSError:
                     return  # removed just now
                 due = time.monotonic() + interval

@@ -5,6 +5,7 @@
     exec.fifo   there from create until start
     created     the journal of what gpurun makes in the rootfs for devices, undone by delete (:mod:`gpurun.ns.journal`)
     edits       the variables and groups that the container's devices brought, if any: exec gives them too
+    gpus        the minors of the GPUs' device nodes, if it has any
     seccomp     the flags and the program of the container's filter, if it has one, for exec
 
 The directory is made, and the cgroup's path written into it, before anything else that outlives the process is made: so a
@@ -161,6 +162,20 @@ def load_edits(root: str, container_id: str) -> tuple[tuple[str, ...], tuple[int
         return (), ()
     gids, *env = text.split("\0")
     return tuple(env), tuple([int(gid) for gid in gids.split()])
+
+
+def save_gpus(root: str, container_id: str, minors: tuple[int, ...]) -> None:
+    """Keep which GPUs the container has, for what it is asked of their use; nothing is written when it has none."""
+    if minors:
+        write_atomically(f"{root}/{container_id}/gpus", " ".join([str(minor) for minor in minors]).encode(), 0o600)
+
+
+def load_gpus(root: str, container_id: str) -> tuple[int, ...]:
+    """What :func:`save_gpus` has kept."""
+    try:
+        return tuple([int(minor) for minor in read_file(f"{root}/{container_id}/gpus").split()])
+    except FileNotFoundError:
+        return ()
 
 
 def save_seccomp(root: str, container_id: str, program: bytes, flags: int) -> None:

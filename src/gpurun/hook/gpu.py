@@ -95,6 +95,12 @@ def roots_of(own_env: Mapping[str, str], settings: Settings) -> Roots:
     )
 
 
+def gpu_minors(edits: ContainerEdits) -> tuple[int, ...]:
+    """The minors of the GPUs' own device nodes (``/dev/nvidia0``) among *edits*."""
+    names = [(node.path.removeprefix("/dev/nvidia"), node.minor) for node in edits.device_nodes]
+    return tuple([minor for digits, minor in names if digits.isdigit()])
+
+
 def _identities(roots: Roots) -> tuple[MigIdentity, ...]:
     from gpurun.hook.mig import identities
 

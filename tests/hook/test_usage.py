@@ -1,0 +1,57 @@
+"""What a container has of its GPUs, from NVML's answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpurun.hook.edits import ContainerEdits, DeviceNode
+from gpurun.hook.gpu import gpu_minors
+from gpurun.hook.usage import of_gpu
+
+GPU: dict[str, Any] = {
+    "uuid": "GPU-1",
+    "name": "H100",
+    "minor": 3,
+    "memoryTotal": 1000,
+    "memoryUsed": 700,
+    "utilization": {"gpu": 5, "memory": 1},
+}
+
+
+def process(pid: int, memory: int | None, kind: str = "compute") -> dict[str, Any]:
+    return {"pid": pid, "kind": kind, "memory": memory}
+
+
+@pytest.mark.parametrize(
+    ("processes", "count", "container"),
+    [
+        ([process(7, 100), process(8, 200), process(9, 400)], 2, 300),
+        ([process(9, 400)], 0, 0),
+        ([process(7, None), process(8, 200)], 2, 200),
+        ([process(7, None)], 1, None),
+        ([process(7, 100), process(7, 100, "graphics")], 1, 100),
+    ],
+)
+def test_its_own_share(processes: list[dict[str, Any]], count: int, container: int | None) -> None:
+    made = of_gpu({**GPU, "processes": processes}, (7, 8))
+    assert made["processes"] == count and made["memory"].get("container") == container
+    assert (made["memory"]["total"], made["memory"]["used"]) == (1000, 700)
+    assert (made["uuid"], made["utilization"]) == ("GPU-1", {"gpu": 5, "memory": 1})
+
+
+def test_what_the_driver_does_not_say_is_left_out() -> None:
+    assert of_gpu({"uuid": "GPU-1", "minor": 3, "processes": None, "utilization": None}, (7,)) == {
+        "uuid": "GPU-1",
+        "minor": 3,
+        "memory": {},
+    }
+    assert of_gpu({**GPU, "error": "lost"}, ())["error"] == "lost"
+
+
+def test_which_gpus() -> None:
+    paths = ("/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia11", "/dev/nvidia-caps/nvidia-cap1")
+    nodes = tuple([DeviceNode(path, "", "c", 195, minor) for minor, path in enumerate(paths)])
+    assert gpu_minors(ContainerEdits(device_nodes=nodes)) == (0, 3)
+    assert gpu_minors(ContainerEdits()) == ()
