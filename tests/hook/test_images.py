@@ -100,6 +100,23 @@ def test_read_only_root(debian: Bundle, run: Callable[..., str]) -> None:
     assert exact_listing(debian.rootfs) == before
 
 
+@pytest.mark.parametrize("version", ["1000.1.2", "998.1.2"])
+def test_forward_compatibility(debian: Bundle, run: Callable[..., str], version: str, leaks: Leaks) -> None:
+    """The loader takes the image's own libcuda if it is newer than the driver's (999), before and after ldconfig."""
+    leaks.allow_rootfs_changes()
+    compat = debian.rootfs / "usr/local/cuda-20/compat"
+    compat.mkdir(parents=True)
+    (debian.rootfs / "usr/local/cuda").symlink_to("cuda-20")
+    (compat / f"libcuda.so.{version}").write_bytes(shared_library("libcuda.so.1", (), MACHINE))
+    (compat / "libcuda.so.1").symlink_to(f"libcuda.so.{version}")
+    (debian.rootfs / "probe.so").write_bytes(shared_library("probe.so", (), MACHINE, ("libcuda.so.1",)))
+    find = "$(ls /lib*/ld-linux-*) --list /probe.so | grep -o '/.*libcuda.so[^ ]*'"
+    before, after = run(debian.sh(f"{find}; ldconfig; {find}")).splitlines()
+    assert before == (f"/usr/local/cuda-20/compat/libcuda.so.{version}" if version == "1000.1.2" else f"/{LIB}/libcuda.so.1")
+    assert after.rpartition("/")[0] == before.rpartition("/")[0]
+    assert not list((debian.rootfs / "etc/ld.so.conf.d").glob("*gpurun*"))
+
+
 @pytest.fixture
 def read_only_file_system(runtime: Runtime) -> Iterator[Callable[[Bundle], None]]:
     """Binds a rootfs on itself, read-only: nothing at all can be made in it."""

@@ -47,7 +47,7 @@ def apply_edits(edits: ContainerEdits, target: Target) -> None:
         for chmod in edits.chmods:
             _chmod(target, chmod)
         if edits.ldcache or edits.image_files:
-            tell_loaders(target, edits.ldcache, edits.image_files)
+            tell_loaders(target, edits.ldcache, edits.image_files, edits.forward_compat)
     finally:
         posix.umask(umask)
         target.finish()

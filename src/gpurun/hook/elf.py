@@ -1,4 +1,4 @@
-"""The DT_SONAME of a shared library, read from the file with every bound checked.
+"""The DT_SONAME of a shared library, and notes, read from the file with every bound checked.
 
 The name under which the loader looks a library up is nowhere but in the file (``libnvidia-nvvm.so.4``,
 ``libGLX_nvidia.so.0``: it cannot be guessed from the file name).  Specification: elf(5).
@@ -19,6 +19,9 @@ _DT_SONAME = 14
 _MAX_SONAME = 255
 _MAX_DYNAMIC = 64 * 1024
 _MAX_PROGRAM_HEADERS = 64
+_SHT_NOTE = 7
+_MAX_SECTIONS = 512
+_MAX_NOTE = 64 * 1024  # of names of sections as well
 
 # e_machine
 EM_386 = 3
@@ -40,6 +43,38 @@ def read_elf(fd: int) -> Elf | None:
         return _read(fd)
     except struct_error:
         return None  # a structure reaches beyond the end of the file
+
+
+def read_note(fd: int, section: str, owner: bytes) -> bytes | None:
+    """The content of the note of *owner* in that section of a little-endian 64-bit ELF file; ``None`` without one."""
+    try:
+        return _note(fd, section.encode() + b"\0", owner + b"\0")
+    except struct_error:
+        return None  # as in read_elf
+
+
+def _note(fd: int, section: bytes, owner: bytes) -> bytes | None:
+    head = posix.pread(fd, 64, 0)
+    if head[:6] != b"\x7fELF\x02\x01":
+        return None
+    (shoff,) = unpack_from("<Q", head, 40)
+    size, count, names_index = unpack_from("<HHH", head, 58)
+    if size != 64 or not 0 < count <= _MAX_SECTIONS or names_index >= count or shoff >= 1 << 62:
+        return None
+    table = posix.pread(fd, size * count, shoff)
+    names_at, names_size = unpack_from("<QQ", table, names_index * size + 24)
+    names = posix.pread(fd, min(names_size, _MAX_NOTE), names_at) if names_at < 1 << 62 else b""
+    for i in range(count):
+        name, kind = unpack_from("<II", table, i * size)
+        if kind != _SHT_NOTE or not names.startswith(section, name):
+            continue
+        at, length = unpack_from("<QQ", table, i * size + 24)
+        data = posix.pread(fd, min(length, _MAX_NOTE), at) if at < 1 << 62 else b""
+        owner_size, content_size, _ = unpack_from("<III", data)
+        content_at = 12 + (owner_size + 3 & ~3)
+        if data[12 : 12 + owner_size] == owner and content_at + content_size <= len(data):
+            return data[content_at : content_at + content_size]
+    return None
 
 
 def _read(fd: int) -> Elf | None:

@@ -77,6 +77,10 @@ def gpu_edits(
         request.imex_channels,
         settings.creates_imex_channels,
     )
+    if not settings.forward_compat:
+        from gpurun.record import replace
+
+        request = replace(request, forward_compat=False)
     made = edits(request, driver, lambda: _identities(roots))
     if made.additional_gids and not settings.additional_gids:
         from gpurun.record import replace

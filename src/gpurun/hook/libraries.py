@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 _MULTIARCH32 = {"x86_64": "i386-linux-gnu", "aarch64": "arm-linux-gnueabihf"}
-_MACHINES = {"x86_64": (EM_X86_64, EM_386), "aarch64": (EM_AARCH64, EM_ARM)}
+MACHINES = {"x86_64": (EM_X86_64, EM_386), "aarch64": (EM_AARCH64, EM_ARM)}
 
 
 class HostFile(Record):
@@ -104,7 +104,7 @@ def find_libraries(root: DriverRoot, version: str, capabilities: Iterable[str], 
         for name in (*names, *UNVERSIONED.get(capability, ())):
             wanted[name] = (*wanted.get(name, ()), capability)
     flags = (FLAGS_COMPAT32 if compat32 else FLAGS_NATIVE).get(root.machine, 0)
-    machine = _MACHINES[root.machine][1 if compat32 else 0]
+    machine = MACHINES[root.machine][1 if compat32 else 0]
     places = _from_cache(root, version, wanted, flags)
     missing = [name for name in wanted if name not in places]
     if missing:

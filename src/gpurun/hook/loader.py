@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import posix
 
+from gpurun.hook.compat import compat_libraries
 from gpurun.hook.ldcache import CacheError, compose
 from gpurun.hook.ldconf import musl_path
 from gpurun.hook.rewrite import rewrite, rewrite_in_place
@@ -14,7 +15,7 @@ from gpurun.ns.path import open_in_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.hook.edits import CacheEntry, FileEdit
+    from gpurun.hook.edits import CacheEntry, FileEdit, ForwardCompat
     from gpurun.hook.target import Target
 
 _LD_CACHE = "/etc/ld.so.cache"
@@ -22,8 +23,11 @@ _GLIBC_LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-l
 _STEP = "compose the loader's cache"
 
 
-def tell_loaders(target: Target, entries: tuple[CacheEntry, ...], files: tuple[FileEdit, ...]) -> None:
-    """Make the loaders of the image find *entries*; *files* are what its ldconfig needs for that.
+def tell_loaders(
+    target: Target, entries: tuple[CacheEntry, ...], files: tuple[FileEdit, ...], compat: ForwardCompat | None = None
+) -> None:
+    """Make the loaders of the image find *entries*; *files* are what its ldconfig needs for that.  Libraries of the image
+    itself that *compat* speaks of come before them.
 
     Raises :class:`StepError` when they cannot be told: a GPU program that does not find its driver must not start.
     """
@@ -34,6 +38,9 @@ def tell_loaders(target: Target, entries: tuple[CacheEntry, ...], files: tuple[F
         glibc = _GLIBC_LOADERS.get(machine, "")
         if not _exists(target, _LD_CACHE) and not _exists(target, glibc):
             return  # nothing in there reads a cache
+    if compat is not None:
+        newer, more = compat_libraries(target.root_fd, compat)
+        entries, files = newer + entries, more + files
     rewrite(target, _LD_CACHE, lambda image: composed(image, entries), _STEP)
     for file in files:
         put_in_image(target, file)

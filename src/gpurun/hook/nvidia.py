@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gpurun.errors import GpuError
 from gpurun.hook.driver import library_capabilities
-from gpurun.hook.edits import CacheEntry, ContainerEdits, DeviceNode, EditMount, FileEdit, Link, ProcTree
+from gpurun.hook.edits import CacheEntry, ContainerEdits, DeviceNode, EditMount, FileEdit, ForwardCompat, Link, ProcTree
 from gpurun.hook.ldconf import conf_files
 from gpurun.hook.require import check, properties
 from gpurun.hook.selection import select
@@ -72,6 +72,7 @@ def edits(request: GpuRequest, driver: Driver, resolver: MigResolver | None = No
         links=tuple({link.path: link for link in links}.values()),
         ldcache=entries,
         image_files=conf_files(entries),
+        forward_compat=_forward_compat(request, driver, needed, gpus),
         proc_trees=tuple(trees),
         additional_gids=tuple(sorted({n.gid for _, n in drm if n.gid and n.mode & 0o006 != 0o006})),
         numa_nodes=tuple([gpu.numa_node for gpu in gpus]),
@@ -82,6 +83,16 @@ def edits(request: GpuRequest, driver: Driver, resolver: MigResolver | None = No
 
         return add_extras(made, driver.extras, PROC_PATH, driver.proc_path)
     return made
+
+
+def _forward_compat(
+    request: GpuRequest, driver: Driver, needed: tuple[str, ...], gpus: tuple[Gpu, ...]
+) -> ForwardCompat | None:
+    if "compute" not in needed or not request.forward_compat:
+        return None
+    from gpurun.hook.compat import plan_compat
+
+    return plan_compat(driver.version, [gpu.model for gpu in gpus])
 
 
 def _warnings(driver: Driver, selected: tuple[Selected, ...], extras: tuple[str, ...]) -> list[str]:

@@ -55,7 +55,8 @@ class GpuRequest(Record):
     when the site's policy says no: then nothing is to be done but telling so (the toolkit starts such a container as well).
 
     *extras* are the names in :data:`gpurun.hook.extras.EXTRAS` of what is asked beside the GPUs, *imex_channels* the ids
-    of channels to other machines; *all_csv* that a Tegra container wants the files of all lists.
+    of channels to other machines; *all_csv* that a Tegra container wants the files of all lists;
+    *forward_compat* that newer CUDA libraries of the image may be used (not so with ``NVIDIA_DISABLE_CUDA_COMPAT``).
     """
 
     devices: tuple[str, ...]
@@ -67,6 +68,7 @@ class GpuRequest(Record):
     extras: tuple[str, ...] = ()
     imex_channels: tuple[int, ...] = ()
     all_csv: bool = False
+    forward_compat: bool = True
     warnings: tuple[str, ...] = ()
 
 
@@ -127,6 +129,7 @@ def read_request(
         source=source,
         qualified=qualified,
         all_csv="csv-mounts=all" in variables.get("NVIDIA_REQUIRE_JETPACK", "").split(","),
+        forward_compat=variables.get("NVIDIA_DISABLE_CUDA_COMPAT") not in _GO_TRUE,
         warnings=warnings,
     )
     if channels or any(variables.get(name) for name in EXTRA_VARIABLES):

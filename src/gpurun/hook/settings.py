@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_PATH = "/etc/nvidia-container-runtime/config.toml"
 
 _CLI, _RUNTIME, _HOOK = "nvidia-container-cli", "nvidia-container-runtime", "nvidia-container-runtime-hook"
+_NO_COMPAT = "disable-cuda-compat-lib-hook"
 _IGNORE_IMEX, _NO_GIDS, _NO_IMEX_NODES = (
     "ignore-imex-channel-requests",
     "no-additional-gids-for-device-nodes",
@@ -75,6 +76,11 @@ class Settings(Record):
     def environment(self, own_env: Mapping[str, str]) -> dict[str, str]:
         """*own_env* with what the file adds to it."""
         return {**own_env, **dict([e.split("=", 1) for e in self.cli_environment])}
+
+    @property
+    def forward_compat(self) -> bool:
+        """Whether newer CUDA libraries of an image may be used.  The modes of the toolkit but ``disabled`` are one here."""
+        return self.cuda_compat_mode != "disabled" and _NO_COMPAT not in self.features
 
     @property
     def additional_gids(self) -> bool:

@@ -322,4 +322,9 @@ def request_variables(chosen: argparse.Namespace) -> dict[str, str]:
 
 def _without(edits: ContainerEdits, chosen: argparse.Namespace) -> ContainerEdits:
     kept = tuple([m for m in edits.mounts if not _left_out(m.container_path, chosen)])
-    return replace(edits, mounts=kept, device_nodes=() if chosen.no_devbind else edits.device_nodes)
+    return replace(
+        edits,
+        mounts=kept,
+        device_nodes=() if chosen.no_devbind else edits.device_nodes,
+        forward_compat=None if chosen.no_cntlibs or chosen.cuda_compat_mode == "disabled" else edits.forward_compat,
+    )
