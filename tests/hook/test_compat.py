@@ -126,7 +126,7 @@ def test_what_the_libraries_say_of_themselves(used: Callable[[], Any], compat: P
         lambda c: (c / "libcuda.so.560.1.2").write_bytes(b""),  # two of them
         lambda c: (c / "libcuda.so.550.54.14").unlink(),
         lambda c: ((c / "libcuda.so.550.54.14").unlink(), (c / "libcuda.so.550.54.14").symlink_to("/etc/shadow")),
-        lambda c: ((c / "libcuda.so.550.54.14").unlink(), os.mkfifo(c / "libcuda.so.550.54.14")),
+        lambda c: [f(c / "libcuda.so.550.54.14") for f in (os.unlink, os.mkfifo)],
         lambda c: ((c / "libcuda.so.550.54.14").unlink(), (c / "libcuda.so.550.54.14").mkdir()),
         lambda c: [(c / f"lib{n}.so.1").touch() for n in range(1001)],
         lambda c: (c.rename(c.parent / "x"), c.symlink_to("/../../../../../../../../etc")),

@@ -1,6 +1,6 @@
 """CUDA forward compatibility: newer libraries that an image brings along, in place of the driver's of the same name.
 
-Images of the CUDA toolkit carry the userspace of the driver that they were made for in ``/usr/local/cuda/compat``, so that they
+Images of the CUDA toolkit carry the userspace of the driver they were made for in ``/usr/local/cuda/compat``, so that they
 run on an older kernel driver.  Nothing of it is mounted or executed here: when it fits, its directory goes first in the
 loader's cache.  Everything in the image is hostile: what is read is bounded, and read as data only.
 """
@@ -12,10 +12,9 @@ import posix
 
 from gpurun.errors import ConfigError
 from gpurun.hook.edits import CacheEntry, FileEdit, ForwardCompat
-from gpurun.hook.elf import read_elf, read_note
+from gpurun.hook.elf import MACHINES, read_elf, read_note
 from gpurun.hook.ldcache import FLAGS_NATIVE
 from gpurun.hook.ldconf import COMPAT_CONF
-from gpurun.hook.libraries import MACHINES
 from gpurun.linux.files import O_CLOEXEC
 from gpurun.linux.fs import O_DIRECTORY, O_NOFOLLOW
 from gpurun.ns.path import open_in_root, path_in_root

@@ -29,6 +29,9 @@ EM_ARM = 40
 EM_X86_64 = 62
 EM_AARCH64 = 183
 
+#: e_machine of a machine's own programs and of its 32-bit ones, by the name that uname(2) gives it.
+MACHINES = {"x86_64": (EM_X86_64, EM_386), "aarch64": (EM_AARCH64, EM_ARM)}
+
 
 class Elf(Record):
     """What the header of a shared object says: *machine* (e_machine) and DT_SONAME, empty when there is none."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.hook.driver_files import UNVERSIONED, VERSIONED
-from gpurun.hook.elf import EM_386, EM_AARCH64, EM_ARM, EM_X86_64, read_elf
+from gpurun.hook.elf import MACHINES, read_elf
 from gpurun.hook.ldcache import FLAGS_COMPAT32, FLAGS_NATIVE, MAX_SIZE, CacheError, lookup
 from gpurun.linux.files import O_CLOEXEC, read_fd
 from gpurun.ns.path import open_in_root
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
 _MULTIARCH32 = {"x86_64": "i386-linux-gnu", "aarch64": "arm-linux-gnueabihf"}
-MACHINES = {"x86_64": (EM_X86_64, EM_386), "aarch64": (EM_AARCH64, EM_ARM)}
 
 
 class HostFile(Record):
