@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gpurun.engine.exec import ExecOptions
     from gpurun.invocation import Invocation
 
+EXEC_ENTRY = "gpurun.engine.setns_init:main"
 #: What exec exits with when it is exec that failed: the codes below are the process' own.
 FAILURE = 255
 
@@ -26,9 +27,21 @@ class ExecError(GpurunError):
 def execute(invocation: Invocation) -> int:
     """``exec ID COMMAND...`` or ``exec --process FILE ID``: the exit code of the process, or 255."""
     try:
-        from gpurun.engine.exec import exec_process
+        from gpurun.engine.child import check_preserved_fds, start_child
 
-        return exec_process(exec_options(invocation))
+        count = invocation.number("preserve-fds")
+        if count < 0:
+            raise GpurunError("--preserve-fds must not be negative")
+        check_preserved_fds(count)
+        started = start_child(EXEC_ENTRY, count)
+        from gpurun.engine.exec import exec_process, undo_start  # read while the child reads its own modules
+
+        try:
+            options = exec_options(invocation)
+        except BaseException:
+            undo_start(started, 0)
+            raise
+        return exec_process(options, started)
     except GpurunError as e:
         raise ExecError(str(e)) from None
     except OSError as e:
@@ -46,8 +59,6 @@ def exec_options(invocation: Invocation) -> ExecOptions:
         from gpurun.linux.files import read_file
 
         process = read_process_file(read_file(path, 64 << 20), path)
-    if invocation.number("preserve-fds") < 0:
-        raise GpurunError("--preserve-fds must not be negative")
     paths = [invocation.option(name) for name in ("pid-file", "console-socket", "pidfd-socket")]
     pid_file, console_socket, pidfd_socket = [absolute_path(path) if path else "" for path in paths]
     return ExecOptions(

@@ -70,6 +70,41 @@ def _sealed_copy(path: str) -> int:
     return made
 
 
+class Started(Record):
+    """A child that runs and waits to be told what to do: *pid*, and our end of the Unix socket between us."""
+
+    pid: int
+    channel: int
+
+
+def start_child(entry: str, preserve_fds: int = 0) -> Started:
+    """Start a sealed child that calls *entry*, in our own namespaces and cgroup; ``sys.argv[1]`` is its end of the socket.
+
+    It gets 0 to 2, the *preserve_fds* descriptors from 3 on, and no other of the caller's.  It touches nothing before it is
+    told: it is started first of all, and reads its modules while we read ours and find out what there is to do.
+    """
+    from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socketpair
+
+    child = sealed_child(entry)
+    ours, its = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
+    close_range(3, flags=CLOSE_RANGE_CLOEXEC)
+    kept = [its.fileno(), *([] if child.command.fd is None else [child.command.fd])]
+    for fd in (*kept, *range(3, 3 + preserve_fds)):
+        posix.set_inheritable(fd, True)
+    try:
+        # Started without a copy of our memory, as vfork(2) does it; from the descriptor, whose mount is read-only.
+        command = (*child.command.argv, str(its.fileno()))
+        pid = posix.posix_spawn(f"/proc/self/fd/{child.executable}", command, {})
+    except OSError as e:
+        raise StepError("start", child.command.executable, e.errno) from None
+    finally:
+        for fd in kept:
+            posix.set_inheritable(fd, False)
+        its.close()
+        posix.close(child.executable)
+    return Started(pid, ours.detach())
+
+
 def exec_child(child: SealedChild, arguments: tuple[str, ...], keep: Iterable[int]) -> None:
     """Become the child: it gets *arguments*, the descriptors *keep* (negative ones are none) and 0 to 2, and no other."""
     close_range(3, flags=CLOSE_RANGE_CLOEXEC)

@@ -1,7 +1,7 @@
 """exec: another process in a container that is there.  The caller's side; the process' own is setns_init.py.
 
-The child interpreter is started first and reads its modules while we read the config and plan; it does nothing until the
-plan is there, so whatever is wrong with the request still touches nothing of the container.
+The child interpreter is started before this module is even read, and reads its modules while we read ours and plan; it does
+nothing until the plan is there, so whatever is wrong with the request still touches nothing of the container.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from gpurun import log
 from gpurun.cgroup import control
 from gpurun.engine import state as store
 from gpurun.engine import sync
-from gpurun.engine.child import check_preserved_fds, exec_child, sealed_child
 from gpurun.engine.lifecycle import open_init, wait_foreground
 from gpurun.errors import ConfigError, GpurunError, StepError
 from gpurun.linux import process as lp
-from gpurun.linux.files import O_CLOEXEC, read_file
+from gpurun.linux.files import read_file
 from gpurun.linux.fs import RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
 from gpurun.oci.reader import as_object, parse_json
 from gpurun.record import Record, replace, to_wire
@@ -25,10 +24,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpurun.engine.child import Started
     from gpurun.engine.exec_plan import SavedConfig
-    from gpurun.engine.setns_init import ExecDescriptors, ExecPlan
-
-EXEC_ENTRY = "gpurun.engine.setns_init:main"
+    from gpurun.engine.setns_init import ExecPlan
 
 
 class ExecOptions(Record):
@@ -62,16 +60,6 @@ class ExecOptions(Record):
         return self.tty if self.process is None else bool(self.process.get("terminal"))
 
 
-class Started(Record):
-    """The first child of exec: *pid*, the pipes from and to it (and to what it clones), and the numbers of its ends."""
-
-    pid: int
-    receive: int
-    send: int
-    child_receive: int
-    child_send: int
-
-
 def read_process_file(data: bytes, path: str) -> dict[str, Any]:
     """The process object in the file *path* with the text *data*; its members are not looked at yet."""
     value = parse_json(data, path)
@@ -80,11 +68,25 @@ def read_process_file(data: bytes, path: str) -> dict[str, Any]:
     return as_object(value, path)
 
 
-def exec_process(options: ExecOptions) -> int:
-    """Run the process of *options*; returns 0 when detached, else its exit code once it has ended.
+def exec_process(options: ExecOptions, started: Started) -> int:
+    """Run the process of *options* through the child *started*; returns 0 when detached, else its exit code.
 
     Raises :class:`GpurunError`; then the process has not run, and nothing of it is left.
     """
+    made = [0]  # the pid of the process, once there is one
+    try:
+        warnings, pidfd, master = _start(options, started, made)
+    except BaseException:
+        undo_start(started, made[0])
+        raise
+    for warning in warnings:
+        log.warning(warning)
+    posix.close(started.channel)
+    return 0 if options.detach else wait_foreground(made[0], pidfd, master)
+
+
+def _start(options: ExecOptions, started: Started, made: list[int]) -> tuple[tuple[str, ...], int, int]:
+    """Have the process made, and let it go; returns the plan's warnings, its pidfd, and the master of its terminal or -1."""
     state = store.load(options.root, options.id)
     now = store.status(options.root, state)
     if now == "stopped":
@@ -93,7 +95,6 @@ def exec_process(options: ExecOptions) -> int:
         raise GpurunError("cannot exec in a paused container (use --ignore-paused to override)")
     if now == "creating":
         raise GpurunError("cannot exec in a container that is still being created")
-    check_preserved_fds(options.preserve_fds)
     if options.terminal or options.console_socket:
         from gpurun.engine.terminal import check_console
 
@@ -103,29 +104,18 @@ def exec_process(options: ExecOptions) -> int:
         raise GpurunError("cannot exec in a stopped container")
     cgroup, other_cgroup = open_cgroups(state, options.cgroup)
     ours, its = _console(options)
-    started = _start(options, (init, cgroup, other_cgroup, its))
-    from gpurun.engine.setns_init import ExecDescriptors  # the modules are read while the child reads its own
-
-    descriptors = ExecDescriptors(started.child_receive, started.child_send, init, cgroup, other_cgroup, its)
-    pid = 0
+    files = {"init": init, "cgroup": cgroup, "other_cgroup": other_cgroup, "console": its}
+    files = {name: fd for name, fd in files.items() if fd >= 0}
     try:
         plan, warnings = _plan(options, state)
-        pid = _serve(plan, started, descriptors, state, options.root)
-        pidfd = lp.pidfd_open(pid)
-        master = _hand_over(options, ours, pid, pidfd)
-        sync.send(started.send, "go")
-    except BaseException:
-        _undo(started, pid)
-        raise
+        pid = made[0] = _serve(plan, started, files, state, options.root)
     finally:
-        for fd in (init, cgroup, other_cgroup, its):
-            if fd >= 0:
-                posix.close(fd)
-    for warning in warnings:
-        log.warning(warning)
-    posix.close(started.send)
-    posix.close(started.receive)
-    return 0 if options.detach else wait_foreground(pid, pidfd, master)
+        for fd in files.values():
+            posix.close(fd)
+    pidfd = lp.pidfd_open(pid)
+    master = _hand_over(options, ours, pid, pidfd)
+    sync.send(started.channel, "go")
+    return warnings, pidfd, master
 
 
 def open_cgroups(state: store.State, sub: str) -> tuple[int, int]:
@@ -197,24 +187,6 @@ def _console(options: ExecOptions) -> tuple[int, int]:
     return (-1, connect_socket(options.console_socket)) if options.console_socket else console_pair()
 
 
-def _start(options: ExecOptions, keep: tuple[int, ...]) -> Started:
-    """Start the child interpreter, in our own namespaces and cgroup."""
-    child = sealed_child(EXEC_ENTRY)
-    child_r, send = posix.pipe2(O_CLOEXEC)
-    receive, child_w = posix.pipe2(O_CLOEXEC)
-    pid, pidfd = lp.clone3(0)
-    if pid == 0:
-        try:
-            inherited = (child_r, child_w, *keep, *range(3, 3 + options.preserve_fds))
-            exec_child(child, (str(child_r), str(child_w)), inherited)
-        except BaseException as e:  # whatever it is, this copy must not go on as the caller
-            sync.send(child_w, "failed", str(e))
-        posix._exit(1)
-    for fd in (child_r, child_w, child.executable, pidfd):
-        posix.close(fd)
-    return Started(pid, receive, send, child_r, child_w)
-
-
 def _plan(options: ExecOptions, state: store.State) -> tuple[ExecPlan, tuple[str, ...]]:
     from gpurun.engine.exec_plan import ExecHost, plan_exec
 
@@ -251,18 +223,18 @@ def _same_user_namespace(pid: int) -> bool:
     return (ours.st_dev, ours.st_ino) == (its.st_dev, its.st_ino)
 
 
-def _serve(plan: ExecPlan, started: Started, descriptors: ExecDescriptors, state: store.State, root: str) -> int:
-    """Send the plan and answer until the process is ready to execve(2); returns its pid."""
+def _serve(plan: ExecPlan, started: Started, files: dict[str, int], state: store.State, root: str) -> int:
+    """Send the plan with the *files* by their names and answer until the process is ready to execve(2); returns its pid."""
     kills = control.oom_kill_count(state.cgroup)
     pid = 0
     try:
         try:
-            sync.send(started.send, "plan", to_wire(plan), to_wire(descriptors))
+            sync.send_files(started.channel, tuple(files.values()), "plan", to_wire(plan), tuple(files))
         except BrokenPipeError:
             pass  # it has ended; its last message, if any, says why
         ready = False
         while True:
-            message = sync.receive(started.receive)
+            message = sync.receive(started.channel)
             if message is None:
                 oom = " (possibly OOM-killed)" if control.oom_kill_count(state.cgroup) > kills else ""
                 raise GpurunError(f"unable to start container process: it ended before it could start{oom}")
@@ -274,7 +246,7 @@ def _serve(plan: ExecPlan, started: Started, descriptors: ExecDescriptors, state
                 ready = ready or word == "ready"
                 if pid and ready:
                     _prepare(plan, state, pid)
-                    sync.send(started.send, "go")
+                    sync.send(started.channel, "go")
             elif word == "created":
                 posix.waitpid(started.pid, 0)
                 if rest:
@@ -337,26 +309,33 @@ def _hand_over(options: ExecOptions, ours: int, pid: int, pidfd: int) -> int:
     return master
 
 
-def _undo(started: Started, pid: int) -> None:
+def undo_start(started: Started, pid: int) -> None:
     """End what was started.  The process may have been made without our having heard of it."""
+    from _socket import AF_UNIX, SHUT_WR, SOCK_STREAM, socket
+
     if pid:
         _kill(pid)
-    posix.close(started.send)
+    channel = socket(AF_UNIX, SOCK_STREAM, 0, started.channel)
+    try:
+        channel.shutdown(SHUT_WR)
+    except OSError:
+        pass  # the other side is gone
+    channel.detach()
     try:
         posix.waitpid(started.pid, 0)  # it ends by itself: having done its part, or for want of a plan
     except ChildProcessError:
         pass  # reaped before
-    posix.set_blocking(started.receive, False)
+    posix.set_blocking(started.channel, False)
     try:
         while True:
-            message = sync.receive(started.receive)
+            message = sync.receive(started.channel)
             if message is None:
                 break
             if message[0] == "child":
                 _kill(int(message[1]))
     except BlockingIOError:
         pass  # all that was said before the first child ended has been read
-    posix.close(started.receive)
+    posix.close(started.channel)
 
 
 def _kill(pid: int) -> None:

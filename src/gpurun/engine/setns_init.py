@@ -44,40 +44,43 @@ class ExecPlan(Record):
 
 
 class ExecDescriptors(Record):
-    """Open files that exec's process is started with; -1 for none.  *cgroup* is where it goes, or else to *other_cgroup*."""
+    """Open files that come with the plan; -1 for none.  *cgroup* is where the process goes, or else to *other_cgroup*."""
 
-    receive: int
-    send: int
+    channel: int  # the socket they came by
     init: int  # pidfd of the container's init
-    cgroup: int
+    cgroup: int = -1
     other_cgroup: int = -1
     console: int = -1  # the socket that takes the terminal's master
 
 
 def main() -> NoReturn:
-    """Entry point of the child interpreter: ``argv[1]`` and ``argv[2]`` are the descriptors of the pipes."""
+    """Entry point of the child interpreter: ``argv[1]`` is the descriptor of the socket."""
     lp.prctl(lp.PR_SET_DUMPABLE, 0)
-    receive, send = int(sys.argv[1]), int(sys.argv[2])
+    channel = int(sys.argv[1])
+    posix.set_inheritable(channel, False)
     try:
-        _run(receive, send)
+        _run(channel)
     except BaseException as e:  # nothing may leave here but by _exit: the parent tells the error
         if isinstance(e, OSError):
             text = oserror_text(e)
         else:
             text = str(e) if isinstance(e, GpurunError) else f"{type(e).__name__}: {e}"
         try:
-            sync.send(send, "failed", text)
+            sync.send(channel, "failed", text)
         except OSError:
             posix.write(2, f"gpurun exec: {text}\n".encode("utf-8", "replace"))
     posix._exit(1)
 
 
-def _run(receive: int, send: int) -> None:
-    message = sync.receive(receive)
-    if message is None:
+def _run(channel: int) -> None:
+    received = sync.receive_files(channel)
+    if received is None:
         posix._exit(1)  # the parent has refused what it was asked for, and told why
-    plan: ExecPlan = from_wire(message[1])
-    fds: ExecDescriptors = from_wire(message[2])
+    (_, wire, names), files = received
+    if len(names) != len(files):
+        raise GpurunError(f"{len(names)} files were sent, {len(files)} came: the limit RLIMIT_NOFILE is too low")
+    plan: ExecPlan = from_wire(wire)
+    fds = ExecDescriptors(channel, **dict(zip(names, files)))  # noqa: B905 - as many: looked at above
     posix.umask(0)
     proc_fd = open_proc()
     if plan.process.oom_score_adj is not None:
@@ -99,7 +102,7 @@ def _run(receive: int, send: int) -> None:
         _become_root()
     pid = _clone(fds)
     if pid:
-        sync.send(send, "child", pid)
+        sync.send(channel, "child", pid)
         posix._exit(0)
     # From here on the container's processes can see us, and a privileged one what we have open: no door to the host's
     # tree longer than must be.
@@ -201,19 +204,19 @@ def _become(plan: ExecPlan, fds: ExecDescriptors, proc_fd: int, root_fd: int) ->
         from gpurun.engine.knobs import apply_knobs  # imported before the host's tree was left
 
         apply_knobs(process.knobs)
-    sync.send(fds.send, "ready")
+    sync.send(fds.channel, "ready")
     _expect_go(fds)
     path = become_process(process, env)
     if process.seccomp is not None and process.seccomp[1] & _NEW_LISTENER:
         listener, become = notify_first(path, process.args, env, 3 + plan.preserve_fds, process.seccomp)
-        sync.send(fds.send, "created", listener)
+        sync.send(fds.channel, "created", listener)
         _expect_go(fds)
         become()
-    sync.send(fds.send, "created")
+    sync.send(fds.channel, "created")
     _expect_go(fds)
     execute(path, process.args, env, 3 + plan.preserve_fds, process.seccomp)
 
 
 def _expect_go(fds: ExecDescriptors) -> None:
-    if sync.receive(fds.receive) != ("go",):
+    if sync.receive(fds.channel) != ("go",):
         posix._exit(1)  # the parent gave up (and has told why) or was killed

@@ -8,6 +8,7 @@
     parent → init   plan PLAN, go
 
 A message is a tuple, marshalled, after its length in four bytes.  Both ends are the same build of the same interpreter.
+exec and its process speak over one Unix socket instead, because open files go with the plan (:func:`send_files`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MAX_MESSAGE = 64 << 20
+_MAX_FILES = 16
 
 
 class Descriptors(Record):
@@ -44,6 +46,38 @@ def send(fd: int, *message: Any) -> None:
     write_all(fd, len(data).to_bytes(4, "little") + data)
 
 
+def send_files(channel: int, files: tuple[int, ...], *message: Any) -> None:
+    """Write one message to the Unix socket *channel*, with the open *files* beside it (unix(7), SCM_RIGHTS)."""
+    from _socket import AF_UNIX, SCM_RIGHTS, SOCK_STREAM, SOL_SOCKET, socket
+
+    data = marshal.dumps(message)
+    rights = b"".join([fd.to_bytes(4, "little") for fd in files])
+    its = socket(AF_UNIX, SOCK_STREAM, 0, channel)
+    try:
+        its.sendmsg([len(data).to_bytes(4, "little")], [(SOL_SOCKET, SCM_RIGHTS, rights)])
+    finally:
+        its.detach()
+    write_all(channel, data)
+
+
+def receive_files(channel: int) -> tuple[tuple[Any, ...], list[int]] | None:
+    """The message that :func:`send_files` has sent, and the files, closed on exec; None when the other side is gone."""
+    from _socket import AF_UNIX, CMSG_SPACE, MSG_CMSG_CLOEXEC, SOCK_STREAM, socket
+
+    its = socket(AF_UNIX, SOCK_STREAM, 0, channel)
+    try:
+        head, control, _, _ = its.recvmsg(4, CMSG_SPACE(4 * _MAX_FILES), MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        return None
+    finally:
+        its.detach()
+    data = _read_exactly(channel, int.from_bytes(head, "little")) if len(head) == 4 else None
+    if data is None:
+        return None
+    files = [int.from_bytes(rights[i : i + 4], "little") for _, _, rights in control for i in range(0, len(rights) - 3, 4)]
+    return marshal.loads(data), files
+
+
 def receive(fd: int) -> tuple[Any, ...] | None:
     """The next message, or None when the other side has closed (or died within a message)."""
     head = _read_exactly(fd, 4)
@@ -60,7 +94,10 @@ def receive(fd: int) -> tuple[Any, ...] | None:
 def _read_exactly(fd: int, size: int) -> bytes | None:
     data = b""
     while len(data) < size:
-        chunk = posix.read(fd, size - len(data))
+        try:
+            chunk = posix.read(fd, size - len(data))
+        except ConnectionResetError:  # a socket, whose other side was killed before it had read all
+            return None
         if not chunk:
             return None
         data += chunk
