@@ -35,6 +35,7 @@ HUMAN_ROOMS = (*HUMAN, "gpurun.launcher.bytecode")
 LATE = {
     ("gpurun.oci.reader", "json.decoder"),  # to say where a broken document is broken
     ("gpurun.__main__", "gpurun.cli.human"),
+    ("gpurun.hook.cdi_yaml_full", "yaml"),  # a CDI file in YAML that our own reader does not know
     ("gpurun.commands.lifecycle", "gpurun.commands.matching"),  # --regex
 }
 

@@ -19,7 +19,7 @@ from gpurun.engine.signals import SIGKILL, send_signal
 from gpurun.engine.site import read_site, site_path
 from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
 from gpurun.hook.edits import ContainerEdits
-from gpurun.hook.gpu import gpu_edits, gpu_minors
+from gpurun.hook.gpu import Injected, gpu_edits, gpu_minors
 from gpurun.linux import proc
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC, read_file
@@ -122,7 +122,11 @@ def device_edits(config: Config) -> ContainerEdits:
     privileged = capabilities is not None and "CAP_SYS_ADMIN" in capabilities.bounding
     own_env = {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
     mounts = tuple([(mount.source, mount.destination) for mount in config.mounts])
-    return gpu_edits(config.process.env, config.annotations, privileged, own_env, mounts=mounts) or ContainerEdits()
+    hooks = config.hooks.create_container
+    injected = Injected(hooks, config.mounts, tuple([device.path for device in config.linux.devices])) if hooks else None
+    process = config.process
+    edits = gpu_edits(process.env, config.annotations, privileged, own_env, mounts=mounts, injected=injected)
+    return edits or ContainerEdits()
 
 
 def plan_bundle(options: CreateOptions) -> tuple[bytes, Plan]:
@@ -130,6 +134,11 @@ def plan_bundle(options: CreateOptions) -> tuple[bytes, Plan]:
     data, config = read_bundle(options.bundle, options.config)
     listen_fds = _listen_fds()
     edits = device_edits(config)
+    if edits != ContainerEdits():
+        from gpurun.engine.edited import edited, saved_config
+
+        data = saved_config(data, edits)
+        config, edits = edited(config, edits)
     first_env: tuple[str, ...] = (f"LISTEN_FDS={listen_fds}", "LISTEN_PID=1") if listen_fds else ()
     if posix.environ.get(b"NOTIFY_SOCKET"):
         from gpurun.engine.notify import NOTIFY_ENV, with_notify

@@ -8,13 +8,14 @@ what is made in the image is written in a journal first, so that ``delete`` leav
 from __future__ import annotations
 
 import posix
-from errno import EEXIST, EINVAL
+from errno import EEXIST, EINVAL, ELOOP, ENOENT, ENOTDIR
 
 from gpurun.errors import StepError
 from gpurun.hook.loader import tell_loaders
 from gpurun.hook.private import failed, mask_tree, open_source
 from gpurun.hook.target import Target
 from gpurun.linux import mount as lm
+from gpurun.linux.files import read_file
 from gpurun.linux.fs import TMPFS_MAGIC, fstatfs_type
 from gpurun.ns.devices import make_device
 from gpurun.ns.mount import bind_fd
@@ -149,12 +150,21 @@ def _says(parent: int, name: str, target: str) -> bool:
 def _bind_over(target: Target, link: Link, directory: str, sources: set[tuple[int, int]]) -> None:
     """An image that ships its own (stale) library of that name keeps its file; the container sees the driver's.
 
-    The source is looked up in the rootfs, so it is used only when it is one of the host files mounted a moment ago.
+    The source is looked up in the rootfs, so it is used only when it is one of the host files mounted a moment ago;
+    for an optional link, what another runtime has mounted is as good, and where there is nothing the image keeps its file.
     """
-    source = open_in_root(target.root_fd, f"{directory}/{link.target}")
+    try:
+        text = link.target if link.target.startswith("/") else f"{directory}/{link.target}"
+        source = open_in_root(target.root_fd, text)
+    except OSError as e:
+        if link.optional and e.errno in (ENOENT, ENOTDIR, ELOOP):
+            return
+        raise
     try:
         stat = posix.fstat(source)
-        if (stat.st_dev, stat.st_ino) not in sources:
+        if (stat.st_dev, stat.st_ino) not in sources and not (link.optional and _is_mount(target.root_fd, source)):
+            if link.optional:
+                return
             raise StepError("make the link", link.path, EEXIST)
         place = make_target(target.root_fd, link.path, False, target.journal)
         try:
@@ -165,6 +175,21 @@ def _bind_over(target: Target, link: Link, directory: str, sources: set[tuple[in
             posix.close(place)
     finally:
         posix.close(source)
+
+
+def _is_mount(root_fd: int, fd: int) -> bool:
+    """Whether what *fd* refers to is mounted where it is: a runtime has put it there, no image can."""
+    directory = path_in_root(root_fd, fd, "").rpartition("/")[0]
+    parent = open_in_root(root_fd, directory or "/")
+    try:
+        return _mount_id(fd) != _mount_id(parent)
+    finally:
+        posix.close(parent)
+
+
+def _mount_id(fd: int) -> bytes:
+    lines = read_file(f"/proc/self/fdinfo/{fd}").splitlines()
+    return next(line for line in lines if line.startswith(b"mnt_id:"))
 
 
 def _chmod(target: Target, chmod: Chmod) -> None:

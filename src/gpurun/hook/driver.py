@@ -120,7 +120,7 @@ def read_driver(
             from gpurun.hook.extras import read_extras
 
             more = read_extras(roots, root, dev, majors, extras, imex_channels, create_channels)
-        return Driver(version, gpus, nodes, libraries, files, _proc_files(roots), more, roots.sysroot + PROC)
+        return Driver(version, gpus, nodes, libraries, files, proc_files(roots), more, roots.sysroot + PROC)
     finally:
         posix.close(root.fd)
 
@@ -211,7 +211,8 @@ def _firmware_dirs(roots: Roots) -> tuple[str, ...]:
     return tuple(([custom] if custom.startswith("/") else []) + dirs)
 
 
-def _proc_files(roots: Roots) -> tuple[ProcFile, ...]:
+def proc_files(roots: Roots) -> tuple[ProcFile, ...]:
+    """The small files of /proc/driver/nvidia that a container gets to see."""
     names = ("params", "version", "registry")
     contents = [(name, read_bytes(f"{roots.sysroot}{PROC}/{name}")) for name in names]
     return tuple([ProcFile(name, content) for name, content in contents if content is not None])

@@ -10,7 +10,15 @@ Specification: CDI 1.1.0, ``containerEdits``.  Links and the library cache are h
 
 from __future__ import annotations
 
+from gpurun.oci.config import Mount
 from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+#: As *uid* or *gid* of a device node: that of the container's process (CDI's default).
+PROCESS_ID = -1
 
 
 class DeviceNode(Record):
@@ -51,11 +59,15 @@ class EditMount(Record):
 
 
 class Link(Record):
-    """A symbolic link at *path* in the container with the text *target*."""
+    """A symbolic link at *path* in the container with the text *target*.
+
+    *optional*: where the image has something else of that name, that stays and the container is made all the same.
+    """
 
     path: str
     target: str
     reason: str = ""
+    optional: bool = False
 
 
 class CacheEntry(Record):
@@ -104,13 +116,14 @@ class ForwardCompat(Record):
 
 
 class Hook(Record):
-    """An OCI hook of a CDI file: *stage* is the OCI name (``createContainer``); *timeout* in seconds, 0 for none."""
+    """An OCI hook of a CDI file: *stage* is the OCI name (``createContainer``); *timeout* in seconds, ``None`` for none."""
 
     stage: str
     path: str
     args: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
-    timeout: int = 0
+    timeout: int | None = None
+    reason: str = ""
 
 
 class ContainerEdits(Record):
@@ -126,7 +139,21 @@ class ContainerEdits(Record):
     forward_compat: ForwardCompat | None = None
     chmods: tuple[Chmod, ...] = ()
     proc_trees: tuple[ProcTree, ...] = ()
-    hooks: tuple[Hook, ...] = ()
     additional_gids: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
     numa_nodes: tuple[int, ...] = ()  # of each device that has one, for placement near to it; -1 where the host does not say
+    # What goes into the config itself before it is planned (gpurun.engine.edited), and is empty afterwards:
+    hooks: tuple[Hook, ...] = ()
+    replaced_hooks: tuple[Hook, ...] = ()  # of the config: these edits do their work
+    config_mounts: tuple[Mount, ...] = ()
+    net_devices: tuple[tuple[str, str], ...] = ()  # (name on the host, name in the container)
+    intel_rdt: dict[str, Any] | None = None  # as linux.intelRdt
+
+
+def combine(first: ContainerEdits, second: ContainerEdits) -> ContainerEdits:
+    """Both, *first* before *second*; what is equal in both is there once."""
+    values: dict[str, Any] = {}
+    for name in ContainerEdits._fields:
+        one, two = getattr(first, name), getattr(second, name)
+        values[name] = one + tuple([item for item in two if item not in one]) if isinstance(one, tuple) else two or one
+    return ContainerEdits(**values)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.errors import UnsupportedError
+from gpurun.errors import GpuError
+from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,12 +18,28 @@ if TYPE_CHECKING:
     from gpurun.hook.edits import ContainerEdits
     from gpurun.hook.host import Roots
     from gpurun.hook.mig import MigIdentity
+    from gpurun.hook.request import GpuRequest
     from gpurun.hook.settings import Settings
+    from gpurun.oci.config import Mount, OciHook
 
 #: Basenames of the hook that engines add for --gpus.
 _REPLACED_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 _REQUESTS = ("NVIDIA_VISIBLE_DEVICES=", "CUDA_VERSION=")
+#: What NVIDIA's hook says where only its runtime can do what is asked.
+WRONG_MODE = (
+    "invoking the NVIDIA Container Runtime Hook directly (e.g. specifying the docker --gpus flag) is not supported. "
+    "Please use the NVIDIA Container Runtime (e.g. specify the --runtime=nvidia flag) instead"
+)
+_CDI_PROGRAMS = ("/nvidia-cdi-hook", "/nvidia-ctk", "/gpurun")
 _SETTINGS = ("GPURUN_SYSROOT", "NVIDIA_CTK_CONFIG_FILE_PATH", "XDG_CONFIG_HOME")
+
+
+class Injected(Record):
+    """What a config has that an engine may have put in for a CDI device: createContainer hooks, mounts, paths of devices."""
+
+    hooks: tuple[OciHook, ...]
+    mounts: tuple[Mount, ...]
+    devices: tuple[str, ...]
 
 
 def is_replaced_hook(path: str) -> bool:
@@ -37,14 +54,40 @@ def gpu_edits(
     own_env: Mapping[str, str],
     settings: Settings | None = None,
     mounts: tuple[tuple[str, str], ...] = (),
+    injected: Injected | None = None,
+    files: bool = True,
 ) -> ContainerEdits | None:
     """The edits for a container with that ``process.env``, or ``None`` when it asks for no GPU.
 
     *privileged*: its bounding set has CAP_SYS_ADMIN.  *own_env* is the environment of gpurun itself (GPURUN_SYSROOT);
     *settings* are read from the site's configuration file unless given; *mounts* are the (source, destination) of the
-    config's.  Changes nothing.
+    config's.  *injected* is what an engine may have put into the config for CDI devices; without *files* CDI devices are
+    refused (from outside, not all that they may bring can be given).  Changes nothing.
     Raises :class:`ConfigError` for a bad request or configuration, :class:`GpuError` for a host that cannot serve it.
     """
+    taken: ContainerEdits | None = None
+    if injected is not None and any(hook.path.endswith(_CDI_PROGRAMS) for hook in injected.hooks):
+        from gpurun.hook.cdi_known import take_over
+
+        taken = take_over(injected.hooks, injected.mounts, injected.devices, own_env)
+    asked = _requested(env, annotations, privileged, own_env, settings, mounts, files)
+    if taken is None or asked is None:
+        return asked or taken
+    from gpurun.hook.edits import combine
+
+    return combine(taken, asked)
+
+
+def _requested(
+    env: tuple[str, ...],
+    annotations: Mapping[str, str],
+    privileged: bool,
+    own_env: Mapping[str, str],
+    settings: Settings | None,
+    mounts: tuple[tuple[str, str], ...],
+    files: bool,
+) -> ContainerEdits | None:
+    """What the container's own request brings."""
     if settings is None:
         asked = any(e.startswith(_REQUESTS) for e in env)
         if not asked and not _has_settings(own_env):
@@ -52,19 +95,39 @@ def gpu_edits(
         from gpurun.hook.settings import read_settings, settings_path
 
         settings = read_settings(settings_path(own_env))
-    from gpurun.hook.request import place, read_request, shown
+    from gpurun.hook.request import read_request
 
     request = read_request(env, annotations, privileged, settings.policy, mounts)
+    names: tuple[str, ...] = ()
+    if (settings.mode == "cdi" and files) or (request is not None and request.qualified):
+        if not files:
+            raise GpuError(WRONG_MODE)
+        from gpurun.hook.cdi import route
+
+        request, names = route(request, annotations, settings, env)
+    if names:
+        return _from_files(names, request, settings, own_env)
     if request is None:
         return None
     from gpurun.hook.edits import ContainerEdits
 
     if request.denied:
         return ContainerEdits(warnings=(request.denied,))
-    if request.qualified:
-        name = shown(request.qualified[0])
-        text = f"{name}: CDI device names are not supported here: let the engine inject them (--device {name})"
-        raise UnsupportedError(place(request.source), text)
+    return _from_driver(request, settings, own_env)
+
+
+def _from_files(
+    names: tuple[str, ...], request: GpuRequest | None, settings: Settings, own_env: Mapping[str, str]
+) -> ContainerEdits:
+    """The edits of CDI devices, and of those that the driver is to serve beside them."""
+    from gpurun.hook.cdi import cdi_edits
+    from gpurun.hook.edits import combine
+
+    found = cdi_edits(names, settings, own_env, roots_of(own_env, settings))
+    return found if request is None else combine(_from_driver(request, settings, own_env), found)
+
+
+def _from_driver(request: GpuRequest, settings: Settings, own_env: Mapping[str, str]) -> ContainerEdits:
     from gpurun.hook.driver import read_driver
     from gpurun.hook.nvidia import edits
 

@@ -15,7 +15,7 @@ from gpurun.hook.selection import select
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.hook.driver import Driver, Gpu, HostNode
+    from gpurun.hook.driver import Driver, Gpu, HostNode, ProcFile
     from gpurun.hook.libraries import HostFile, Library
     from gpurun.hook.mig import MigResolver
     from gpurun.hook.request import GpuRequest
@@ -62,9 +62,9 @@ def edits(request: GpuRequest, driver: Driver, resolver: MigResolver | None = No
     links = [link for lib in libraries for link in _library_links(lib)]
     links += [_drm_link(g, n) for g, n in drm]
     links += [_file_link(f) for f in files if f.link]
-    trees = [_proc_tree(driver, selected)]
+    trees = [proc_tree(driver.proc_files, driver.proc_path, selected)]
     if graphics:
-        trees.append(_application_profile(gpus))
+        trees.append(application_profile(tuple([gpu.minor for gpu in gpus])))
     entries = tuple([entry for lib in libraries for entry in _cache_entries(lib)])
     made = ContainerEdits(
         device_nodes=tuple(nodes),
@@ -206,13 +206,13 @@ def _drm_link(gpu: Gpu, node: HostNode) -> Link:
     return Link(f"/dev/dri/by-path/pci-{gpu.bus_id}-{kind}", f"../{name}", f"DRM node of GPU {gpu.index}")
 
 
-def _proc_tree(driver: Driver, selected: tuple[Selected, ...]) -> ProcTree:
+def proc_tree(proc_files: tuple[ProcFile, ...], proc_path: str, selected: tuple[Selected, ...]) -> ProcTree:
     """/proc/driver/nvidia with the GPUs of the container only, and the promise that nobody makes device nodes there.
 
     With ``ModifyDeviceFiles: 1`` the driver's libraries would make nodes of all GPUs in the container's /dev.
     """
     files = []
-    for file in driver.proc_files:
+    for file in proc_files:
         content, reason = file.content, "copied from the host"
         if file.name == "params":
             content = content.replace(b"ModifyDeviceFiles: 1", b"ModifyDeviceFiles: 0", 1)
@@ -220,19 +220,19 @@ def _proc_tree(driver: Driver, selected: tuple[Selected, ...]) -> ProcTree:
         files.append(FileEdit(f"{PROC_PATH}/{file.name}", content, 0o444, reason))
     binds = []
     for s in selected:
-        binds.append(_proc_bind(driver, f"gpus/{s.gpu.bus_id}", "dir", f"GPU {s.gpu.index}"))
+        binds.append(_proc_bind(proc_path, f"gpus/{s.gpu.bus_id}", "dir", f"GPU {s.gpu.index}"))
         names = dict.fromkeys([name for mig in s.mig for name in mig.files])
-        binds += [_proc_bind(driver, name, "file", f"MIG device of GPU {s.gpu.index}") for name in names]
+        binds += [_proc_bind(proc_path, name, "file", f"MIG device of GPU {s.gpu.index}") for name in names]
     return ProcTree(PROC_PATH, tuple(files), tuple(binds), "only the GPUs of the container are to be seen")
 
 
-def _proc_bind(driver: Driver, name: str, kind: str, reason: str) -> EditMount:
-    return EditMount(f"{driver.proc_path}/{name}", f"{PROC_PATH}/{name}", _PROC_OPTIONS, kind, reason)
+def _proc_bind(proc_path: str, name: str, kind: str, reason: str) -> EditMount:
+    return EditMount(f"{proc_path}/{name}", f"{PROC_PATH}/{name}", _PROC_OPTIONS, kind, reason)
 
 
-def _application_profile(gpus: tuple[Gpu, ...]) -> ProcTree:
+def application_profile(minors: tuple[int, ...]) -> ProcTree:
     """The profile that makes EGL and Vulkan enumerate the container's GPUs only (a bit mask of device minors)."""
-    mask = sum([1 << gpu.minor for gpu in gpus])
+    mask = sum([1 << minor for minor in dict.fromkeys(minors)])
     content = (
         f'{{"profiles": [{{"name": "_container_", "settings": ["EGLVisibleDGPUDevices", {mask:#x}]}}],\n'
         ' "rules": [{"pattern": [], "profile": "_container_"}]}\n'

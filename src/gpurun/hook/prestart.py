@@ -17,7 +17,7 @@ from gpurun.cgroup.tree import UNIFIED_MOUNTPOINT, find_tree, join_root, parse_o
 from gpurun.errors import ConfigError, GpuError, GpurunError, StepError, oserror_text
 from gpurun.hook.apply import apply_edits
 from gpurun.hook.devcgroup import allow_devices
-from gpurun.hook.gpu import gpu_edits
+from gpurun.hook.gpu import WRONG_MODE, gpu_edits
 from gpurun.hook.settings import Settings, read_settings, settings_path
 from gpurun.hook.target import Target
 from gpurun.linux.files import O_CLOEXEC, read_fd, read_file, write_all
@@ -39,14 +39,14 @@ _USAGE = """Usage: nvidia-container-runtime-hook [-debug] [-version] [-config FI
   poststart  does nothing
   poststop   does nothing
 """
-_WRONG_MODE = (
-    "invoking the NVIDIA Container Runtime Hook directly (e.g. specifying the docker --gpus flag) is not supported. "
-    "Please use the NVIDIA Container Runtime (e.g. specify the --runtime=nvidia flag) instead"
-)
 
 
 def hook(invocation: Invocation) -> int:
-    """``gpurun hook COMMAND``."""
+    """``gpurun hook COMMAND``: the prestart hook, or one of the hooks of CDI files."""
+    if invocation.args[0] not in ("prestart", "poststart", "poststop"):
+        from gpurun.hook.cdihook import main as cdi_hook_main
+
+        return cdi_hook_main(list(invocation.args))
     config = invocation.option("config")
     return main([*(["-config", config] if config else []), *invocation.args])
 
@@ -92,7 +92,8 @@ def _prestart(config: str) -> None:
     env = {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
     settings = read_settings(config or settings_path(env))
     document = read_bundle_config(bundle)
-    edits = gpu_edits(document["env"], document["annotations"], document["privileged"], env, settings, document["mounts"])
+    asked = (document["env"], document["annotations"], document["privileged"])
+    edits = gpu_edits(*asked, env, settings, document["mounts"], files=False)
     if edits is None:
         return
     for warning in edits.warnings:
@@ -110,7 +111,7 @@ def _prestart(config: str) -> None:
 
 def _check_mode(settings: Settings) -> None:
     if settings.mode in ("csv", "cdi") and not settings.skip_mode_detection:
-        raise GpuError(_WRONG_MODE)
+        raise GpuError(WRONG_MODE)
 
 
 def read_bundle_config(bundle: str) -> dict[str, Any]:

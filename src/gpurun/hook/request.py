@@ -3,8 +3,8 @@
 The variables and their meaning are those of the NVIDIA container toolkit (``NVIDIA_VISIBLE_DEVICES``,
 ``NVIDIA_DRIVER_CAPABILITIES``, ``NVIDIA_REQUIRE_*``), so that images and engines work unchanged.
 
-``cdi.k8s.io/*`` annotations are not looked at here: the engine that resolved them leaves them in place, so honouring
-them would inject everything twice.
+CDI device names (``vendor/class=name``) are handed on as they are to :mod:`gpurun.hook.cdi`, which also says when the
+``cdi.k8s.io/*`` annotations count: they are not looked at here.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from gpurun.launcher.bytecode import check_cycles, compile_tree, imports, is_emp
 PACKAGE = Path(__file__).resolve().parent.parent
 START = 512
 LINE_MAX = 255  # the kernel's BINPRM_BUF_SIZE, less the newline
-LIBRARIES = ("click", "tomlkit")
+LIBRARIES = ("click", "tomlkit", "yaml")
 #: C modules of the standard library on the machine path; where they are files, the build remembers which.
 EXTENSIONS = ("_blake2", "_ctypes", "_json", "_struct", "_socket", "fcntl", "select", "_posixsubprocess")
 #: Run when the build is; no use to the finished file.

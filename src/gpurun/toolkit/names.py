@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PROGRAMS = {
     "nvidia-container-runtime-hook": "gpurun.hook.prestart:main",
     "nvidia-container-toolkit": "gpurun.hook.prestart:main",
+    "nvidia-cdi-hook": "gpurun.hook.cdihook:main",
     "nvidia-container-cli": "gpurun.toolkit.container_cli:main",
     "nvidia-ctk": "gpurun.toolkit.ctk:main",
 }

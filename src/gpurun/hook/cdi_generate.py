@@ -1,0 +1,293 @@
+"""The driver of this host as a CDI specification: what our own edits would bring, written down for other runtimes.
+
+Each device is the edits of a request for it; what a container gets with any device, or without one, stands once in the
+specification's own edits.  Links, the loader's cache and the masks of procfs become hooks: calls of gpurun itself under the
+names of NVIDIA's hooks, which gpurun does without running them.  Nothing depends on time or order: twice the same bytes.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun.errors import GpuError, UsageError
+from gpurun.hook.cdi_document import CdiDevice, CdiEdits, CdiHook, CdiMount, CdiNode, CdiSpec, minimum_version
+from gpurun.hook.cdi_hooks import COMMANDS
+from gpurun.hook.cdi_names import class_problem, vendor_problem
+from gpurun.hook.driver import read_driver
+from gpurun.hook.host import Roots
+from gpurun.hook.mig import identities
+from gpurun.hook.nvidia import edits as nvidia_edits
+from gpurun.hook.request import CAPABILITIES, GpuRequest
+from gpurun.hook.selection import find_gpu, find_mig, identified, is_mig
+from gpurun.record import Record, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpurun.hook.driver import Gpu
+    from gpurun.hook.edits import ContainerEdits, DeviceNode
+    from gpurun.hook.mig import MigDevice
+
+STRATEGIES = ("index", "uuid", "type-index")
+#: In the order in which they have to run; chmod is for runtimes that make /dev/dri unreadable, and off unless asked for.
+HOOKS = (
+    "create-symlinks",
+    "enable-cuda-compat",
+    "update-ldcache",
+    "disable-device-node-modification",
+    "update-application-profile",
+    "chmod",
+)
+FEATURES = (
+    "enable-explicit-driver-libraries",
+    "disable-nvsandboxutils",
+    "enable-coherent-annotations",
+    "disable-multiple-csv-devices",
+    "no-additional-gids-for-device-nodes",
+    "disable-ipc-discoverer",
+)
+_NO_GIDS = "no-additional-gids-for-device-nodes"
+
+
+class GenerateOptions(Record):
+    """What ``cdi generate`` takes; *hook* is the program of the hooks and what stands before the hook's name."""
+
+    vendor: str = "nvidia.com"
+    cls: str = "gpu"
+    strategies: tuple[str, ...] = ("index", "uuid")
+    hook: tuple[str, ...] = ("/usr/bin/nvidia-cdi-hook",)
+    ldconfig_path: str = ""
+    disabled_hooks: tuple[str, ...] = ()
+    enabled_hooks: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    all_device: bool = True
+    devices: tuple[str, ...] = ("all",)
+
+
+class Generated(Record):
+    """The specification, and what could not be put into it as asked."""
+
+    spec: CdiSpec
+    warnings: tuple[str, ...] = ()
+
+
+def check_options(options: GenerateOptions) -> None:
+    """Raises :class:`UsageError` for what is none of the known words or names."""
+    for what, words, known in (
+        ("device-name-strategy", options.strategies, STRATEGIES),
+        ("disable-hook", options.disabled_hooks, (*HOOKS, "all")),
+        ("enable-hook", options.enabled_hooks, HOOKS),
+        ("feature-flag", options.features, FEATURES),
+    ):
+        for word in words:
+            if word not in known:
+                raise UsageError(f'--{what}: "{word}" is none of {", ".join(known)}')
+    for problem in (vendor_problem(options.vendor), class_problem(options.cls)):
+        if problem:
+            raise UsageError(problem)
+
+
+def generate(roots: Roots, options: GenerateOptions, own_env: Mapping[str, str]) -> Generated:
+    """The specification of the GPUs and MIG devices of this host.
+
+    Raises :class:`UsageError` for bad options and :class:`GpuError` for a host without what is needed.
+    """
+    check_options(options)
+    driver = read_driver(roots, CAPABILITIES, own_env)
+    warnings: tuple[str, ...] = ()
+    if any(gpu.mig for gpu in driver.gpus):
+        try:
+            driver = replace(driver, gpus=identified(driver.gpus, lambda: identities(roots)))
+        except GpuError as e:
+            warnings = (f"{e}: MIG devices are named as far as can be without it",)
+    if not driver.gpus:
+        raise GpuError("no GPU on this host: a CDI specification needs at least one device")
+    wanted = _wanted(options.devices, driver.gpus)
+    none = nvidia_edits(GpuRequest((), CAPABILITIES), driver)
+    made: list[tuple[tuple[str, ...], ContainerEdits]] = []
+    for gpu, mig in wanted:
+        names = _names(gpu, mig, options.strategies)
+        if not names:
+            text = f"MIG device {gpu.index} GI {mig.gi} CI {mig.ci}" if mig else f"GPU {gpu.index}"
+            warnings += (f"{text} is left out: nothing tells its {' or '.join(options.strategies)}",)
+            continue
+        device = f"MIG-{gpu.uuid}/{mig.gi}/{mig.ci}" if mig else str(gpu.index)
+        made.append((names, nvidia_edits(GpuRequest((device,), CAPABILITIES), driver)))
+    if not made:
+        raise GpuError("; ".join(["no device could be named", *warnings]))
+    spec = assemble(none, tuple(made), driver.version, options, own_env)
+    return Generated(spec, warnings)
+
+
+def assemble(
+    none: ContainerEdits,
+    devices: tuple[tuple[tuple[str, ...], ContainerEdits], ...],
+    version: str,
+    options: GenerateOptions,
+    own_env: Mapping[str, str],
+) -> CdiSpec:
+    """The specification of *devices* (their names and edits); *none* is what comes without any device."""
+    # Files that every device brings (firmware) are the specification's; nodes are, if they come without any device.
+    common_mounts = [m for m in devices[0][1].mounts if all(m in e.mounts for _, e in devices)]
+    common = replace(none, mounts=tuple(common_mounts))
+    hooks = _common_hooks(common, version, options, own_env)
+    directory = next((e.path.rpartition("/")[0] for e in common.ldcache if e.soname == "libcuda.so.1"), "")
+    env = [f"NVIDIA_CTK_LIBCUDA_DIR={directory}"] if directory else []
+    shared = CdiEdits(
+        env=(*env, "NVIDIA_VISIBLE_DEVICES=void"),
+        device_nodes=_nodes(common.device_nodes),
+        hooks=hooks,
+        mounts=_mounts(common),
+    )
+    made: dict[str, CdiEdits] = {}
+    every: list[CdiEdits] = []
+    for names, edits in devices:
+        own = _device_edits(edits, common, options, own_env)
+        every.append(own)
+        for name in names:
+            made.setdefault(name, own)
+    if options.all_device and "all" not in made and options.devices != ("none",):
+        made["all"] = _union(every)
+    found = tuple([CdiDevice(name, edits) for name, edits in made.items()])
+    spec = CdiSpec("", f"{options.vendor}/{options.cls}", found, shared)
+    return replace(spec, version=minimum_version(spec))
+
+
+def _wanted(ids: tuple[str, ...], gpus: tuple[Gpu, ...]) -> list[tuple[Gpu, MigDevice | None]]:
+    """The devices to describe: whole GPUs, and the MIG devices of those that are divided."""
+    every: list[tuple[Gpu, MigDevice | None]] = []
+    for gpu in gpus:
+        every += [(gpu, mig) for mig in gpu.mig] or [(gpu, None)]
+    if "all" in ids or ids == ("none",):
+        return every
+    chosen: list[tuple[Gpu, MigDevice | None]] = []
+    for device in ids:
+        one: tuple[Gpu, MigDevice | None] = find_mig(device, gpus) if is_mig(device) else (find_gpu(device, gpus), None)
+        if one not in chosen:
+            chosen.append(one)
+    return chosen
+
+
+def _names(gpu: Gpu, mig: MigDevice | None, strategies: tuple[str, ...]) -> tuple[str, ...]:
+    names = []
+    for strategy in strategies:
+        uuid = mig.uuid if mig else gpu.uuid
+        if strategy == "uuid":
+            if uuid and "?" not in uuid:
+                names.append(uuid)
+            continue
+        # NVML's number, which procfs does not tell; a single device can only be number 0.
+        number = f":{mig.index if mig.index >= 0 else 0}" if mig else ""
+        if mig and mig.index < 0 and len(gpu.mig) > 1:
+            continue
+        kind = "" if strategy == "index" else "mig" if mig else "gpu"
+        names.append(f"{kind}{gpu.index}{number}")
+    return tuple(dict.fromkeys(names))
+
+
+def _nodes(nodes: tuple[DeviceNode, ...]) -> tuple[CdiNode, ...]:
+    """Nodes by path, so that a reader takes the numbers of the moment; with their numbers where the host lacks them."""
+    made = []
+    for node in sorted(nodes, key=lambda n: n.path):
+        host = node.host_path if node.host_path != node.path else ""
+        gid = node.gid or None
+        permissions = node.permissions or "none"
+        try:
+            posix.lstat(node.host_path or node.path)
+        except OSError:
+            made.append(CdiNode(node.path, host, node.type, node.major, node.minor, node.file_mode, permissions, gid=gid))
+        else:
+            made.append(CdiNode(node.path, host, permissions=permissions, gid=gid))
+    return tuple(made)
+
+
+def _mounts(edits: ContainerEdits) -> tuple[CdiMount, ...]:
+    made = [CdiMount(m.host_path, m.container_path, m.options) for m in edits.mounts]
+    return tuple(sorted(made, key=lambda m: (m.container_path, m.host_path)))
+
+
+def _device_edits(
+    edits: ContainerEdits, common: ContainerEdits, options: GenerateOptions, own_env: Mapping[str, str]
+) -> CdiEdits:
+    own = replace(
+        edits,
+        device_nodes=tuple([node for node in edits.device_nodes if node not in common.device_nodes]),
+        mounts=tuple([mount for mount in edits.mounts if mount not in common.mounts]),
+        links=tuple([link for link in edits.links if link not in common.links]),
+    )
+    hooks = []
+    if own.links and _enabled("create-symlinks", options):
+        words = [word for link in own.links for word in ("--link", f"{link.target}::{link.path}")]
+        hooks.append(_hook("create-symlinks", words, options, own_env))
+    folders = sorted({n.path.rpartition("/")[0] for n in own.device_nodes if n.path.count("/") > 2})
+    if folders and _enabled("chmod", options):
+        words = ["--mode", "755", *[word for folder in folders for word in ("--path", folder)]]
+        hooks.append(_hook("chmod", words, options, own_env))
+    gids = () if _NO_GIDS in options.features else edits.additional_gids
+    return CdiEdits(device_nodes=_nodes(own.device_nodes), hooks=tuple(hooks), mounts=_mounts(own), additional_gids=gids)
+
+
+def _common_hooks(
+    common: ContainerEdits, version: str, options: GenerateOptions, own_env: Mapping[str, str]
+) -> tuple[CdiHook, ...]:
+    links = [
+        word for link in sorted(common.links, key=lambda x: x.path) for word in ("--link", f"{link.target}::{link.path}")
+    ]
+    folders = sorted({entry.path.rpartition("/")[0] for entry in common.ldcache})
+    ldcache = ["--ldconfig-path", options.ldconfig_path] if options.ldconfig_path else []
+    ldcache += [word for folder in folders for word in ("--folder", folder)]
+    words: dict[str, list[str] | None] = {
+        "create-symlinks": links or None,
+        "enable-cuda-compat": [f"--host-driver-version={version}"],
+        "update-ldcache": ldcache if folders else None,
+        "disable-device-node-modification": [],
+        "update-application-profile": [],
+    }
+    return tuple(
+        [
+            _hook(name, more, options, own_env)
+            for name, more in words.items()
+            if more is not None and _enabled(name, options) and name in COMMANDS
+        ]
+    )
+
+
+def _enabled(name: str, options: GenerateOptions) -> bool:
+    if name in options.enabled_hooks:
+        return True
+    return name != "chmod" and name not in options.disabled_hooks and "all" not in options.disabled_hooks
+
+
+def _hook(name: str, words: list[str], options: GenerateOptions, own_env: Mapping[str, str]) -> CdiHook:
+    program = options.hook[0]
+    # A hook without an environment inherits one in some runtimes, that of the container even (CVE-2025-23266).
+    env = ["NVIDIA_CTK_DEBUG=false"]
+    if own_env.get("GPURUN_SYSROOT"):
+        env.append(f"GPURUN_SYSROOT={own_env['GPURUN_SYSROOT']}")
+    return CdiHook("createContainer", program, (program.rpartition("/")[2], *options.hook[1:], name, *words), tuple(env))
+
+
+def _union(every: list[CdiEdits]) -> CdiEdits:
+    nodes = {node.path: node for edits in every for node in edits.device_nodes}
+    return CdiEdits(
+        device_nodes=tuple([nodes[path] for path in sorted(nodes)]),
+        hooks=_merged_hooks(every),
+        mounts=tuple(dict.fromkeys([mount for edits in every for mount in edits.mounts])),
+        additional_gids=tuple(sorted({gid for edits in every for gid in edits.additional_gids})),
+    )
+
+
+def _merged_hooks(every: list[CdiEdits]) -> tuple[CdiHook, ...]:
+    """One call of each hook for all devices."""
+    merged: dict[tuple[str, ...], CdiHook] = {}
+    for hook in [hook for edits in every for hook in edits.hooks]:
+        at = next(i for i, word in enumerate(hook.args) if word in HOOKS) + 1
+        same = merged.get(hook.args[:at])
+        if same is None:
+            merged[hook.args[:at]] = hook
+            continue
+        pairs = list(zip(same.args[at::2], same.args[at + 1 :: 2], strict=True))
+        pairs += [p for p in zip(hook.args[at::2], hook.args[at + 1 :: 2], strict=True) if p not in pairs]
+        merged[hook.args[:at]] = replace(same, args=(*hook.args[:at], *[word for pair in pairs for word in pair]))
+    return tuple(merged.values())

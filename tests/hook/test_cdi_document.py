@@ -1,0 +1,369 @@
+"""CDI documents: names, versions, strict decoding with the path of every mistake; the YAML reader against PyYAML."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from typing import Any
+
+import pytest
+import yaml
+
+from gpurun.errors import ConfigError
+from gpurun.hook.cdi_document import VERSIONS, CdiSpec, minimum_version, read_document
+from gpurun.hook.cdi_files import parse_spec
+from gpurun.hook.cdi_names import class_problem, device_problem, parse_qualified, vendor_problem
+from gpurun.hook.cdi_write import to_text, to_value
+from gpurun.hook.cdi_yaml import OtherYaml, read_subset, read_yaml
+from gpurun.hook.cdi_yaml_full import read_full
+
+#: Every key there is, with a good value.
+FULL: dict[str, Any] = {
+    "cdiVersion": "1.1.0",
+    "kind": "vendor.com/class.sub",
+    "annotations": {"vendor.com/note": "x"},
+    "devices": [
+        {
+            "name": "dev:0",
+            "annotations": {"a": "b"},
+            "containerEdits": {
+                "env": ["A=b", "C=d=e"],
+                "deviceNodes": [
+                    {
+                        "path": "/dev/x",
+                        "hostPath": "/dev/y",
+                        "type": "c",
+                        "major": 1,
+                        "minor": 3,
+                        "fileMode": 438,
+                        "permissions": "rw",
+                        "uid": 1,
+                        "gid": 2,
+                    }
+                ],
+                "netDevices": [{"hostInterfaceName": "eth9", "name": "net0"}],
+                "hooks": [
+                    {
+                        "hookName": "createContainer",
+                        "path": "/bin/hook",
+                        "args": ["hook", "-x"],
+                        "env": ["A=b"],
+                        "timeout": 3,
+                    }
+                ],
+                "mounts": [
+                    {"hostPath": "/a", "containerPath": "/b", "options": ["ro", "bind"], "type": "bind"},
+                ],
+                "intelRdt": {
+                    "closID": "c",
+                    "l3CacheSchema": "L3:0=f",
+                    "memBwSchema": "MB:0=50",
+                    "schemata": ["L3:0=f"],
+                    "enableMonitoring": True,
+                },
+                "additionalGids": [44],
+            },
+        }
+    ],
+    "containerEdits": {"env": ["X=y"]},
+}
+
+
+def paths(value: Any, where: str = "", keys: tuple[str | int, ...] = ()) -> list[tuple[str, tuple[str | int, ...]]]:
+    """(path as messages name it, keys to get there) of everything in *value*."""
+    found = [(where, keys)] if keys else []
+    if isinstance(value, dict):
+        for key, item in value.items():
+            found += paths(item, f"{where}.{key}" if where else key, (*keys, key))
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            found += paths(item, f"{where}[{i}]", (*keys, i))
+    return found
+
+
+def at(document: Any, keys: tuple[str | int, ...]) -> Any:
+    for key in keys:
+        document = document[key]
+    return document
+
+
+def test_a_document_with_everything() -> None:
+    spec = read_document(FULL, "f.json")
+    assert to_value(spec) == FULL
+    assert parse_spec(json.dumps(FULL).encode(), "f.json") == spec
+    assert parse_spec(yaml.safe_dump(FULL).encode(), "f.yaml") == spec
+
+
+@pytest.mark.parametrize(("where", "keys"), paths(FULL), ids=[where for where, _ in paths(FULL)])
+def test_a_wrong_type_is_told_with_its_path(where: str, keys: tuple[str | int, ...]) -> None:
+    document = copy.deepcopy(FULL)
+    old = at(document, keys)
+    at(document, keys[:-1])[keys[-1]] = 3.5 if not isinstance(old, (dict, list)) else "text"
+    with pytest.raises(ConfigError) as caught:
+        read_document(document, "f.json")
+    assert caught.value.where == f"f.json: {where}"
+
+
+@pytest.mark.parametrize(
+    ("where", "keys"),
+    [("", ()), *[(w, k) for w, k in paths(FULL) if isinstance(at(FULL, k), dict) and not w.endswith("annotations")]],
+)
+def test_an_unknown_key_rejects_the_file(where: str, keys: tuple[str | int, ...]) -> None:
+    document = copy.deepcopy(FULL)
+    at(document, keys)["surprise"] = 1
+    with pytest.raises(ConfigError, match="is unknown here") as caught:
+        read_document(document, "f.json")
+    assert caught.value.where == f"f.json: {where}.surprise".replace(": .", ": ")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("cdiVersion", "1.2.0", "invalid version"),
+        ("cdiVersion", "0.2.0", "too low"),
+        ("cdiVersion", "1.0.0", "at least 1.1.0"),
+        ("cdiVersion", None, "is missing"),
+        ("kind", "vendor", "no vendor/class"),
+        ("kind", "1vendor/class", "must begin with a letter"),
+        ("kind", None, "is missing"),
+        ("devices", [], "at least one device"),
+        ("devices", None, "at least one device"),
+        ("devices.0.name", "a/b", "contains '/'"),
+        ("devices.0.name", ".a", "must begin"),
+        ("devices.0.name", None, "is missing"),
+        ("devices.0.containerEdits", {}, "must edit something"),
+        ("devices.0.containerEdits.env.0", "NAME", "no NAME=VALUE"),
+        ("devices.0.containerEdits.env.0", "=x", "no NAME=VALUE"),
+        ("devices.0.containerEdits.deviceNodes.0.type", "x", "is not b, c, u or p"),
+        ("devices.0.containerEdits.deviceNodes.0.permissions", "rx", "is not none or"),
+        ("devices.0.containerEdits.deviceNodes.0.path", "", "is missing"),
+        ("devices.0.containerEdits.deviceNodes.0.path", "dev/x", "absolute"),
+        ("devices.0.containerEdits.deviceNodes.0.uid", -1, "out of range"),
+        ("devices.0.containerEdits.hooks.0.hookName", "preStart", "is none of"),
+        ("devices.0.containerEdits.hooks.0.path", "", "is missing"),
+        ("devices.0.containerEdits.mounts.0.hostPath", "", "is missing"),
+        ("devices.0.containerEdits.mounts.0.containerPath", None, "is missing"),
+        ("devices.0.containerEdits.intelRdt.closID", "..", "cannot name"),
+        ("devices.0.containerEdits.intelRdt.closID", "a/b", "cannot name"),
+        ("devices.0.containerEdits.netDevices.0.name", "", "is missing"),
+        ("annotations", {"bad key": "x"}, "must be 1 to 63"),
+        ("annotations", {"UPPER.com/x": "x"}, "no DNS name"),
+        ("annotations", {"a": "x" * 300_000}, "256 KiB"),
+    ],
+)
+def test_what_a_document_may_not_say(path: str, value: Any, words: str) -> None:
+    document = copy.deepcopy(FULL)
+    keys = tuple([int(k) if k.isdigit() else k for k in path.split(".")])
+    at(document, keys[:-1])[keys[-1]] = value
+    with pytest.raises(ConfigError, match=words):
+        read_document(document, "f.json")
+
+
+def test_duplicates() -> None:
+    document = copy.deepcopy(FULL)
+    document["devices"] *= 2
+    with pytest.raises(ConfigError, match=r"devices\[1\].name: \"dev:0\" is the name of devices\[0\] already"):
+        read_document(document, "f.json")
+    document = copy.deepcopy(FULL)
+    document["devices"][0]["containerEdits"]["netDevices"] *= 2
+    with pytest.raises(ConfigError, match=r"netDevices\[1\].hostInterfaceName: .* given twice"):
+        read_document(document, "f.json")
+
+
+@pytest.mark.parametrize(
+    ("edits", "other", "version"),
+    [
+        ({"env": ["A=b"]}, {}, "0.3.0"),
+        ({"mounts": [{"hostPath": "/a", "containerPath": "/b", "type": "tmpfs"}]}, {}, "0.4.0"),
+        ({"deviceNodes": [{"path": "/dev/a", "hostPath": "/dev/b"}]}, {}, "0.5.0"),
+        ({"env": ["A=b"]}, {"name": "0"}, "0.5.0"),
+        ({"env": ["A=b"]}, {"annotations": {"a": "b"}}, "0.6.0"),
+        ({"env": ["A=b"]}, {"kind": "v.com/a.b"}, "0.6.0"),
+        ({"additionalGids": [1]}, {}, "0.7.0"),
+        ({"intelRdt": {"closID": "x"}}, {}, "0.7.0"),
+        ({"intelRdt": {"enableMonitoring": True}}, {}, "1.1.0"),
+        ({"intelRdt": {"schemata": []}}, {}, "1.1.0"),
+        ({"netDevices": [{"hostInterfaceName": "a", "name": "b"}]}, {}, "1.1.0"),
+    ],
+)
+def test_the_minimum_version(edits: dict[str, Any], other: dict[str, Any], version: str) -> None:
+    other = dict(other)
+    kind = other.pop("kind", "v.com/a")
+    document = {"kind": kind, "devices": [{"name": "a", "containerEdits": edits, **other}]}
+    for declared in VERSIONS:
+        good = VERSIONS.index(declared) >= VERSIONS.index(version)
+        if good:
+            spec = read_document(document | {"cdiVersion": f"v{declared}"}, "f")
+            assert minimum_version(spec) == version and to_value(spec)["cdiVersion"] == version
+        else:
+            with pytest.raises(ConfigError, match="too low"):
+                read_document(document | {"cdiVersion": declared}, "f")
+
+
+@pytest.mark.parametrize("name", ["a.com/b=c", "a/b=0", "nvidia.com/gpu=GPU-1:2_3.x", "A-b_c.d/e=f"])
+def test_qualified_names(name: str) -> None:
+    parsed = parse_qualified(name)
+    assert parsed is not None and str(parsed) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a", "a/b", "a=b", "/b=c", "a/=c", "a/b=", "a/b=-", "a/b=x y", "1/b=c", "a/b/c=d", "ä/b=c"]
+)
+def test_what_is_no_qualified_name(name: str) -> None:
+    assert parse_qualified(name) is None
+
+
+def test_names_are_explained() -> None:
+    assert "must end" in vendor_problem("a.") and "must end" in class_problem("a-") and "empty" in device_problem("")
+
+
+NVIDIA_STYLE = """---
+cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+devices:
+    - name: "0"
+      containerEdits:
+        deviceNodes:
+            - path: /dev/nvidia0
+              fileMode: 0666   # octal in YAML 1.1
+    - name: all
+      containerEdits:
+        deviceNodes:
+            - path: /dev/nvidia0
+containerEdits:
+    env:
+        - NVIDIA_VISIBLE_DEVICES=void
+    hooks:
+        - hookName: createContainer
+          path: /usr/bin/nvidia-cdi-hook
+          args:
+            - nvidia-cdi-hook
+            - create-symlinks
+            - --link
+            - libcuda.so.1::/lib/x86_64-linux-gnu/libcuda.so
+          env:
+            - NVIDIA_CTK_DEBUG=false
+    mounts:
+        - hostPath: /lib/x86_64-linux-gnu/libcuda.so.999.88.77
+          containerPath: /lib/x86_64-linux-gnu/libcuda.so.999.88.77
+          options: [ro, nosuid, 'nodev', "rbind", rprivate]
+"""
+
+
+def test_a_file_as_nvidias_generator_writes_it() -> None:
+    spec = parse_spec(NVIDIA_STYLE.encode(), "nvidia.yaml")
+    assert [device.name for device in spec.devices] == ["0", "all"]
+    assert spec.devices[0].edits.device_nodes[0].file_mode == 0o666
+    assert spec.edits.hooks[0].args[3] == "libcuda.so.1::/lib/x86_64-linux-gnu/libcuda.so"
+    assert spec.edits.mounts[0].options == ("ro", "nosuid", "nodev", "rbind", "rprivate")
+    read_subset(NVIDIA_STYLE)  # without PyYAML
+
+
+def test_unquoted_numbers_are_text_where_text_is_wanted() -> None:
+    spec = parse_spec(NVIDIA_STYLE.replace('"0"', "0").encode(), "nvidia.yaml")
+    assert spec.devices[0].name == "0"
+    with pytest.raises(ConfigError, match=r"devices\[0\].name: must be a string, not a number \(quote it\)"):
+        parse_spec(NVIDIA_STYLE.replace('"0"', "0.5").encode(), "nvidia.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a: &x 1\nb: *x\n", {"a": 1, "b": 1}),
+        ("{a: {b: [1, 2]}}", {"a": {"b": [1, 2]}}),
+        ("a: |\n  x\n  y\n", {"a": "x\ny\n"}),
+        ("a: x\n  y\n", {"a": "x y"}),
+        ("a:\n  - - 1\n    - 2\n  -\n    - 3\n", {"a": [[1, 2], [3]]}),
+        ("a:\n- b: 1\n  c: 2\n-\n  d: 3\n", {"a": [{"b": 1, "c": 2}, {"d": 3}]}),
+        ('"a b": "x\\u00e9\\ty"\n', {"a b": "xé\ty"}),
+        ("a: 'it''s'  # c\nb: # c\nc: {}\nd: []\n", {"a": "it's", "b": None, "c": {}, "d": []}),
+        ("a: http://x/y#z\nb: x #c\n", {"a": "http://x/y#z", "b": "x"}),
+        ("a: 010\nb: 0x1F\nc: -1\nd: 1.5\ne: yes\nf: ~\ng: '1'\nh: 0.5.0\ni: 0o17\nj: 08\n",
+         {"a": 8, "b": 31, "c": -1, "d": 1.5, "e": True, "f": None, "g": "1", "h": "0.5.0", "i": 15, "j": "08"}),
+        ("\ufeffa: 1\r\nb: 2\r\n", {"a": 1, "b": 2}),
+        ("", None),
+    ],
+)  # fmt: skip
+def test_yaml(text: str, value: Any) -> None:
+    assert read_yaml(text.encode(), "f.yaml") == value
+    try:
+        assert read_subset(text.removeprefix("\ufeff")) == value
+    except OtherYaml:
+        pass
+
+
+#: A list of ten, and lists of ten of the list before.
+BILLIONS = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+    [f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(6)]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: 1\na: 2\n", "line 2: has the key \"a\" twice"),
+        ("a: [1\n", "line 2"),
+        ("a: b: c\n", "line 1"),
+        ("a:\n\t- x\n", "line 2"),
+        ("a: 1\n---\nb: 2\n", "line 2"),
+        ("? [a]\n: b\n", "line 1: has a key that is not a word"),
+        ("a: !custom x\n", "tag !custom"),
+        ("a: &a [*a]\n", "nested too deeply"),
+        (BILLIONS, "more than 100000"),
+    ],
+)  # fmt: skip
+def test_what_is_not_yaml_is_told_with_its_line(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_yaml(text.encode(), "f.yaml")
+    assert words in str(caught.value) and str(caught.value).startswith("f.yaml")
+
+
+def test_not_utf8() -> None:
+    with pytest.raises(ConfigError, match=r"is not UTF-8 text \(byte 3\)"):
+        read_yaml(b"a: \xff", "f.yaml")
+
+
+WORDS = "x 0 yes 0666 1.5 --x é ~ *a a=b /a/b [a] { a: 0:1 2001-01-01 null .5 - 0x1 a\\b %x @ ` !t | > y 'q' \" #x".split()
+WORDS += ["", "a: b", "x #y", "- a", "\n", "\t", " x", "x "]
+
+
+def arbitrary(rng: random.Random, depth: int = 0, in_list: bool = False) -> Any:
+    """Mappings, lists (none in a list: no CDI document has one) and scalars."""
+    kind = rng.randrange(6 if depth < 4 else 3)
+    if kind == 3:
+        return {rng.choice(WORDS): arbitrary(rng, depth + 1) for _ in range(rng.randrange(1, 4))}
+    if kind == 4 and not in_list:
+        return [arbitrary(rng, depth + 1, True) for _ in range(rng.randrange(4))]
+    return rng.choice([*WORDS, rng.randrange(-5, 5), True, False])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_our_reader_never_differs_from_pyyaml(seed: int) -> None:
+    """What the subset reader accepts at all, it reads as PyYAML does: documents of three writers, and mangled ones."""
+    from gpurun.hook.cdi_write import to_yaml
+
+    rng = random.Random(seed)
+    for _ in range(20):
+        value = {rng.choice(WORDS): arbitrary(rng) for _ in range(3)}
+        for text in (to_yaml(value), yaml.safe_dump(value), yaml.safe_dump(value, default_flow_style=True, indent=4)):
+            assert read_yaml(text.encode(), "f") == value, text
+            mangled = list(text)
+            for _ in range(rng.randrange(3)):
+                mangled[rng.randrange(len(mangled))] = rng.choice(" -:#\"'\nx0[]{},")
+            _same("".join(mangled))
+
+
+def _same(text: str) -> None:
+    try:
+        ours = read_subset(text)
+    except OtherYaml:
+        return
+    assert ours == read_full(text, "f"), text
+
+
+def test_our_reader_reads_what_generators_write() -> None:
+    """No PyYAML on the way of a container for the files of our generator, or for plain dumps."""
+    spec: CdiSpec = read_document(FULL, "f")
+    for text in (to_text(spec, "yaml"), yaml.safe_dump(FULL, sort_keys=False)):
+        assert read_document(read_subset(text), "f") == spec
