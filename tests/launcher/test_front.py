@@ -269,7 +269,7 @@ def stopped(store: Store) -> Store:
     os.kill(store.state.pid, signal.SIGKILL)
     while (found := stat(store.state.pid)) is not None and found[0] != "Z":
         time.sleep(0.001)
-    for name in ("exec.fifo", "edits", "seccomp", "created"):
+    for name in ("exec.fifo", "edits", "seccomp"):
         (store.container / name).touch()
     return store
 
@@ -285,7 +285,9 @@ def test_delete(places: Path, stopped: Store, options: list[str]) -> None:
     assert log.stat().st_mode & 0o777 == 0o644
 
 
-@pytest.mark.parametrize("special", ["notify", "resctrl", ".state", "created", "hooks", "unit", "cgroup", "running"])
+@pytest.mark.parametrize(
+    "special", ["notify", "resctrl", ".state", "created", "gpus", "hooks", "unit", "keeper", "cgroup", "running"]
+)
 def test_deletes_with_more_to_undo(places: Path, store: Store, special: str) -> None:
     if special != "running":
         os.kill(store.state.pid, signal.SIGKILL)
@@ -295,10 +297,12 @@ def test_deletes_with_more_to_undo(places: Path, store: Store, special: str) -> 
         (store.container / "config.json").write_text('{"hooks":{"poststop":[]}}')
     elif special == "unit":
         store.save(unit="x.scope")
+    elif special == "keeper":
+        store.save(keeper=1)
     elif special == "cgroup":
         (store.cgroup / "child").mkdir()
-    elif special == "created":
-        (store.container / "created").write_text("/made")
+    elif special in ("created", "gpus"):
+        (store.container / special).touch()
     elif special != "running":
         (store.container / special).mkdir()
     doubts(places, store, "--root", store.root, "delete", "c")

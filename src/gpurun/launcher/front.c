@@ -115,9 +115,13 @@ static long long number(const char *digits)
 
 /* ---- the state file ------------------------------------------------------------------------------------------------- */
 
-/* The order is that of State in gpurun/engine/state.py; the build checks it. */
-enum field { ID, BUNDLE, ROOTFS, CGROUP, PRIVATE_PID, PID, START_TIME, CREATED, ANNOTATIONS, UNIT, SESSION_KEYRING, FIELDS };
-static const char *const field_names[FIELDS] = { STATE_FIELDS };
+/* In the order of State in gpurun/engine/state.py, from where the build has the names. */
+enum field {
+	ID, BUNDLE, ROOTFS, CGROUP, PRIVATE_PID, PID, START_TIME, CREATED, ANNOTATIONS, UNIT, SESSION_KEYRING, MANAGER, KEEPER, FIELDS
+};
+static const char *const field_names[] = { STATE_FIELDS };
+_Static_assert(sizeof field_names / sizeof *field_names == FIELDS,
+	       "State has other fields: think of what they mean to the four commands, then name them here");
 
 struct container {
 	char directory[PATH_BYTES];
@@ -313,9 +317,7 @@ static int do_kill(const struct container *c, const char *word)
 /* The names in the state directory: a stranger, or a record of something else to undo, is a doubt. */
 static void only_plain_files(const struct container *c)
 {
-	static const char *const plain[] = { ".", "..", "state", "config.json", "exec.fifo", "edits", "seccomp", "created" };
-	char path[PATH_BYTES];
-	struct stat found;
+	static const char *const plain[] = { ".", "..", "state", "config.json", "exec.fifo", "edits", "seccomp" };
 	struct dirent *entry;
 	DIR *directory = opendir(c->directory);
 
@@ -332,16 +334,14 @@ static void only_plain_files(const struct container *c)
 	if (errno)
 		launcher();
 	closedir(directory);
-	if (stat(text(path, "%s/created", c->directory), &found) == 0 ? found.st_size > 0 : errno != ENOENT)
-		launcher();
 }
 
 static int do_delete(const struct container *c)
 {
-	static const char *const files[] = { "config.json", "exec.fifo", "edits", "seccomp", "created", "state" };
+	static const char *const files[] = { "config.json", "exec.fifo", "edits", "seccomp", "state" };
 	char path[PATH_BYTES];
 
-	if (status(c) || c->values[UNIT][0] != '\0')
+	if (status(c) || c->values[UNIT][0] != '\0' || strcmp(c->values[KEEPER], "0") != 0)
 		launcher();
 	without_hooks(c);
 	only_plain_files(c);
