@@ -170,6 +170,22 @@ def test_half_installed(make_sim: MakeSim, options: Options, capability: str, me
         read(make_sim(options), capability)
 
 
+@pytest.mark.parametrize("capability", ["utility", "compute", "video", "graphics", "display", "ngx"])
+def test_a_version_mismatch_is_found_for_every_capability(make_sim: MakeSim, capability: str) -> None:
+    with pytest.raises(GpuError, match=r"the kernel module is 999\.88\.77, the libraries are 888\.66\.55"):
+        read(make_sim(Options(version_mismatch=True)), capability)
+
+
+def test_a_server_without_graphics_libraries(make_sim: MakeSim) -> None:
+    sim = make_sim(Options(ldcache=False))
+    for name in ("eglcore", "glcore", "glsi", "tls", "gpucomp", "allocator", "GLX_nvidia", "EGL_nvidia"):
+        for file in [*sim.path.rglob(f"lib*{name}.so.{VERSION}")]:
+            file.unlink()
+    assert "libcuda" in names(read(sim, "compute", "graphics"))
+    with pytest.raises(GpuError, match=r"any library \*\.so\.999\.88\.77 of capability graphics is not under"):
+        read(sim, "graphics")
+
+
 def test_utility_needs_no_uvm(make_sim: MakeSim) -> None:
     assert read(make_sim(Options(no_uvm=True)), "utility").gpus
 

@@ -14,10 +14,9 @@ from gpurun.hook.gpu import gpu_edits
 from gpurun.hook.nvidia import edits
 from gpurun.hook.request import GpuRequest, Policy, read_request
 from gpurun.hook.settings import Settings
-from tests.simdriver import MULTIARCH, Options, SimulatedDriver, bus_id, make, uuid
+from tests.hook.rendering import rendered, same_as_golden
+from tests.simdriver import Options, SimulatedDriver, bus_id, make, uuid
 
-GOLDEN = Path(__file__).parent / "golden"
-READONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 ALL = "compat32,compute,display,graphics,ngx,utility,video"
 
 CASES = {
@@ -34,27 +33,6 @@ CASES = {
 }
 
 
-def rendered(made: ContainerEdits, sim: SimulatedDriver) -> str:
-    """The edits as text, a line each, without what differs between machines."""
-    lines = [
-        f"node {n.path} {n.type} {n.major}:{n.minor} {n.file_mode:o} {n.uid}:{n.gid} {n.permissions}  # {n.reason}"
-        for n in made.device_nodes
-    ]
-    for m in made.mounts:
-        source = "" if m.host_path == f"{sim.path}{m.container_path}" else f" from {m.host_path}"
-        options = "readonly" if m.options == READONLY else ",".join(m.options)
-        lines.append(f"mount {m.kind} {m.container_path}{source} {options}  # {m.reason}")
-    lines += [f"link {link.path} -> {link.target}  # {link.reason}" for link in made.links]
-    lines += [f"cache {c.soname} {c.path}" for c in made.ldcache]
-    for tree in made.proc_trees:
-        lines.append(f"tree {tree.path}  # {tree.reason}")
-        lines += [f"  file {f.path} {f.mode:o} {len(f.content)} bytes" for f in tree.files]
-        lines += [f"  bind {b.container_path} from {b.host_path} {','.join(b.options)}" for b in tree.binds]
-    lines += [f"gid {gid}" for gid in made.additional_gids] + [f"env {e}" for e in made.env]
-    text = "\n".join(lines) + "\n"
-    return text.replace(str(sim.path), "$ROOT").replace(MULTIARCH[os.uname().machine], "$MULTIARCH")
-
-
 def plan(sim: SimulatedDriver, devices: str, capabilities: str) -> ContainerEdits:
     env = (f"NVIDIA_VISIBLE_DEVICES={devices}", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
     made = gpu_edits(env, {}, False, sim.env)
@@ -69,10 +47,7 @@ def test_plan(name: str, layout: str, tmp_path: Path) -> None:
         pytest.skip("the nodes of the simulated driver need root")
     sim = make(tmp_path, Options(layout=layout))
     text = rendered(plan(sim, *CASES[name]), sim)
-    file = GOLDEN / f"{name}-{layout}.txt"
-    if os.environ.get("UPDATE_GOLDEN"):
-        file.write_text(text)
-    assert text == file.read_text()
+    same_as_golden(f"{name}-{layout}", text)
 
 
 def test_the_same_plan_from_a_driver_read_for_everything(sim: SimulatedDriver) -> None:

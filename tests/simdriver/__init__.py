@@ -18,6 +18,7 @@ from gpurun.hook.ldcache import FLAGS_COMPAT32, FLAGS_NATIVE, compose
 
 from . import tables
 from .elf import shared_library
+from .layouts import LAYOUTS, TEGRA_LISTS, WSL_FILES, WSL_STORE
 
 VERSION = "999.88.77"
 MULTIARCH = {"x86_64": "x86_64-linux-gnu", "aarch64": "aarch64-linux-gnu"}
@@ -32,7 +33,7 @@ EXTRA_NODES = {
 
 @dataclass(frozen=True)
 class Options:
-    """What kind of driver: *layout* ``debian`` or ``rhel``; each ``no_*`` leaves one half out."""
+    """What kind of driver: *layout* is a name of LAYOUTS; each ``no_*`` leaves one half out."""
 
     gpus: int = 2
     version: str = VERSION
@@ -121,21 +122,22 @@ def _link(path: Path, target: str) -> None:
 
 def _userspace(root: Path, o: Options) -> None:
     v = o.library_version
-    (root / "usr/bin").mkdir(parents=True)
-    (root / "usr/lib").mkdir()
-    _link(root / "bin", "usr/bin")
-    _link(root / "lib", "usr/lib")
-    plain = f"usr/lib/{MULTIARCH[o.machine]}" if o.layout == "debian" else "usr/lib64"
-    current = f"{plain}/nvidia/current" if o.layout == "debian" else plain
-    if o.layout == "rhel":
-        (root / "usr/lib64").mkdir()
-        _link(root / "lib64", "usr/lib64")
+    layout = LAYOUTS[o.layout]
+
+    def place(path: str) -> str:
+        return path.replace("MA", MULTIARCH[o.machine]).replace("V", v)
+
+    for link, target in layout.links:
+        if target.startswith("usr/"):
+            (root / target).mkdir(parents=True, exist_ok=True)
+        _link(root / link, place(target))
+    plain, current = place(layout.plain), place(layout.libs)
     entries = []
     for name, template in tables.SONAMES.items():
         soname = template.replace("V", v)
         directory = plain if name.removeprefix("libnvidia-") in tables.DEBIAN_PLAIN else current
-        if name == "libvdpau_nvidia" and o.layout == "rhel":
-            directory += "/vdpau"
+        if name == "libvdpau_nvidia" and layout.vdpau:
+            directory += f"/{layout.vdpau}"
         file = f"{name}.so.{v}"
         data = shared_library(soname, tables.functions(name, v), o.machine, tables.NEEDED.get(name, ()))
         _write(root / directory / file, data)
@@ -145,7 +147,7 @@ def _userspace(root: Path, o: Options) -> None:
         if name in tables.DEV_LINKS:
             _link(root / directory / f"{name}.so", soname)
             entries.append(CacheEntry(f"{name}.so", f"/{directory}/{name}.so", FLAGS_NATIVE[o.machine]))
-        if name == "libcuda" and o.layout == "debian":
+        if name == "libcuda" and layout.alternatives:
             # update-alternatives: an absolute link out of the public directory
             _link(root / plain / soname, f"/etc/alternatives/glx--{soname}")
             _link(root / "etc/alternatives" / f"glx--{soname}", f"/{current}/{soname}")
@@ -155,36 +157,92 @@ def _userspace(root: Path, o: Options) -> None:
             _link(root / plain / soname, file)
         entries.append(CacheEntry(soname, f"/{plain}/{soname}", FLAGS_NATIVE[o.machine]))
     if o.compat32:
-        entries += _compat32(root, v)
-    if o.ldcache:
+        entries += _compat32(root, v, layout.libs32)
+    if o.ldcache and layout.ldcache:
         _write(root / "etc/ld.so.cache", compose(None, tuple(entries)))
+    bins = place(layout.bins)
     for name in tables.BIN:
         text = tables.NVIDIA_SMI if name == "nvidia-smi" else f"#!/bin/sh\necho {name} {v}\n"
-        if o.layout == "debian" and name == "nvidia-smi":
+        if layout.alternatives and name == "nvidia-smi":
             _write(root / "usr/lib/nvidia/current/nvidia-smi", text, 0o755)
             _link(root / "usr/bin/nvidia-smi", "/etc/alternatives/nvidia--nvidia-smi")
             _link(root / "etc/alternatives/nvidia--nvidia-smi", "/usr/lib/nvidia/current/nvidia-smi")
         else:
-            _write(root / f"usr/bin/{name}", text, 0o755)
+            _write(root / f"{bins}/{name}", text, 0o755)
     for name in ("gsp_ga10x.bin", "gsp_tu10x.bin"):
-        _write(root / f"usr/lib/firmware/nvidia/{v}/{name}", b"simulated firmware\n")
-    _write(root / "usr/share/vulkan/icd.d/nvidia_icd.json", '{"ICD": {"library_path": "libGLX_nvidia.so.0"}}\n')
-    _write(root / "usr/share/glvnd/egl_vendor.d/10_nvidia.json", '{"ICD": {"library_path": "libEGL_nvidia.so.0"}}\n')
-    _write(root / "etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1\n")
+        _write(root / f"{'lib' if o.layout == 'cos' else 'usr/lib'}/firmware/nvidia/{v}/{name}", b"simulated firmware\n")
+    share, etc = place(layout.share), place(layout.etc)
+    _write(root / place(layout.vulkan), '{"ICD": {"library_path": "libGLX_nvidia.so.0"}}\n')
+    _write(root / f"{share}/glvnd/egl_vendor.d/10_nvidia.json", '{"ICD": {"library_path": "libEGL_nvidia.so.0"}}\n')
+    _write(root / f"{share}/egl/egl_external_platform.d/15_nvidia_gbm.json", "{}\n")
+    _write(root / f"{share}/X11/xorg.conf.d/10-nvidia.conf", "Section\n")
+    _write(root / f"{etc}/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1\n")
+    _write(root / f"{place(layout.optix)}/nvoptix.bin", b"weights")
+    drivers, extensions = [place(m) for m in layout.modules]
+    _write(root / drivers / "nvidia_drv.so", shared_library("", (), o.machine))
+    _write(root / extensions / f"libglxserver_nvidia.so.{v}", shared_library("", (), o.machine))
     _socket(root / "run/nvidia-persistenced/socket")
     _link(root / "var/run", "/run")
     if o.mps:
         (root / "tmp/nvidia-mps").mkdir(parents=True)
+        _write(root / "tmp/nvidia-mps/control", b"")
 
 
-def _compat32(root: Path, version: str) -> list[CacheEntry]:
+def _compat32(root: Path, version: str, directory: str) -> list[CacheEntry]:
     """The 32-bit libcuda, as a multilib host has it."""
-    directory = "usr/lib/i386-linux-gnu"
     for name in ("libcuda", "libnvidia-ml"):
         soname = tables.SONAMES[name]
         _write(root / directory / f"{name}.so.{version}", shared_library(soname, tables.functions(name, version), "i386"))
         _link(root / directory / soname, f"{name}.so.{version}")
     return [CacheEntry(s, f"/{directory}/{s}", FLAGS_COMPAT32["x86_64"]) for s in ("libcuda.so.1", "libnvidia-ml.so.1")]
+
+
+def make_wsl(path: Path, stores: tuple[str, ...] = (WSL_STORE,)) -> SimulatedDriver:
+    """A WSL 2 system at *path*: /dev/dxg and the driver *stores*."""
+    machine = os.uname().machine
+    for store in stores:
+        for name, soname in WSL_FILES.items():
+            stem = name.partition(".so")[0]
+            data = shared_library(soname, tables.functions(stem, VERSION), machine) if soname else b"#!/bin/sh\necho wsl\n"
+            _write(path / store / name, data, 0o755)
+    _write(path / "usr/lib/wsl/drivers/of_another_vendor.inf_amd64_1/libd3d.so", shared_library("libd3d.so", (), machine))
+    _write(path / "usr/lib/wsl/lib/libdxcore.so", shared_library("libdxcore.so", (), machine))
+    _write(path / "proc/devices", "Character devices:\n 10 misc\n\nBlock devices:\n")
+    return SimulatedDriver(path, Options(gpus=0), _mknod(path / "dev/dxg", 10, 125))
+
+
+def make_tegra(path: Path) -> SimulatedDriver:
+    """A Jetson at *path*: lists of files, and the files."""
+    machine = os.uname().machine
+    for name, text in TEGRA_LISTS.items():
+        file = path / "etc/nvidia-container-runtime/host-files-for-container.d" / name
+        _write(file, text.replace("MA", MULTIARCH[machine]))
+    libs = path / "usr/lib" / MULTIARCH[machine]
+    _write(libs / "tegra/libcuda.so.1.1", shared_library("libcuda.so.1", tables.functions("libcuda", VERSION), machine))
+    _write(libs / "tegra/libnvrm_gpu.so", shared_library("libnvrm_gpu.so", (), machine))
+    _link(libs / "tegra/libcuda.so.1", "libcuda.so.1.1")
+    _link(libs / "libcuda.so", "tegra/libcuda.so.1")
+    _write(libs / "tegra-egl/ld.so.conf", "")
+    _link(libs / "tegra-egl/link", "ld.so.conf")
+    _write(path / "etc/nv_tegra_release", "# R36 (release), REVISION: 4.0\n")
+    _write(path / "etc/vulkan/icd.d/nvidia_icd.json", "{}\n")
+    _write(path / "sys/devices/soc0/family", "Tegra\n")
+    _write(path / "proc/devices", "Character devices:\n\nBlock devices:\n")
+    real = _mknod(path / "dev/nvhost-ctrl", 508, 0) and _mknod(path / "dev/nvmap", 10, 55)
+    if real:
+        os.chown(path / "dev/nvmap", 0, 44)
+        (path / "dev/nvmap").chmod(0o660)
+    return SimulatedDriver(path, Options(gpus=0), real)
+
+
+def _mknod(path: Path, major: int, number: int) -> bool:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(major, number))
+    except PermissionError:
+        return False
+    path.chmod(0o666)
+    return True
 
 
 def _socket(path: Path) -> None:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from . import VERSION, Options, make
+from .layouts import LAYOUTS
 
 
 def main() -> None:
@@ -13,9 +14,9 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--gpus", type=int, default=2, help="number of GPUs (2)")
     parser.add_argument("--version", default=VERSION, help=f"driver version ({VERSION})")
-    parser.add_argument("--layout", choices=("debian", "rhel"), default="debian", help="where the libraries lie (debian)")
+    parser.add_argument("--layout", choices=sorted(LAYOUTS), default="debian", help="where the libraries lie (debian)")
     parser.add_argument("--machine", choices=("x86_64", "aarch64"), help="architecture of the libraries (this machine's)")
-    flags = ("no-userspace", "no-module", "no-uvm", "version-mismatch", "mps")
+    flags = ("no-userspace", "no-module", "no-uvm", "version-mismatch", "mps", "extras")
     for flag in flags:
         parser.add_argument(f"--{flag}", action="store_true")
     args = parser.parse_args()

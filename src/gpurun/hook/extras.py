@@ -6,10 +6,8 @@ channel without a node is known by its numbers.
 
 from __future__ import annotations
 
-import posix
-
 from gpurun.errors import GpuError
-from gpurun.hook.host import PROC, HostNode, Roots, exists, find_node, names_in
+from gpurun.hook.host import PROC, HostNode, Roots, exists, find_node, names_in, node_as_it_is
 from gpurun.hook.libraries import DriverRoot, HostFile, resolve
 from gpurun.hook.mig import CAPS_DIR, MINORS_FILE, MigMinors, admin_node, read_minors
 from gpurun.record import Record
@@ -74,7 +72,7 @@ def _feature(root: DriverRoot, dev: str, name: str) -> Extra:
     nodes = []
     for entry in names_in(dev + directory):
         if any(entry == p[1:] if p.startswith("=") else _numbered(entry, p) for p in patterns):
-            node = _as_it_is(dev, f"{directory}/{entry}")
+            node = node_as_it_is(dev, f"{directory}/{entry}")
             if node is not None:
                 nodes.append(node)
     if not nodes:
@@ -85,15 +83,6 @@ def _feature(root: DriverRoot, dev: str, name: str) -> Extra:
 
 def _numbered(entry: str, prefix: str) -> bool:
     return entry.startswith(prefix) and entry[len(prefix) :].isdigit()
-
-
-def _as_it_is(dev: str, path: str) -> HostNode | None:
-    """The character device at *path*; ``None`` for anything else (/dev is the administrator's, and may hold links)."""
-    stat = posix.lstat(dev + path)
-    if stat.st_mode & 0o170000 != 0o020000:
-        return None
-    major, minor = posix.major(stat.st_rdev), posix.minor(stat.st_rdev)
-    return HostNode(path, dev + path, major, minor, True, stat.st_mode & 0o777, stat.st_gid)
 
 
 def _gds_files(root: DriverRoot, dev: str) -> tuple[HostFile, ...]:

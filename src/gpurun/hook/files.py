@@ -28,7 +28,8 @@ def find_binaries(root: DriverRoot, capabilities: Iterable[str]) -> tuple[HostFi
             for directory in (*dirs, DEBIAN_DIR):
                 real = resolve(root, f"{directory}/{name}")
                 if real is not None:
-                    public = f"/usr/bin/{name}" if directory == DEBIAN_DIR else f"{directory}/{name}"
+                    # A directory that no image has on its PATH (Debian's alternatives, NixOS's store) is not shown.
+                    public = f"{directory if directory in BINARY_DIRS else '/usr/bin'}/{name}"
                     found.append(HostFile("binary", capability, root.path + real, public))
                     break
     return tuple(found)

@@ -128,10 +128,16 @@ def _from_files(
 
 
 def _from_driver(request: GpuRequest, settings: Settings, own_env: Mapping[str, str]) -> ContainerEdits:
+    roots = roots_of(own_env, settings)
+    if settings.mode == "csv" or not _has_gpus(roots):
+        from gpurun.hook.platforms import platform_edits
+
+        made = platform_edits(request, roots, settings.mode, settings.csv_dir)
+        if made is not None:
+            return made
     from gpurun.hook.driver import read_driver
     from gpurun.hook.nvidia import edits
 
-    roots = roots_of(own_env, settings)
     driver = read_driver(
         roots,
         request.capabilities,
@@ -150,6 +156,14 @@ def _from_driver(request: GpuRequest, settings: Settings, own_env: Mapping[str, 
 
         made = replace(made, additional_gids=())
     return made
+
+
+def _has_gpus(roots: Roots) -> bool:
+    """Whether the driver of graphics cards has one; the platforms that have none are another module's subject."""
+    try:
+        return bool(posix.listdir(f"{roots.sysroot}/proc/driver/nvidia/gpus"))
+    except OSError:
+        return False
 
 
 def roots_of(own_env: Mapping[str, str], settings: Settings) -> Roots:

@@ -92,6 +92,18 @@ def find_node(root: str, path: str, major: int, minor: int, mode: int = 0o666) -
     return HostNode(path, host_path, major, minor, True, stat.st_mode & 0o777, stat.st_gid)
 
 
+def node_as_it_is(root: str, path: str) -> HostNode | None:
+    """The character device at *path* below *root*, whatever its numbers; ``None`` for anything else, a link too."""
+    try:
+        stat = posix.lstat(root + path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if stat.st_mode & 0o170000 != 0o020000:
+        return None
+    major, minor = posix.major(stat.st_rdev), posix.minor(stat.st_rdev)
+    return HostNode(path, root + path, major, minor, True, stat.st_mode & 0o777, stat.st_gid)
+
+
 def bus_order(bus_id: str) -> tuple[int, ...]:
     """*bus_id* (``domain:bus:device.function``, hexadecimal) as numbers: for sorting and comparing; -1 for what is none."""
     numbers = bus_id.replace(".", ":").split(":")

@@ -95,6 +95,12 @@ def library_dirs(root: DriverRoot, compat32: bool = False) -> tuple[str, ...]:
     return tuple(dict.fromkeys([real for d in (*root.first_dirs, *tried) if (real := resolve(root, d)) is not None]))
 
 
+def machine_of(root: DriverRoot, compat32: bool = False) -> tuple[int, int]:
+    """(flags of the loader's cache, e_machine) of the libraries of this root's machine, or of its 32-bit ones."""
+    flags = (FLAGS_COMPAT32 if compat32 else FLAGS_NATIVE).get(root.machine, 0)
+    return flags, MACHINES[root.machine][1 if compat32 else 0]
+
+
 def find_libraries(root: DriverRoot, version: str, capabilities: Iterable[str], compat32: bool) -> tuple[Library, ...]:
     """The libraries that *capabilities* need, of exactly that driver version.  What is not there is left out."""
     wanted: dict[str, tuple[str, ...]] = {}  # name → the capabilities that need it
@@ -102,13 +108,12 @@ def find_libraries(root: DriverRoot, version: str, capabilities: Iterable[str], 
         names = [f"{name}.so.{version}" for name in VERSIONED.get(capability, ())]
         for name in (*names, *UNVERSIONED.get(capability, ())):
             wanted[name] = (*wanted.get(name, ()), capability)
-    flags = (FLAGS_COMPAT32 if compat32 else FLAGS_NATIVE).get(root.machine, 0)
-    machine = MACHINES[root.machine][1 if compat32 else 0]
+    flags, machine = machine_of(root, compat32)
     places = _from_cache(root, version, wanted, flags)
     missing = [name for name in wanted if name not in places]
     if missing:
         _from_dirs(root, missing, library_dirs(root, compat32), places)
-    found = [_library(root, wanted[name], places[name], flags, machine, compat32) for name in wanted if name in places]
+    found = [read_library(root, wanted[name], places[name], flags, machine, compat32) for name in wanted if name in places]
     return tuple([library for library in found if library is not None])
 
 
@@ -150,7 +155,7 @@ def _from_dirs(root: DriverRoot, names: list[str], dirs: tuple[str, ...], places
                     places[name] = real
 
 
-def _library(
+def read_library(
     root: DriverRoot, capabilities: tuple[str, ...], path: str, flags: int, machine: int, compat32: bool
 ) -> Library | None:
     """*path* as a library, when it is a file of the right machine that only root may have written."""
@@ -169,7 +174,7 @@ def _library(
         return None
     directory, _, base = path.rpartition("/")
     stem = base[: base.find(".so") + 3]
-    dev_link = resolve(root, f"{directory}/{stem}") == path
+    dev_link = stem != base and resolve(root, f"{directory}/{stem}") == path
     return Library(base, capabilities, root.path + path, path, elf.soname or base, flags, dev_link, compat32)
 
 

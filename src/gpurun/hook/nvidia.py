@@ -59,13 +59,13 @@ def edits(request: GpuRequest, driver: Driver, resolver: MigResolver | None = No
     nodes += _mig_nodes(selected)
     drm = [(s.gpu, n) for s in selected if _draws(s) for n in s.gpu.drm] if graphics else []
     nodes += [_device_node(n, f"DRM node of GPU {g.index}, capability graphics or display") for g, n in drm]
-    links = [link for lib in libraries for link in _library_links(lib)]
+    links = [link for lib in libraries for link in library_links(lib)]
     links += [_drm_link(g, n) for g, n in drm]
     links += [_file_link(f) for f in files if f.link]
     trees = [proc_tree(driver.proc_files, driver.proc_path, selected)]
     if graphics:
         trees.append(application_profile(tuple([gpu.minor for gpu in gpus])))
-    entries = tuple([entry for lib in libraries for entry in _cache_entries(lib)])
+    entries = tuple([entry for lib in libraries for entry in cache_entries(lib)])
     made = ContainerEdits(
         device_nodes=tuple(nodes),
         mounts=tuple([_library_mount(lib, needed) for lib in libraries] + [_file_mount(f) for f in files]),
@@ -176,7 +176,7 @@ def _file_link(file: HostFile) -> Link:
     return Link(f"{directory}/{file.link}", name, f"expected beside {name}")
 
 
-def _library_links(library: Library) -> list[Link]:
+def library_links(library: Library) -> list[Link]:
     directory = library.path.rpartition("/")[0]
     stem = library.name[: library.name.find(".so")]
     links = []
@@ -190,7 +190,7 @@ def _library_links(library: Library) -> list[Link]:
     return links
 
 
-def _cache_entries(library: Library) -> list[CacheEntry]:
+def cache_entries(library: Library) -> list[CacheEntry]:
     """The loader's names for *library*: its SONAME and, as ldconfig has it, the link for linking."""
     directory = library.path.rpartition("/")[0]
     names = [library.soname]
