@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ def call(capfd: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
 
 
 def verdicts(path: Path) -> dict[str, str]:
-    return {f.subject: f.verdict for f in examine({"GPURUN_SYSROOT": str(path)}) if f.subject != "cgroup"}
+    return {f.subject: f.verdict for f in examine({"GPURUN_SYSROOT": str(path)}) if f.subject not in ("cgroup", "BPF")}
 
 
 def test_list(tmp_path: Path, capfd: pytest.CaptureFixture[str], clean: pytest.MonkeyPatch) -> None:
@@ -59,6 +62,7 @@ def test_a_healthy_host(tmp_path: Path, capfd: pytest.CaptureFixture[str], clean
     assert "ok    kernel module: version 999.88.77\n" in out and "ok    GPUs: 2: 0 = NVIDIA A100-SXM4-40GB" in out
     assert verdicts(tmp_path) == {
         "configuration": "ok", "kernel module": "ok", "libraries": "ok", "GPUs": "ok", "CUDA": "ok", "device nodes": "note",
+        "kernel modules": "ok",
     }  # fmt: skip
 
 
@@ -132,3 +136,72 @@ def test_a_list_does_not_need_nvml(tmp_path: Path, capfd: pytest.CaptureFixture[
     assert code == 0 and "crashed with signal 11" in document["nvml"]
     assert document["gpus"][0]["memory"] is None and document["gpus"][0]["processes"] == []
     assert "memory and load are not known: NVML crashed" in call(capfd, "list", "--processes")[1]
+
+
+def findings(driver: SimulatedDriver, subject: str) -> list[tuple[str, str]]:
+    return [(f.verdict, f.text) for f in examine(driver.env) if f.subject == subject]
+
+
+needs_nodes = pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+
+
+@needs_nodes
+def test_nodes_and_their_links(tmp_path: Path) -> None:
+    driver = make(tmp_path, Options())
+    assert findings(driver, "device nodes") == [("ok", "all there")]
+    [(verdict, text)] = findings(driver, "/dev/char")
+    assert verdict == "note" and "no link to /dev/nvidiactl, /dev/nvidia-uvm" in text and "create-dev-char-symlinks" in text
+    (tmp_path / "dev/char").mkdir()
+    for node in (tmp_path / "dev").glob("nvidia*"):
+        number = node.stat().st_rdev
+        (tmp_path / f"dev/char/{os.major(number)}:{os.minor(number)}").symlink_to(f"../{node.name}")
+    assert findings(driver, "/dev/char") == [("ok", "every node has its link")]
+    (tmp_path / "dev/char/195:0").unlink()
+    (tmp_path / "dev/char/195:0").symlink_to("../nvidiactl")
+    assert "no link to /dev/nvidia0:" in findings(driver, "/dev/char")[0][1], "a link to another node is none"
+
+
+@needs_nodes
+def test_a_node_of_another_boot(tmp_path: Path) -> None:
+    driver = make(tmp_path, Options())
+    uvm = tmp_path / "dev/nvidia-uvm"
+    uvm.unlink()
+    os.mknod(uvm, stat.S_IFCHR | 0o666, os.makedev(509, 0))
+    assert [
+        f for f in examine(driver.env) if f.verdict == "fail" and "invalid device node" in f.text and "nvidia-uvm" in f.text
+    ]
+
+
+def test_cards_of_others(tmp_path: Path) -> None:
+    driver = make(tmp_path, Options(nodes=False))
+    (tmp_path / "sys/bus/pci/devices" / bus_id(1) / "driver").symlink_to("../../../bus/pci/drivers/vfio-pci")
+    (tmp_path / "proc/modules").write_text("nouveau 1 0 - Live 0x0\nnvidia 1 0 - Live 0x0\n")
+    assert ("note", f"the card {bus_id(1)} is bound to vfio-pci: containers cannot have it") in findings(driver, "GPUs")
+    assert any("nouveau is loaded" in text for _, text in findings(driver, "kernel modules"))
+    devices = tmp_path / "proc/devices"
+    devices.write_text(devices.read_text().replace("nvidia-modeset", "other"))
+    assert any("nvidia-modeset is not loaded" in text for _, text in findings(driver, "kernel modules"))
+
+
+def test_mig_findings(tmp_path: Path) -> None:
+    driver = make(tmp_path, Options(nodes=False, mig=((0, 1, 0), (0, 2, 0))))
+    [(verdict, text)] = findings(driver, "MIG")
+    assert verdict == "note" and "/dev/nvidia-caps/nvidia-cap" in text
+    devices = tmp_path / "proc/devices"
+    devices.write_text(devices.read_text().replace("nvidia-caps", "other"))
+    assert findings(driver, "MIG")[0][0] == "fail"
+
+
+def test_persistence(tmp_path: Path) -> None:
+    driver = make(tmp_path, Options(nodes=False))
+    assert findings(driver, "persistence") == []
+    (tmp_path / "run/nvidia-persistenced/socket").unlink()
+    assert findings(driver, "persistence")[0][0] == "note"
+
+
+def test_the_kernel_is_asked(tmp_path: Path) -> None:
+    [(verdict, text)] = findings(make(tmp_path, Options(nodes=False)), "BPF")
+    assert verdict in ("ok", "note", "fail") and (verdict == "ok") == (text == "a device program can be loaded")
+    if os.geteuid() == 0:
+        capable = subprocess.run(["capsh", "--has-p=cap_sys_admin"], capture_output=True, check=False).returncode == 0
+        assert (verdict == "ok") == capable

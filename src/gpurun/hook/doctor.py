@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from gpurun.errors import GpurunError
+from gpurun.hook.doctor_host import Finding, device_program, mig, modules, nodes, other_cards
 from gpurun.hook.driver import Driver, Roots, module_version, read_driver, read_gpus
 from gpurun.hook.settings import read_settings, settings_path
-from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-
-class Finding(Record):
-    """One thing looked at: *verdict* is ``ok``, ``note`` (works, but) or ``fail``; *text* says what and what to do."""
-
-    subject: str
-    verdict: str
-    text: str
 
 
 def examine(env: Mapping[str, str]) -> tuple[Finding, ...]:
@@ -34,9 +26,10 @@ def examine(env: Mapping[str, str]) -> tuple[Finding, ...]:
     found.append(_libraries(utility))
     compute = _read(roots, ("compute",))
     if isinstance(utility, Driver):
-        found += _gpus(roots) + [_compute(compute)] + _nodes(compute if isinstance(compute, Driver) else utility)
-        found += _params(utility)
-    found.append(_device_cgroup())
+        found += _gpus(roots) + other_cards(roots) + modules(roots) + [_compute(compute)]
+        found += nodes(roots, compute.nodes if isinstance(compute, Driver) else utility.nodes) + mig(roots)
+        found += _params(utility) + _persistence(utility)
+    found += [_device_cgroup(), device_program()]
     return tuple(found)
 
 
@@ -86,23 +79,19 @@ def _compute(driver: Driver | str) -> Finding:
     return Finding("CUDA", "ok", "libcuda and nvidia-uvm are there")
 
 
-def _nodes(driver: Driver) -> list[Finding]:
-    missing = [n.path for n in (*driver.nodes, *[g.node for g in driver.gpus]) if not n.exists]
-    if not missing:
-        return [Finding("device nodes", "ok", "all there")]
-    text = (
-        f"the host lacks {', '.join(missing)}: containers get them all the same, but not those with a user namespace: "
-        "`nvidia-modprobe -c 0 -u` makes them"
-    )
-    return [Finding("device nodes", "note", text)]
-
-
 def _params(driver: Driver) -> list[Finding]:
     if any(f.name == "params" for f in driver.proc_files):
         return []
     return [
         Finding("/proc/driver/nvidia/params", "note", "cannot be read: programs in containers may try to make device nodes")
     ]
+
+
+def _persistence(driver: Driver) -> list[Finding]:
+    if any("nvidia-persistenced" in file.path and file.kind == "socket" for file in driver.files):
+        return []
+    text = "nvidia-persistenced does not run: an idle GPU is initialised anew by each first program, up to seconds"
+    return [Finding("persistence", "note", text)]
 
 
 def _device_cgroup() -> Finding:
