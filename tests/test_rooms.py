@@ -25,8 +25,8 @@ ROOMS = (
     ("gpurun.engine",),
     ("gpurun.cli.output",),
     ("gpurun.commands",),
-    ("gpurun.toolkit",),
     ("gpurun.cli",),
+    ("gpurun.toolkit",),
     ("gpurun.launcher", "gpurun.__main__"),
 )
 

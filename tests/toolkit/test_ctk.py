@@ -154,3 +154,34 @@ def test_modules(call: Call) -> None:
     assert [line.partition("msg=")[2].strip('"') for line in done.stderr.splitlines()] == [
         f"chroot /run/d modprobe {m}" for m in ("nvidia", "nvidia-uvm", "nvidia-modeset")
     ]
+
+
+def test_cdi(call: Call, host: SimulatedDriver, tmp_path: Path) -> None:
+    """The file that `nvidia-ctk cdi generate` writes is that of `gpurun cdi generate`, and `cdi list` finds its devices."""
+    file = tmp_path / "cdi/nvidia.yaml"
+    options = (f"--output={file}", "--device-name-strategy=index", "--nvidia-ctk-path=/x/nvidia-ctk")
+    done = call("nvidia-ctk", "cdi", "generate", *options)
+    assert done.returncode == 0, done.stderr
+    assert "/x/nvidia-ctk" in file.read_text() and "kind: nvidia.com/gpu" in file.read_text()
+    again = call("nvidia-ctk", "cdi", "generate", env={"NVIDIA_CTK_CDI_OUTPUT_FILE_PATH": str(tmp_path / "cdi/other.json")})
+    assert again.returncode == 0 and again.stdout == "" and (tmp_path / "cdi/other.json").read_text().startswith("{")
+    (tmp_path / "cdi/other.json").unlink()
+    listed = call("nvidia-ctk", "--debug", "cdi", "list", f"--spec-dir={file.parent}")
+    assert (listed.returncode, listed.stdout) == (0, "nvidia.com/gpu=0\nnvidia.com/gpu=1\nnvidia.com/gpu=all\n")
+
+
+def test_cdi_usage(call: Call) -> None:
+    done = call("nvidia-ctk", "cdi", "frobnicate")
+    assert done.returncode == 1 and "no such command" in done.stderr
+    assert "--device-name-strategy" in call("nvidia-ctk", "cdi", "--help").stdout
+
+
+def test_hook(call: Call, tmp_path: Path) -> None:
+    """`nvidia-ctk hook NAME` of older CDI files is nvidia-cdi-hook."""
+    (tmp_path / "rootfs").mkdir()
+    config = '{"ociVersion": "1.0.0", "process": {"cwd": "/"}, "root": {"path": "rootfs"}}'
+    (tmp_path / "config.json").write_text(config)
+    state = f'{{"ociVersion": "1.0.0", "id": "x", "pid": 1, "bundle": "{tmp_path}"}}'
+    done = call("nvidia-ctk", "hook", "create-symlinks", "--link", "libx.so.1::/usr/lib/libx.so", stdin=state)
+    assert done.returncode == 0, done.stderr
+    assert os.readlink(tmp_path / "rootfs/usr/lib/libx.so") == "libx.so.1"

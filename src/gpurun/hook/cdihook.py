@@ -14,6 +14,7 @@ from __future__ import annotations
 import posix
 import sys
 
+from gpurun import __version__
 from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
 from gpurun.hook.apply import apply_edits
 from gpurun.hook.cdi_hooks import COMMANDS, parse_call
@@ -53,6 +54,11 @@ class Container(Record):
 def main(argv: list[str]) -> int:
     """The program with NVIDIA's command line (*argv* without the program name); returns the exit code."""
     words = tuple(argv)
+    while words and words[0] in ("-d", "--debug", "-q", "--quiet"):
+        words = words[1:]
+    if words and words[0] in ("-v", "--version"):
+        posix.write(1, f"NVIDIA CDI Hook CLI version {__version__} (gpurun)\n".encode())
+        return 0
     if not words or words[0] in ("-h", "--help", "help"):
         posix.write(1, f"Usage: nvidia-cdi-hook COMMAND [OPTIONS]; commands: {', '.join(COMMANDS)}\n".encode())
         return 0

@@ -6,6 +6,7 @@ and everything else to stderr.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -26,7 +27,14 @@ _SWITCHES = frozenset(
 
 def main(argv: list[str]) -> int:
     """*argv* is the command line without the program's name; returns the exit code."""
+    command = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
+    if argv[command : command + 1] == ["hook"]:
+        from gpurun.hook.cdihook import main as hook_main
+
+        return hook_main(argv[command + 1 :])
     try:
+        if argv[command : command + 1] == ["cdi"]:
+            return _cdi(argv[command + 1 :])
         code = program.main(_words(argv), "nvidia-ctk", standalone_mode=False)
     except click.UsageError as e:
         sys.stderr.write(f"nvidia-ctk: {e.format_message()}\n")
@@ -40,6 +48,24 @@ def main(argv: list[str]) -> int:
         log.error(oserror_text(e))
         return 1
     return code if isinstance(code, int) else 0
+
+
+def _cdi(words: list[str]) -> int:
+    """``nvidia-ctk cdi`` is ``gpurun cdi``, with the names and variables that NVIDIA's has besides."""
+    from gpurun.cli.parse import parse_command, parse_globals
+    from gpurun.commands.cdi import cdi
+
+    words = [word.replace("--nvidia-ctk-path", "--nvidia-cdi-hook-path", 1) for word in words]
+    if words[:1] == ["generate"]:
+        for option, variable in _GENERATE_VARIABLES.items():
+            if os.environ.get(variable) and not any(word.partition("=")[0] == option for word in words):
+                words.append(f"{option}={os.environ[variable]}")
+    invocation = parse_command(parse_globals(["cdi"])[0], ["cdi", *words])
+    if invocation.command == "help":
+        from gpurun.cli.human import show_help
+
+        return show_help(invocation)
+    return cdi(invocation)
 
 
 def _words(argv: list[str]) -> list[str]:
@@ -61,7 +87,14 @@ def _words(argv: list[str]) -> list[str]:
     return words
 
 
-@click.group("nvidia-ctk", context_settings=_SETTINGS)
+#: What ``cdi generate`` takes from the environment.
+_GENERATE_VARIABLES = {
+    "--output": "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH",
+    "--format": "NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT",
+}
+
+
+@click.group("nvidia-ctk", context_settings=_SETTINGS, epilog="Also: cdi generate|list|validate|transform, and hook NAME.")
 @click.option("--debug", "-d", is_flag=True, envvar="NVIDIA_CTK_DEBUG", help="Say more.")
 @click.option("--quiet", "-q", is_flag=True, envvar="NVIDIA_CTK_QUIET", help="Say nothing but errors.")
 @click.version_option(
