@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpurun.__main__ import main
-from gpurun.hook.edits import ContainerEdits, DeviceClass, DeviceNode, FileEdit, Hook, ProcTree
+from gpurun.hook.edits import Chmod, ContainerEdits, DeviceClass, DeviceNode, FileEdit, ForwardCompat, Hook, ProcTree
 from gpurun.hook.explain import edit_items
 from tests.native.bundle import base_config
 from tests.simdriver import VERSION, Options, bus_id, make, minor, uuid
@@ -43,7 +43,7 @@ def test_variables(capfd: pytest.CaptureFixture[str]) -> None:
     assert items[f"/dev/nvidia{minor(1, 2)}"]["reason"] == f"c 195:{minor(1, 2)} may rw: GPU 1 (NVIDIA_VISIBLE_DEVICES)"
     assert f"/proc/driver/nvidia/gpus/{bus_id(1)}" in items and f"/proc/driver/nvidia/gpus/{bus_id(0)}" not in items
     assert all(item["reason"] or item["kind"] == "cache" for item in answer["items"])
-    assert {i["kind"] for i in answer["items"]} == {"node", "file", "link", "cache", "private"}
+    assert {i["kind"] for i in answer["items"]} == {"node", "file", "link", "cache", "image file", "private"}
     missing = {m["what"]: m["reason"] for m in answer["missing"]}
     assert missing[f"libnvidia-nscq.so.{VERSION}"] == "library of capability utility"
     assert f"libnvidia-ml.so.{VERSION}" not in missing
@@ -105,6 +105,9 @@ def test_every_kind_of_edit_is_shown() -> None:
         env=("A=b",),
         device_nodes=(DeviceNode("/dev/x", "/dev/y", "c", 1, 2, permissions="", reason="why"),),
         device_classes=(DeviceClass("c", 235, "rw", "all of them"),),
+        image_files=(FileEdit("/etc/f", b"", reason="for ldconfig"),),
+        forward_compat=ForwardCompat("/compat", "1.2", "newer ones"),
+        chmods=(Chmod("/dev/x", 0o755, "asked for"),),
         proc_trees=(ProcTree("/proc/x", (FileEdit("/proc/x/f", b"", reason="made"),), (), "hidden"),),
         hooks=(Hook("createContainer", "/bin/hook", ("hook", "arg")),),
         additional_gids=(44,),
@@ -115,6 +118,9 @@ def test_every_kind_of_edit_is_shown() -> None:
         ("group", "44", "", "group of a device node that others may not open"),
         ("node", "/dev/x", "/dev/y", "c 1:2 may not be used: why"),
         ("class", "c 235:*", "", "may rw: all of them"),
+        ("image file", "/etc/f", "", "for ldconfig"),
+        ("compat", "/compat", "", "newer ones"),
+        ("mode", "/dev/x", "0755", "asked for"),
         ("private", "/proc/x", "", "hidden"),
         ("private", "/proc/x/f", "", "made"),
         ("hook", "createContainer: hook arg", "/bin/hook", ""),

@@ -116,8 +116,8 @@ def read_host(config: Config, cgroup_manager: str = "cgroupfs", rootless: str = 
     return facts
 
 
-def device_edits(config: Config) -> ContainerEdits:
-    """What the devices that the config asks for add to the container."""
+def device_edits(config: Config, prepare: bool = False) -> ContainerEdits:
+    """What the devices that the config asks for add to the container; with *prepare* the host's missing nodes are made."""
     capabilities = config.process.capabilities
     privileged = capabilities is not None and "CAP_SYS_ADMIN" in capabilities.bounding
     own_env = {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
@@ -125,15 +125,17 @@ def device_edits(config: Config) -> ContainerEdits:
     hooks = config.hooks.create_container
     injected = Injected(hooks, config.mounts, tuple([device.path for device in config.linux.devices])) if hooks else None
     process = config.process
-    edits = gpu_edits(process.env, config.annotations, privileged, own_env, mounts=mounts, injected=injected)
+    edits = gpu_edits(
+        process.env, config.annotations, privileged, own_env, mounts=mounts, injected=injected, prepare=prepare
+    )
     return edits or ContainerEdits()
 
 
-def plan_bundle(options: CreateOptions) -> tuple[bytes, Plan]:
-    """Read everything and plan; touches nothing."""
+def plan_bundle(options: CreateOptions, prepare: bool = False) -> tuple[bytes, Plan]:
+    """Read everything and plan; touches nothing but, with *prepare*, nodes of devices that the host should have."""
     data, config = read_bundle(options.bundle, options.config)
     listen_fds = _listen_fds()
-    edits = device_edits(config)
+    edits = device_edits(config, prepare)
     if edits != ContainerEdits():
         from gpurun.engine.edited import edited, saved_config
 
@@ -174,7 +176,7 @@ def create(options: CreateOptions) -> Created:
     Raises :class:`GpurunError`; then nothing of the container is left.
     """
     store.check_id(options.id)
-    data, plan = plan_bundle(options)
+    data, plan = plan_bundle(options, prepare=True)
     _check_rootfs(plan)
     _check_descriptors(options, plan)
     plan = _with_filter(plan, options.root)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpurun.engine.hooks import Execve
+    from gpurun.ns.steps import DeviceStep
 
     ApplyEdits = Callable[[InitPlan, int, int], None]
 
@@ -97,7 +98,7 @@ def _run(fds: sync.Descriptors) -> None:
     late = rootfs.mount_all(root_fd, plan.rootfs, plan.mounts, trees, plan.cgroup_view)
     if not plan.dev_is_bind:
         if fds.nodes >= 0:
-            devices.take_nodes(root_fd, plan.devices, fds.nodes)
+            devices.take_nodes(root_fd, plan.devices + _edit_nodes(plan), fds.nodes)
         else:
             devices.make_devices(root_fd, plan.devices, plan.user_namespace)
         devices.make_dev_links(root_fd)
@@ -178,6 +179,15 @@ def _run_start_hooks(plan: InitPlan, state: State, env: dict[str, str], seccomp:
             execve_filtered(path, args, env, seccomp)
 
     run_hooks("startContainer", plan.start_container, state_json(state, "created"), env=hook_env, execve=execve)
+
+
+def _edit_nodes(plan: InitPlan) -> tuple[DeviceStep, ...]:
+    """The nodes of the device edits, of which the parent lends those that the host lacks."""
+    if not plan.edits.device_nodes:
+        return ()
+    from gpurun.hook.nodes import node_step  # imported before the host's tree was left
+
+    return tuple([node_step(node) for node in plan.edits.device_nodes])
 
 
 def _import_all(plan: InitPlan, fds: sync.Descriptors) -> ApplyEdits | None:

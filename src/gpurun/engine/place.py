@@ -69,8 +69,10 @@ def lend_nodes(plan: Plan) -> int:
     def host_ids(uid: int, gid: int) -> tuple[int, int]:
         return host_id(maps.uids, uid), host_id(maps.gids, gid)
 
+    from gpurun.hook.nodes import missing_nodes
+
     try:
-        return devices.lend_nodes(init.devices, host_ids)
+        return devices.lend_nodes(init.devices + missing_nodes(init.edits.device_nodes), host_ids)
     except StepError as e:
         if e.errno != EPERM:
             raise

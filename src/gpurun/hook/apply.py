@@ -12,16 +12,16 @@ from errno import EEXIST, EINVAL, ELOOP, ENOENT, ENOTDIR
 
 from gpurun.errors import StepError
 from gpurun.hook.loader import tell_loaders
+from gpurun.hook.nodes import node_step
 from gpurun.hook.private import failed, mask_tree, open_source
 from gpurun.hook.target import Target
 from gpurun.linux import mount as lm
 from gpurun.linux.files import read_file
 from gpurun.linux.fs import TMPFS_MAGIC, fstatfs_type
-from gpurun.ns.devices import make_device
+from gpurun.ns.devices import is_there, make_device
 from gpurun.ns.mount import bind_fd
 from gpurun.ns.options import parse_options
 from gpurun.ns.path import make_dirs, make_target, open_in_root, path_in_root
-from gpurun.ns.steps import DeviceStep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,14 +63,15 @@ def _split(path: str) -> tuple[str, str]:
 
 def _device_node(target: Target, node: DeviceNode) -> None:
     """Make the node by its numbers, or bind the host's; what the engine has put there already (--privileged) stays."""
-    kind = "c" if node.type == "u" else node.type
-    step = DeviceStep(node.path, kind, node.major, node.minor, node.file_mode, node.uid, node.gid)
+    step = node_step(node)
     host_path = node.host_path or node.path
     if target.in_user_namespace:
+        if is_there(target.root_fd, step):
+            return
         try:
             posix.lstat(host_path)
         except OSError as e:
-            # Without mknod(2) the host must have the node; nvidia-modprobe or any first use of the driver makes it.
+            # Neither mknod(2) nor the host's own: nvidia-modprobe, or any first use of the driver, makes it.
             raise failed("bind the device node of the host", host_path, e) from None
     target.with_room(
         node.path, lambda: make_device(target.root_fd, step, host_path, target.in_user_namespace, target.journal)

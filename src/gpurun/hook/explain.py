@@ -25,8 +25,8 @@ class Question(Record):
 class Item(Record):
     """One thing: *path* in the container, *source* on the host (or what a link says), and the *reason* for it.
 
-    *kind* is ``environment``, ``group``, ``node``, ``class``, ``file``, ``link``, ``cache``, ``private``, ``hook`` or
-    ``warning``.
+    *kind* is ``environment``, ``group``, ``node``, ``class``, ``file``, ``link``, ``cache``, ``image file`` (there while
+    the container lives), ``compat``, ``mode``, ``private``, ``hook`` or ``warning``.
     """
 
     kind: str
@@ -50,6 +50,10 @@ def edit_items(edits: ContainerEdits) -> tuple[Item, ...]:
     items += [Item("file", mount.container_path, mount.host_path, mount.reason) for mount in edits.mounts]
     items += [Item("link", link.path, link.target, link.reason) for link in edits.links]
     items += [Item("cache", entry.soname, entry.path) for entry in edits.ldcache]
+    items += [Item("image file", file.path, "", file.reason) for file in edits.image_files]
+    if edits.forward_compat is not None:
+        items.append(Item("compat", edits.forward_compat.directory, "", edits.forward_compat.reason))
+    items += [Item("mode", chmod.path, f"{chmod.mode:04o}", chmod.reason) for chmod in edits.chmods]
     for tree in edits.proc_trees:
         items.append(Item("private", tree.path, "", tree.reason))
         items += [Item("private", file.path, "", file.reason) for file in tree.files]

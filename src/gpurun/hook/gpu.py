@@ -9,7 +9,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.errors import GpuError
-from gpurun.record import Record
+from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,13 +56,15 @@ def gpu_edits(
     mounts: tuple[tuple[str, str], ...] = (),
     injected: Injected | None = None,
     files: bool = True,
+    prepare: bool = False,
 ) -> ContainerEdits | None:
     """The edits for a container with that ``process.env``, or ``None`` when it asks for no GPU.
 
     *privileged*: its bounding set has CAP_SYS_ADMIN.  *own_env* is the environment of gpurun itself (GPURUN_SYSROOT);
     *settings* are read from the site's configuration file unless given; *mounts* are the (source, destination) of the
     config's.  *injected* is what an engine may have put into the config for CDI devices; without *files* CDI devices are
-    refused (from outside, not all that they may bring can be given).  Changes nothing.
+    refused (from outside, not all that they may bring can be given).  With *prepare* and a host that lacks device
+    nodes or modules, ``nvidia-modprobe`` is run where there is one (unless ``load-kmods`` says no); else nothing is changed.
     Raises :class:`ConfigError` for a bad request or configuration, :class:`GpuError` for a host that cannot serve it.
     """
     taken: ContainerEdits | None = None
@@ -70,7 +72,7 @@ def gpu_edits(
         from gpurun.hook.cdi_known import take_over
 
         taken = take_over(injected.hooks, injected.mounts, injected.devices, own_env)
-    asked = _requested(env, annotations, privileged, own_env, settings, mounts, files)
+    asked = _requested(env, annotations, privileged, own_env, settings, mounts, files, prepare)
     if taken is None or asked is None:
         return asked or taken
     from gpurun.hook.edits import combine
@@ -86,6 +88,7 @@ def _requested(
     settings: Settings | None,
     mounts: tuple[tuple[str, str], ...],
     files: bool,
+    prepare: bool,
 ) -> ContainerEdits | None:
     """What the container's own request brings."""
     if settings is None:
@@ -95,6 +98,8 @@ def _requested(
         from gpurun.hook.settings import read_settings, settings_path
 
         settings = read_settings(settings_path(own_env))
+    if settings.load_kmods and not prepare:
+        settings = replace(settings, load_kmods=False)
     from gpurun.hook.request import read_request
 
     request = read_request(env, annotations, privileged, settings.policy, mounts)
@@ -138,7 +143,7 @@ def _from_driver(request: GpuRequest, settings: Settings, own_env: Mapping[str, 
     from gpurun.hook.driver import read_driver
     from gpurun.hook.nvidia import edits
 
-    driver = read_driver(
+    where = (
         roots,
         request.capabilities,
         settings.environment(own_env),
@@ -146,14 +151,16 @@ def _from_driver(request: GpuRequest, settings: Settings, own_env: Mapping[str, 
         request.imex_channels,
         settings.creates_imex_channels,
     )
-    if not settings.forward_compat:
-        from gpurun.record import replace
+    if settings.load_kmods:
+        from gpurun.hook.modprobe import read_prepared
 
+        driver = read_prepared(lambda: read_driver(*where), roots, request.capabilities)
+    else:
+        driver = read_driver(*where)
+    if not settings.forward_compat:
         request = replace(request, forward_compat=False)
     made = edits(request, driver, lambda: _identities(roots))
     if made.additional_gids and not settings.additional_gids:
-        from gpurun.record import replace
-
         made = replace(made, additional_gids=())
     return made
 

@@ -93,7 +93,7 @@ def _prestart(config: str) -> None:
     settings = read_settings(config or settings_path(env))
     document = read_bundle_config(bundle)
     asked = (document["env"], document["annotations"], document["privileged"])
-    edits = gpu_edits(*asked, env, settings, document["mounts"], files=False)
+    edits = gpu_edits(*asked, env, settings, document["mounts"], files=False, prepare=True)
     if edits is None:
         return
     for warning in edits.warnings:

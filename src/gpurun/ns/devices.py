@@ -10,7 +10,7 @@ from gpurun.linux import mount as lm
 from gpurun.linux.files import O_CLOEXEC
 from gpurun.linux.fs import AT_FDCWD, O_NOFOLLOW, O_PATH
 from gpurun.ns.mount import attach, tmpfs
-from gpurun.ns.path import make_dirs, make_target, path_in_root
+from gpurun.ns.path import make_dirs, make_target, open_in_root, path_in_root
 from gpurun.ns.steps import DeviceStep
 
 TYPE_CHECKING = False
@@ -28,8 +28,9 @@ _DEV_LINKS = (
 )
 
 
-def lend_nodes(steps: tuple[DeviceStep, ...], host_ids: Callable[[int, int], tuple[int, int]]) -> int:
+def lend_nodes(steps: tuple[DeviceStep | None, ...], host_ids: Callable[[int, int], tuple[int, int]]) -> int:
     """Make the nodes of *steps* on a detached tmpfs of the host's, named by their index, for an init that may make none.
+    ``None`` stands for a node that is not made.
 
     mknod(2) is refused in a user namespace, and nodes on a file system of its own would not work.  *host_ids* maps the
     container's owner and group to the host's.  Returns the tmpfs' descriptor.
@@ -38,20 +39,22 @@ def lend_nodes(steps: tuple[DeviceStep, ...], host_ids: Callable[[int, int], tup
     umask = posix.umask(0)
     try:
         for index, step in enumerate(steps):
-            name = str(index)
+            if step is None:
+                continue
+            path, name = step.path, str(index)
             posix.mknod(name, _KINDS[step.type] | step.mode, posix.makedev(step.major, step.minor), dir_fd=fd)
             uid, gid = host_ids(step.uid, step.gid)
             posix.chown(name, uid, gid, dir_fd=fd, follow_symlinks=False)
     except OSError as e:
         posix.close(fd)
-        raise StepError("make the device node", steps[index].path, e.errno) from None
+        raise StepError("make the device node", path, e.errno) from None
     finally:
         posix.umask(umask)
     return fd
 
 
 def take_nodes(root_fd: int, steps: tuple[DeviceStep, ...], nodes_fd: int) -> None:
-    """Bind the nodes that :func:`lend_nodes` made at their places; *nodes_fd* is closed.
+    """Bind the nodes that :func:`lend_nodes` made at their places; those it did not make are left out.  Closes *nodes_fd*.
 
     The tmpfs is attached over /dev of the host's tree as this mount namespace has it, because a detached mount cannot be
     copied (before Linux 6.15), and taken away again.
@@ -62,7 +65,10 @@ def take_nodes(root_fd: int, steps: tuple[DeviceStep, ...], nodes_fd: int) -> No
     posix.close(place)
     for index, step in enumerate(steps):
         try:
-            tree = lm.open_tree(nodes_fd, str(index), lm.OPEN_TREE_CLONE)
+            try:
+                tree = lm.open_tree(nodes_fd, str(index), lm.OPEN_TREE_CLONE)
+            except FileNotFoundError:
+                continue
             lm.mount_setattr(tree, propagation=lm.MS_PRIVATE)
             target = make_target(root_fd, step.path, directory=False)
             attach(tree, target)
@@ -89,6 +95,19 @@ def make_devices(root_fd: int, steps: tuple[DeviceStep, ...], user_namespace: bo
     _refuse_dev_link(root_fd)
     for step in steps:
         make_device(root_fd, step, step.path, user_namespace)
+
+
+def is_there(root_fd: int, step: DeviceStep) -> bool:
+    """Whether the rootfs has exactly the device of *step* at its path."""
+    try:
+        fd = open_in_root(root_fd, step.path)
+    except OSError:
+        return False
+    try:
+        found = posix.fstat(fd)
+    finally:
+        posix.close(fd)
+    return found.st_mode & 0o170000 == _KINDS[step.type] and found.st_rdev == posix.makedev(step.major, step.minor)
 
 
 def make_device(root_fd: int, step: DeviceStep, host_path: str, bind: bool, journal: Journal | None = None) -> None:

@@ -236,7 +236,7 @@ def _edits(options: argparse.Namespace, variables: dict[str, str]) -> ContainerE
     env = tuple([f"{name}={value}" for name, value in variables.items()])
     settings = Settings(policy=Policy(), driver_root=options.root)
     try:
-        edits = gpu_edits(env, {}, True, _environment(), settings)
+        edits = gpu_edits(env, {}, True, _environment(), settings, prepare=options.load_kmods)
     except GpuError as e:
         stage = "device" if "unknown device" in str(e) else "initialization"
         text = str(e).replace("process.env NVIDIA_VISIBLE_DEVICES", "--device")
