@@ -47,7 +47,7 @@ def apply_edits(edits: ContainerEdits, target: Target) -> None:
             mask_tree(target, tree)
         for chmod in edits.chmods:
             _chmod(target, chmod)
-        if edits.ldcache or edits.image_files:
+        if edits.ldcache or edits.image_files or edits.forward_compat:
             tell_loaders(target, edits.ldcache, edits.image_files, edits.forward_compat)
     finally:
         posix.umask(umask)

@@ -23,6 +23,7 @@ from gpurun.hook.cdi_inject import inject
 from gpurun.hook.cdi_known import do_known_hooks
 from gpurun.hook.cdi_names import device_problem, parse_qualified
 from gpurun.hook.cdi_stale import stale_files
+from gpurun.hook.driver import module_version
 from gpurun.hook.request import place, shown
 from gpurun.record import replace
 
@@ -67,12 +68,12 @@ def annotated_devices(annotations: Mapping[str, str], prefixes: tuple[str, ...])
 
 
 def route(
-    request: GpuRequest | None, annotations: Mapping[str, str], settings: Settings, env: tuple[str, ...]
+    request: GpuRequest | None, annotations: Mapping[str, str], settings: Settings, env: tuple[str, ...], roots: Roots
 ) -> tuple[GpuRequest | None, tuple[str, ...]]:
     """What is left of *request* for the driver, and the names that the CDI files are to serve.
 
     *env* is ``process.env``: who names CDI devices gets all of the driver, as from a file, unless it says what is needed.
-    Raises :class:`ConfigError`.
+    Raises :class:`ConfigError`, also for NVIDIA_REQUIRE_* that the driver of *roots* does not meet.
     """
     names = annotated_devices(annotations, settings.annotation_prefixes) if settings.mode == "cdi" else ()
     if names:
@@ -84,6 +85,7 @@ def route(
         return request, ()
     ids, found = split_devices(request.qualified or request.devices, settings, place(request.source))
     if not ids:
+        _check_requirements(request, found, roots)
         return None, found
     capabilities = request.capabilities
     asked = any(e.startswith("NVIDIA_DRIVER_CAPABILITIES=") and e != "NVIDIA_DRIVER_CAPABILITIES=" for e in env)
@@ -124,6 +126,17 @@ def split_devices(devices: tuple[str, ...], settings: Settings, source: str) -> 
     return tuple(dict.fromkeys(["all"] if "all" in ids else ids)), tuple(dict.fromkeys(names))
 
 
+def _check_requirements(request: GpuRequest, names: tuple[str, ...], roots: Roots) -> None:
+    """NVIDIA_REQUIRE_* of an image holds for its devices wherever they come from, as far as the driver alone can tell."""
+    if not request.requirements or not any(name.startswith("nvidia.com/") for name in names):
+        return
+    version = module_version(roots)
+    if version:
+        from gpurun.hook.require import check, properties
+
+        check(request.requirements, (properties(version),))
+
+
 def cdi_edits(names: tuple[str, ...], settings: Settings, own_env: Mapping[str, str], roots: Roots) -> ContainerEdits:
     """The edits of the CDI devices *names*, their known hooks done as data; warnings tell of stale files.
 
@@ -137,7 +150,8 @@ def cdi_edits(names: tuple[str, ...], settings: Settings, own_env: Mapping[str, 
         if stale:  # the likely reason comes with it
             raise GpurunError(f"{e} ({'; '.join(stale)})") from None
         raise
-    return replace(edits, warnings=edits.warnings + stale)
+    compat = edits.forward_compat if settings.forward_compat else None
+    return replace(edits, warnings=edits.warnings + stale, forward_compat=compat)
 
 
 def _used(names: tuple[str, ...], registry: Registry) -> Registry:

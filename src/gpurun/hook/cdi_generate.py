@@ -131,7 +131,9 @@ def assemble(
     # Files that every device brings (firmware) are the specification's; nodes are, if they come without any device.
     common_mounts = [m for m in devices[0][1].mounts if all(m in e.mounts for _, e in devices)]
     common = replace(none, mounts=tuple(common_mounts))
-    hooks = _common_hooks(common, version, options, own_env)
+    # Where newer libraries of an image could not work on one of the GPUs (GeForce), nobody is to look for them.
+    compat = all(edits.forward_compat is not None for _, edits in devices)
+    hooks = _common_hooks(common, version if compat else "", options, own_env)
     directory = next((e.path.rpartition("/")[0] for e in common.ldcache if e.soname == "libcuda.so.1"), "")
     env = [f"NVIDIA_CTK_LIBCUDA_DIR={directory}"] if directory else []
     shared = CdiEdits(
@@ -239,7 +241,7 @@ def _common_hooks(
     ldcache += [word for folder in folders for word in ("--folder", folder)]
     words: dict[str, list[str] | None] = {
         "create-symlinks": links or None,
-        "enable-cuda-compat": [f"--host-driver-version={version}"],
+        "enable-cuda-compat": [f"--host-driver-version={version}"] if version else None,
         "update-ldcache": ldcache if folders else None,
         "disable-device-node-modification": [],
         "update-application-profile": [],

@@ -32,6 +32,7 @@ _FLAGS = {
 _S_IFMT, _S_IFDIR, _S_IFREG = 0o170000, 0o040000, 0o100000
 _GPU_NODE = "/dev/nvidia"
 _MAX_LIBRARIES = 4096
+_LOADER_HOOKS = ("enable-cuda-compat", "update-ldcache")
 
 
 class _Bound(Record):
@@ -99,11 +100,27 @@ def take_over(
 
 
 def hook_work(
-    call: HookCall, mounts: tuple[Mount, ...], devices: tuple[str, ...], own_env: Mapping[str, str]
+    call: HookCall,
+    hooks: tuple[OciHook, ...],
+    mounts: tuple[Mount, ...],
+    devices: tuple[str, ...],
+    own_env: Mapping[str, str],
 ) -> ContainerEdits:
-    """The edits for one *call* of a hook in a container of another runtime, whose config has *mounts* and *devices*."""
+    """The edits for one *call* of a hook in a container of another runtime, whose config has createContainer *hooks*,
+    *mounts* and *devices*.
+
+    The loader's cache is composed once: an enable-cuda-compat is done with the update-ldcache beside it.
+    """
+    calls = [call]
+    if call.command in _LOADER_HOOKS:
+        every = [known_call(Hook("createContainer", hook.path, hook.args)) for hook in hooks]
+        beside = [one for one in every if one is not None and one.command in _LOADER_HOOKS and one != call]
+        if call.command == _LOADER_HOOKS[0] and beside:
+            return ContainerEdits()
+        calls += [one for one in beside if one.command == _LOADER_HOOKS[0]]
     bound = [_Bound(m.source, clean_path(m.destination)) for m in mounts if m.source.startswith("/") and _is_bind(m)]
-    return _work([(Hook("createContainer", "", reason="the container's CDI devices"), call)], bound, devices, own_env)
+    reason = Hook("createContainer", "", reason="the container's CDI devices")
+    return _work([(reason, one) for one in calls], bound, devices, own_env)
 
 
 def _is_bind(mount: Mount) -> bool:

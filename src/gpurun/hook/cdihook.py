@@ -25,7 +25,7 @@ from gpurun.linux.files import O_CLOEXEC, read_fd, read_file
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.process import PR_SET_DUMPABLE, prctl
 from gpurun.ns.journal import Journal
-from gpurun.oci.config import Mount
+from gpurun.oci.config import Mount, OciHook
 from gpurun.oci.reader import as_object, get_array, get_bool, get_object, get_string, get_strings, parse_json, require
 from gpurun.record import Record
 
@@ -40,12 +40,13 @@ _INITIAL_MAP = ["0", "0", "4294967295"]
 
 
 class Container(Record):
-    """What the hooks need to know of a container: its *rootfs* on the host, its mounts, the paths of its devices.
+    """What the hooks need to know of a container: its *rootfs* on the host, createContainer hooks, mounts, paths of devices.
 
     *readonly*: the rootfs is going to be read-only.
     """
 
     rootfs: str
+    hooks: tuple[OciHook, ...]
     mounts: tuple[Mount, ...]
     devices: tuple[str, ...]
     readonly: bool = False
@@ -79,7 +80,7 @@ def main(argv: list[str]) -> int:
 def _run(call: HookCall) -> None:
     container = read_container(call.value("container-spec"))
     env = {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
-    edits = hook_work(call, container.mounts, container.devices, env)
+    edits = hook_work(call, container.hooks, container.mounts, container.devices, env)
     if edits == ContainerEdits():
         return
     user_namespace = read_file("/proc/self/uid_map").decode().split() != _INITIAL_MAP
@@ -120,10 +121,16 @@ def read_container(spec: str) -> Container:
     linux = get_object(config, "linux", "") or {}
     return Container(
         rootfs if rootfs.startswith("/") else f"{bundle}/{rootfs}",
+        get_array(get_object(config, "hooks", "") or {}, "createContainer", "hooks", _hook),
         get_array(config, "mounts", "", _mount),
         get_array(linux, "devices", "linux", _device_path),
         get_bool(root, "readonly", "root"),
     )
+
+
+def _hook(value: Any, where: str) -> OciHook:
+    obj = as_object(value, where)
+    return OciHook(get_string(obj, "path", where), get_strings(obj, "args", where))
 
 
 def _mount(value: Any, where: str) -> Mount:

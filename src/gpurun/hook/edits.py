@@ -11,7 +11,7 @@ Specification: CDI 1.1.0, ``containerEdits``.  Links and the library cache are h
 from __future__ import annotations
 
 from gpurun.oci.config import Mount
-from gpurun.record import Record
+from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -151,9 +151,26 @@ class ContainerEdits(Record):
 
 
 def combine(first: ContainerEdits, second: ContainerEdits) -> ContainerEdits:
-    """Both, *first* before *second*; what is equal in both is there once."""
+    """Both, *first* before *second*; of two things at one path that of *second*, in the place of the first."""
     values: dict[str, Any] = {}
     for name in ContainerEdits._fields:
         one, two = getattr(first, name), getattr(second, name)
-        values[name] = one + tuple([item for item in two if item not in one]) if isinstance(one, tuple) else two or one
+        values[name] = _joined(one + two) if isinstance(one, tuple) else two or one
     return ContainerEdits(**values)
+
+
+def _joined(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    found: dict[Any, Any] = {}
+    for item in items:
+        key = item
+        if isinstance(item, (DeviceNode, Link, FileEdit, ProcTree, Chmod)):
+            key = (type(item).__name__, item.path)
+        elif isinstance(item, EditMount):
+            key = item.container_path
+        elif isinstance(item, Hook):
+            key = replace(item, reason="")
+        before = found.get(key)
+        if isinstance(item, ProcTree) and before is not None:  # what either lets through is to be seen
+            item = replace(item, files=_joined(before.files + item.files), binds=_joined(before.binds + item.binds))
+        found[key] = item
+    return tuple(found.values())

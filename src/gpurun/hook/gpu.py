@@ -109,7 +109,7 @@ def _requested(
             raise GpuError(WRONG_MODE)
         from gpurun.hook.cdi import route
 
-        request, names = route(request, annotations, settings, env)
+        request, names = route(request, annotations, settings, env, roots_of(own_env, settings))
     if names:
         return _from_files(names, request, settings, own_env)
     if request is None:
