@@ -13,6 +13,7 @@ import pytest
 
 from gpurun.hook.ldcache import parse
 from tests.conftest import MakeBundle
+from tests.hook.real_driver import host_with_real_userspace
 from tests.native.bundle import Bundle
 from tests.native.images import debian_tar, exact_listing, package, unpack
 from tests.native.leaks import Leaks
@@ -98,6 +99,35 @@ def test_read_only_root(debian: Bundle, run: Callable[..., str]) -> None:
     out = run(debian.sh(f"{FIND_CUDA}; touch /etc/x 2>&1; nvidia-smi -L | wc -l"))
     assert out.splitlines() == ["1", "touch: cannot touch '/etc/x': Read-only file system", "2"]
     assert exact_listing(debian.rootfs) == before
+
+
+def test_the_real_userspace_finds_no_device_and_misses_no_library(
+    debian: Bundle, runtime: Runtime, place: Path, leaks: Leaks
+) -> None:
+    """nvidia-smi and libcuda of Debian's own packages, before and after an ldconfig in the container."""
+    leaks.allow_rootfs_changes()  # ldconfig's own cache in /var
+    directory = Path(tempfile.mkdtemp(dir=place))
+    directory.chmod(0o755)
+    try:
+        real = host_with_real_userspace(directory)
+        libraries = "libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"
+        probe = shared_library("probe.so", (), MACHINE, libraries)
+        (debian.rootfs / "probe.so").write_bytes(probe)
+        before = exact_listing(debian.rootfs)
+        look = "nvidia-smi; echo code $?; $(ls /lib*/ld-linux-*) --list /probe.so"
+        out = runtime.output(
+            debian.sh(f"({look}; ldconfig; {look}) 2>&1"),
+            env=ENVIRONMENT | real.env,
+        )
+    finally:
+        shutil.rmtree(directory)
+    assert out.count("NVIDIA-SMI has failed") == 2 and "not found" not in out and "error while loading" not in out, out
+    assert out.count("code 9") == 2, "NVML says: driver not loaded"
+    for name in libraries:
+        assert len([line for line in out.splitlines() if line.strip().startswith(f"{name} => /")]) == 2, out
+    after = exact_listing(debian.rootfs)
+    changed = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
+    assert changed <= {"etc", "etc/ld.so.cache", "var/cache/ldconfig", "var/cache/ldconfig/aux-cache"}
 
 
 @pytest.mark.parametrize("version", ["1000.1.2", "998.1.2"])

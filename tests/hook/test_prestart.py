@@ -19,6 +19,7 @@ from gpurun.hook.edits import DeviceNode
 from gpurun.hook.prestart import is_privileged
 from tests.native.bed import Bed
 from tests.native.bundle import Bundle, base_config, make_rootfs
+from tests.native.images import exact_listing
 from tests.native.runtime import Runtime
 from tests.simdriver import Options, SimulatedDriver, bus_id, make, minor
 
@@ -247,6 +248,50 @@ def test_a_container_with_a_user_namespace(other_runtime: Runtime, gpu_bundle: C
     assert " 65534 " not in "".join(line for line in out.splitlines() if "->" in line), (
         "links belong to the container's root"
     )
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("user_namespace", [False, True])
+def test_nodes_that_the_host_lacks(
+    other_runtime: Runtime, gpu_bundle: Callable[..., Bundle], host: SimulatedDriver, user_namespace: bool
+) -> None:
+    shutil.rmtree(host.path / "dev")
+    (host.path / "dev").mkdir()
+    bundle = gpu_bundle("NVIDIA_VISIBLE_DEVICES=all")
+    if user_namespace:
+        bundle.user_namespace()
+    out = other_runtime.output(bundle.sh("stat -c '%n %t:%T %a %u' /dev/nvidia*; (: <>/dev/nvidia1) 2>&1; true"), stdin=b"")
+    assert out.splitlines()[:5] == [
+        "/dev/nvidia-uvm 1fe:0 666 0",
+        "/dev/nvidia-uvm-tools 1fe:1 666 0",
+        "/dev/nvidia0 c3:0 666 0",
+        "/dev/nvidia1 c3:1 666 0",
+        "/dev/nvidiactl c3:ff 666 0",
+    ]
+    assert "No such device or address" in out
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("fails", [False, True])
+def test_poststop_leaves_the_image_as_it_was(other_runtime: Runtime, gpu_bundle: Callable[..., Bundle], fails: bool) -> None:
+    """Only where the config calls it: without, nobody would ever take the journal away."""
+    bundle = gpu_bundle("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
+    hooks = bundle.config["hooks"]
+    prestart = hooks["prestart"][0]
+    hooks["poststop"] = [prestart | {"args": [*PYTHON, "poststop"]}]
+    if fails:  # in the middle of what the hook makes: this cannot be covered by a file
+        (bundle.rootfs / "etc/ld.so.cache").mkdir()
+    else:
+        (bundle.rootfs / "etc/ld.so.cache").write_bytes(b"the image's")
+    (bundle.rootfs / "etc/ld.so.conf.d").mkdir()
+    before = exact_listing(bundle.rootfs)
+    if fails:
+        assert other_runtime.create(bundle, check=False).result.rc != 0
+    else:
+        assert "nvidia" in other_runtime.output(bundle.sh("ls /dev /etc/ld.so.conf.d; head -c 20 /etc/ld.so.cache"))
+    after = exact_listing(bundle.rootfs)
+    assert {k: (before.get(k), after.get(k)) for k in before.keys() | after.keys() if before.get(k) != after.get(k)} == {}
+    assert not list(Path("/run/gpurun-hook").glob("t*"))
 
 
 @pytest.mark.native

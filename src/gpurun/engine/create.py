@@ -298,7 +298,7 @@ def _journal(options: CreateOptions, plan: Plan, undo: list[Callable[[], None]])
     """Where the init writes down what it makes in the rootfs for devices; -1 without any."""
     if plan.init.edits == ContainerEdits():
         return -1
-    from gpurun.engine.traces import open_journal, undo_traces
+    from gpurun.ns.traces import open_journal, undo_traces
 
     def leave_rootfs_as_it_was() -> None:
         for warning in undo_traces(options.root, options.id):

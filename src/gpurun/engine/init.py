@@ -181,6 +181,19 @@ def _run_start_hooks(plan: InitPlan, state: State, env: dict[str, str], seccomp:
     run_hooks("startContainer", plan.start_container, state_json(state, "created"), env=hook_env, execve=execve)
 
 
+def _apply_edits(plan: InitPlan, root_fd: int, journal_fd: int) -> None:
+    """Apply the device edits and close the journal, however that ends."""
+    from gpurun.hook.apply import apply_edits  # imported before the host's tree was left
+    from gpurun.hook.target import Target
+    from gpurun.ns.journal import Journal
+
+    journal = Journal(root_fd, journal_fd)
+    try:
+        apply_edits(plan.edits, Target(root_fd, journal, plan.user_namespace, plan.readonly))
+    finally:
+        journal.close()
+
+
 def _edit_nodes(plan: InitPlan) -> tuple[DeviceStep, ...]:
     """The nodes of the device edits, of which the parent lends those that the host lacks."""
     if not plan.edits.device_nodes:
@@ -195,9 +208,10 @@ def _import_all(plan: InitPlan, fds: sync.Descriptors) -> ApplyEdits | None:
     apply: ApplyEdits | None = None
     if plan.edits != ContainerEdits():
         import gpurun.hook.apply
-        from gpurun.engine.traces import apply_to_rootfs
+        import gpurun.hook.target
+        import gpurun.ns.journal
 
-        apply = apply_to_rootfs
+        apply = _apply_edits
     if any(m.options.copy_up for m in plan.mounts):
         import gpurun.ns.copyup  # noqa: F401
     if plan.process.terminal:

@@ -199,7 +199,7 @@ def _undo_traces(root: str, container_id: str) -> tuple[str, ...]:
         posix.stat(f"{root}/{container_id}/created")
     except FileNotFoundError:
         return ()  # no devices have made anything in the rootfs
-    from gpurun.engine.traces import undo_traces
+    from gpurun.ns.traces import undo_traces
 
     return undo_traces(root, container_id)
 

@@ -18,12 +18,16 @@ from gpurun.errors import ConfigError, GpuError, GpurunError, StepError, oserror
 from gpurun.hook.apply import apply_edits
 from gpurun.hook.devcgroup import allow_devices
 from gpurun.hook.gpu import WRONG_MODE, gpu_edits
+from gpurun.hook.nodes import missing_nodes, node_step
 from gpurun.hook.settings import Settings, read_settings, settings_path
 from gpurun.hook.target import Target
 from gpurun.linux.files import O_CLOEXEC, read_fd, read_file, write_all
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.process import CLONE_NEWNS, CLONE_NEWUSER, PR_SET_DUMPABLE, prctl, setns
+from gpurun.ns.devices import lend_nodes, take_nodes
 from gpurun.ns.journal import Journal
+from gpurun.ns.namespaces import host_id
+from gpurun.ns.traces import open_journal, undo_traces
 from gpurun.oci.reader import as_object, get_array, get_object, get_string, get_string_map, get_strings, parse_json, require
 
 TYPE_CHECKING = False
@@ -34,10 +38,11 @@ if TYPE_CHECKING:
     from gpurun.invocation import Invocation
 
 _LIMIT = 64 << 20
+_JOURNALS = "/run/gpurun-hook"
 _USAGE = """Usage: nvidia-container-runtime-hook [-debug] [-version] [-config FILE] COMMAND
   prestart   give the GPUs asked for to the container whose state is on stdin
   poststart  does nothing
-  poststop   does nothing
+  poststop   takes away what prestart has made in the image (if the config has this hook as well)
 """
 
 
@@ -65,12 +70,12 @@ def main(argv: list[str]) -> int:
             config = value if equals else words.pop(0)
         elif name != "debug":
             return _usage()
-    if words[:1] in (["poststart"], ["poststop"]):
+    if words[:1] == ["poststart"]:
         return 0
-    if words[:1] != ["prestart"]:
+    if words[:1] not in (["prestart"], ["poststop"]):
         return _usage()
     try:
-        _prestart(config)
+        _prestart(config) if words[0] == "prestart" else _poststop()
     except (GpurunError, OSError) as e:
         text = oserror_text(e) if isinstance(e, OSError) else str(e)
         posix.write(2, f"gpurun hook: {text}\n".encode("utf-8", "surrogateescape"))
@@ -81,6 +86,44 @@ def main(argv: list[str]) -> int:
 def _usage() -> int:
     posix.write(2, _USAGE.encode())
     return 2
+
+
+def _poststop() -> None:
+    data = read_fd(0, _LIMIT)
+    if not data.strip():
+        return  # called by hand
+    container_id = get_string(as_object(parse_json(data, "the container's state on stdin"), "state"), "id", "state")
+    if _is_name(container_id):
+        _undo(container_id)
+
+
+def _undo(container_id: str) -> None:
+    for warning in undo_traces(_JOURNALS, container_id):
+        posix.write(2, f"gpurun hook: {warning}\n".encode("utf-8", "surrogateescape"))
+    try:
+        posix.rmdir(f"{_JOURNALS}/{container_id}")
+    except OSError:
+        pass  # there was no prestart, or it asked for nothing
+
+
+def _is_name(container_id: str) -> bool:
+    return bool(container_id) and not container_id.startswith(".") and "/" not in container_id and "\0" not in container_id
+
+
+def _open_journal(state: dict[str, Any], rootfs: str) -> int:
+    """The journal of the container, for ``poststop`` to undo; -1 when its config does not call that."""
+    container_id = get_string(state, "id", "state")
+    if not _is_name(container_id) or not rootfs.startswith("/") or posix.geteuid() != 0:
+        return -1
+    path = ""
+    for part in f"{_JOURNALS}/{container_id}".strip("/").split("/"):
+        path += f"/{part}"
+        try:
+            posix.mkdir(path, 0o700)
+        except FileExistsError:
+            pass  # made before
+    undo_traces(_JOURNALS, container_id)  # of a container of that name whose poststop never came
+    return open_journal(_JOURNALS, container_id, rootfs)
 
 
 def _prestart(config: str) -> None:
@@ -102,7 +145,14 @@ def _prestart(config: str) -> None:
         return
     _check_mode(settings)
     rootfs = document["rootfs"]
-    apply_in(pid, rootfs if rootfs.startswith("/") else f"{bundle}/{rootfs}", edits, document["readonly"])
+    rootfs = rootfs if rootfs.startswith("/") else f"{bundle}/{rootfs}"
+    journal = _open_journal(state, rootfs) if document["poststop"] else -1
+    try:
+        apply_in(pid, rootfs, edits, document["readonly"], journal)
+    except BaseException:
+        if journal >= 0:
+            _undo(get_string(state, "id", "state"))
+        raise
     if not settings.no_cgroups:
         warning = allow_devices(container_cgroup(pid), edits.device_nodes, edits.device_classes)
         if warning:
@@ -133,6 +183,7 @@ def read_bundle_config(bundle: str) -> dict[str, Any]:
         "privileged": is_privileged(process),
         "mounts": read_mounts(config),
         "readonly": root.get("readonly") is True,
+        "poststop": _has_poststop(config),
         "rootfs": require(get_string(root, "path", "root") or None, "root", "path"),
     }
 
@@ -144,6 +195,14 @@ def read_mounts(config: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple([(s, d) for s, d in pairs if isinstance(s, str) and isinstance(d, str)])
 
 
+def _has_poststop(config: dict[str, Any]) -> bool:
+    """Whether the config has this hook (the same program as in prestart) at poststop as well."""
+    hooks = get_object(config, "hooks", "") or {}
+    paths = [hook.get("path") for hook in hooks.get("prestart") or () if isinstance(hook, dict)]
+    late = [hook for hook in hooks.get("poststop") or () if isinstance(hook, dict)]
+    return any(hook.get("path") in paths and "poststop" in (hook.get("args") or ()) for hook in late)
+
+
 def is_privileged(process: dict[str, Any]) -> bool:
     """Whether the bounding set has CAP_SYS_ADMIN; release candidates of the specification had one list for all sets."""
     capabilities = process.get("capabilities")
@@ -152,10 +211,10 @@ def is_privileged(process: dict[str, Any]) -> bool:
     return isinstance(capabilities, list) and "CAP_SYS_ADMIN" in capabilities
 
 
-def apply_in(pid: int, rootfs: str, edits: ContainerEdits, readonly: bool = False) -> None:
+def apply_in(pid: int, rootfs: str, edits: ContainerEdits, readonly: bool = False, journal_fd: int = -1) -> None:
     """Apply *edits* to *rootfs* in the mount namespace of the process *pid*; raises :class:`GpurunError`.
 
-    *readonly*: the rootfs is going to be read-only.
+    *readonly*: the rootfs is going to be read-only.  *journal_fd* is the journal that is to be undone later, if any.
 
     A child does it, because joining is for ever.  In a container with a user namespace it becomes that one's root, so that
     what is made belongs to the container.
@@ -166,11 +225,12 @@ def apply_in(pid: int, rootfs: str, edits: ContainerEdits, readonly: bool = Fals
     mount_fd = posix.open(f"/proc/{pid}/ns/mnt", posix.O_RDONLY | O_CLOEXEC)
     if _namespace(pid, "mnt") == _namespace("self", "mnt"):
         raise GpuError(f"the container's process {pid} is in the mount namespace of the host: call this as a prestart hook")
+    nodes_fd = _lend_nodes(pid, edits) if user_fd >= 0 else -1
     read, write = posix.pipe2(O_CLOEXEC) if hasattr(posix, "pipe2") else posix.pipe()
     child = posix.fork()
     if child == 0:
         try:
-            text = _apply_as_child(mount_fd, user_fd, rootfs, edits, readonly)
+            text = _apply_as_child((mount_fd, user_fd, nodes_fd, journal_fd), rootfs, edits, readonly)
         except BaseException as e:  # nothing may escape into the parent's code
             text = f"{type(e).__name__}: {e}"
         write_all(write, text.encode("utf-8", "surrogateescape"))
@@ -179,9 +239,9 @@ def apply_in(pid: int, rootfs: str, edits: ContainerEdits, readonly: bool = Fals
     text = read_fd(read).decode("utf-8", "surrogateescape")
     posix.close(read)
     status = posix.waitpid(child, 0)[1]
-    posix.close(mount_fd)
-    if user_fd >= 0:
-        posix.close(user_fd)
+    for fd in (mount_fd, user_fd, nodes_fd):
+        if fd >= 0:
+            posix.close(fd)
     if status and not text:
         text = f"the process in the container's namespaces ended with status {status}"
     if text:
@@ -217,8 +277,18 @@ def _namespace(pid: int | str, kind: str) -> str:
     return posix.readlink(f"/proc/{pid}/ns/{kind}")
 
 
-def _apply_as_child(mount_fd: int, user_fd: int, rootfs: str, edits: ContainerEdits, readonly: bool) -> str:
+def _lend_nodes(pid: int, edits: ContainerEdits) -> int:
+    """The nodes that the host lacks, for a container in whose user namespace none can be made; -1 where we may not."""
+    missing = missing_nodes(edits.device_nodes)
+    if posix.geteuid() != 0 or not any(missing):
+        return -1
+    maps = [read_file(f"/proc/{pid}/{name}").decode() for name in ("uid_map", "gid_map")]
+    return lend_nodes(missing, lambda uid, gid: (host_id(maps[0], uid), host_id(maps[1], gid)))
+
+
+def _apply_as_child(fds: tuple[int, int, int, int], rootfs: str, edits: ContainerEdits, readonly: bool) -> str:
     """In the container's namespaces from here on: nothing is imported any more, and no program is run."""
+    mount_fd, user_fd, nodes_fd, journal_fd = fds
     sys.path[:] = []
     sys.path_hooks[:] = []
     sys.meta_path[:] = []
@@ -232,7 +302,13 @@ def _apply_as_child(mount_fd: int, user_fd: int, rootfs: str, edits: ContainerEd
             posix.setresgid(0, 0, 0)
             posix.setresuid(0, 0, 0)
         root_fd = posix.open(rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)
-        apply_edits(edits, Target(root_fd, Journal(root_fd), user_fd >= 0, readonly))
+        journal = Journal(root_fd, journal_fd)
+        try:
+            if nodes_fd >= 0:
+                take_nodes(root_fd, tuple([node_step(node) for node in edits.device_nodes]), nodes_fd)
+            apply_edits(edits, Target(root_fd, journal, user_fd >= 0, readonly))
+        finally:
+            journal.close()
     except GpurunError as e:
         return str(e)
     except OSError as e:

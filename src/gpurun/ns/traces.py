@@ -1,4 +1,4 @@
-"""What device edits leave in a rootfs while their container lives: its journal is kept here, and undone by delete.
+"""Where journals are kept, ``<root>/<container>/created``, and how one is undone when its container goes.
 
 Containers may share a rootfs.  A mount point that is removed takes the mounts of all of them with it, so what one container
 has made is left to another one that still has the rootfs: its records move to that one's journal (they carry their time,
@@ -14,7 +14,6 @@ from gpurun.linux.fs import O_DIRECTORY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.engine.plan import InitPlan
     from gpurun.ns.journal import Trace
 
 _LIMIT = 256 << 20
@@ -32,19 +31,6 @@ def open_journal(root: str, container_id: str, rootfs: str) -> int:
     finally:
         posix.close(lock)
     return fd
-
-
-def apply_to_rootfs(plan: InitPlan, root_fd: int, journal_fd: int) -> None:
-    """In the init: apply the edits of *plan* and close the journal, however that ends."""
-    from gpurun.hook.apply import apply_edits  # imported before the host's tree was left
-    from gpurun.hook.target import Target
-    from gpurun.ns.journal import Journal
-
-    journal = Journal(root_fd, journal_fd)
-    try:
-        apply_edits(plan.edits, Target(root_fd, journal, plan.user_namespace, plan.readonly))
-    finally:
-        journal.close()
 
 
 def undo_traces(root: str, container_id: str) -> tuple[str, ...]:
