@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
 
 
 def test_a_gpu_without_hardware(place: Place) -> None:
-    """The program runs, finds the driver's library, and there is the GPU asked for and no other; the host has no new mount."""
+    """The program finds the driver's library and the GPU asked for and no other; the host has no new mount."""
     before = Path("/proc/self/mounts").read_text()
     assert place.program("NVIDIA_VISIBLE_DEVICES=0") == {"init": 100}
     assert "libcuda.so.1" in str(place.program()["error"]), "without a request there is no libcuda"
