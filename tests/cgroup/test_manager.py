@@ -119,6 +119,45 @@ def test_an_invalid_cgroup_takes_no_domain_limits(tree: Tree, base: Path) -> Non
     manager.remove(str(base / "top"))
 
 
+def test_no_process_where_controllers_are_given_away(tree: Tree, base: Path) -> None:
+    inner = base / "inner"
+    inner.mkdir()
+    manager.create(str(inner / "other"), tree.root)
+    given = [
+        name for name in (inner / "cgroup.subtree_control").read_text().split() if name not in ("cpu", "cpuset", "pids")
+    ]
+    if not given:
+        pytest.skip("this machine's cgroup v2 has no controller but those for threads")
+    with pytest.raises(
+        GpurunError, match=rf'no process can be in the cgroup "{inner}", it gives controllers \({" ".join(given)}'
+    ):
+        manager.create(str(inner), tree.root)
+    manager.remove(str(inner))
+
+
+def test_a_limit_below_a_cgroup_with_processes(tree: Tree, base: Path, spawn: Callable[..., int]) -> None:
+    """A cgroup that holds processes can give no controllers away; the error names it, and how many there are."""
+    if "hugetlb" not in tree.controllers:
+        pytest.skip("the hugetlb controller is not in this machine's cgroup v2")
+    inner = base / "inner"
+    inner.mkdir()
+    pid = spawn(inner)
+    (made,) = manager.create(str(inner / "c"), tree.root)
+    fd = manager.open_dir(made)
+    try:
+        with pytest.raises(GpurunError) as caught:
+            manager.write_resources(fd, (CgroupWrite("hugetlb.2MB.max", "0", "w"),))
+    finally:
+        os.close(fd)
+    where = (
+        f'cannot set w: there is no hugetlb.2MB.max: the cgroup v2 controller "hugetlb" is not given to cgroups in "{inner}"'
+    )
+    assert str(caught.value) == f'{where}, for 1 process(es) are in "{inner}" itself: move them, or name another place'
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    manager.remove(str(inner))
+
+
 def test_open_dir_of_nothing(base: Path) -> None:
     with pytest.raises(StepError, match="no such file or directory"):
         manager.open_dir(str(base / "none"))

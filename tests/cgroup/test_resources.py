@@ -12,7 +12,7 @@ from gpurun.cgroup.resources import CgroupWrite, cpu_weight, io_weight, memory_s
 from gpurun.errors import ConfigError
 from gpurun.oci.resources import Resources, read_resources
 
-ALL = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids", "rdma")
+ALL = ("cpuset", "cpu", "io", "memory", "hugetlb", "pids", "rdma", "misc")
 
 
 def plan(document: dict[str, Any], controllers: tuple[str, ...] = ALL, **more: Any) -> tuple[CgroupWrite, ...]:
@@ -127,6 +127,17 @@ def test_memory_swap_contradictions(limit: int, swap: int, message: str) -> None
             {"rdma": {"mlx5_1": {"hcaHandles": 3, "hcaObjects": 10000}, "mlx4_0": {"hcaObjects": 5}, "mlx3": {}}},
             [("rdma.max", "mlx5_1 hca_handle=3 hca_object=10000"), ("rdma.max", "mlx4_0 hca_object=5")],
         ),
+        ({"unified": {"misc.max": "res_a 1\nres_b max"}}, [("misc.max", "res_a 1"), ("misc.max", "res_b max")]),
+        (
+            {"hugepageLimits": [{"pageSize": "64KB", "limit": 65536}]},
+            [("hugetlb.64KB.max", "65536"), ("hugetlb.64KB.rsvd.max", "65536")],
+        ),
+        ({"rdma": {"mlx5_0": {"hcaHandles": 0}}}, [("rdma.max", "mlx5_0 hca_handle=0")]),
+        (
+            {"memory": {"limit": 100, "swap": -1, "reservation": 50}},
+            [("memory.swap.max", "max"), ("memory.max", "100"), ("memory.low", "50")],
+        ),
+        ({"cpu": {"shares": 1024, "realtimeRuntime": 5, "realtimePeriod": 9}}, [("cpu.weight", "100")]),
         (
             {"unified": {"cgroup.max.depth": "3", "io.max": "8:0 rbps=1\n8:1 wbps=2\n", "cpuset.cpus": ""}},
             [("cgroup.max.depth", "3"), ("io.max", "8:0 rbps=1"), ("io.max", "8:1 wbps=2")],

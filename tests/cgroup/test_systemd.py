@@ -18,6 +18,7 @@ from gpurun.cgroup.scope import (
     Property,
     Scope,
     annotation_properties,
+    as_systemd_rounds,
     bitmask,
     cpu_quota,
     device_properties,
@@ -157,6 +158,24 @@ def test_quota_is_never_stricter() -> None:
     assert cpu_quota(1, 1_000_000) == 10_000
     assert cpu_quota(50_000, 100_000) == 500_000
     assert cpu_quota(33_333, 100_000) == 340_000
+
+
+@pytest.mark.parametrize(
+    ("value", "rounded"),
+    [
+        ("150500 100000", "151000 100000"),
+        ("50000 100000", "50000 100000"),
+        ("1 1000000", "10000 1000000"),
+        ("33333", "34000 100000"),
+        ("max 20000", "max 20000"),
+        ("nonsense", "nonsense"),
+    ],
+)
+def test_the_file_says_what_systemd_will_keep(value: str, rounded: str) -> None:
+    write = CgroupWrite("cpu.max", value, "w")
+    assert [one.value for one in as_systemd_rounds((write,))] == [rounded]
+    other = CgroupWrite("pids.max", "50500", "w")
+    assert as_systemd_rounds((other,)) == (other,)
 
 
 @pytest.mark.parametrize(("text", "mask"), [("0", b"\1"), ("7,8", b"\x80\1"), ("0-15", b"\xff\xff"), ("1\n", b"\2")])

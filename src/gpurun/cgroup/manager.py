@@ -12,7 +12,7 @@ Reference: admin-guide/cgroup-v2.rst, "Core Interface Files"; cgroups(7).
 from __future__ import annotations
 
 import posix
-from errno import EINVAL
+from errno import EINVAL, ENOENT
 
 from gpurun.cgroup.control import DIRECTORY, freeze, is_frozen, kill, oom_kill_count, processes, remove, thaw
 from gpurun.cgroup.resources import needs_domain
@@ -43,6 +43,9 @@ __all__ = [
     "undo_create",
     "write_resources",
 ]
+
+#: The controllers that also work among threads: for them a cgroup with processes may give to those below it.
+_THREADED = ("cpu", "cpuset", "perf_event", "pids")
 
 _BENEATH = fs.RESOLVE_BENEATH | fs.RESOLVE_NO_SYMLINKS | fs.RESOLVE_NO_MAGICLINKS | fs.RESOLVE_NO_XDEV
 
@@ -76,10 +79,12 @@ def create(path: str, root: str, writes: tuple[CgroupWrite, ...] = (), new: bool
         for name in path[len(current) :].strip("/").split("/"):
             # Some controllers cannot be enabled in some places (rootless, a parent that holds processes): then a limit
             # that needs one fails when it is written, and a container without such a limit is none the worse.
-            _enable_controllers(fd)
+            _enable_controllers(fd, domain)
             current = f"{current}/{name}"
             _enter(fd, name, current, made)
             _check_type(fd, current, domain)
+        if current not in made:
+            _check_no_internal_processes(fd, current)
     except BaseException:
         undo_create(tuple(made))
         raise
@@ -112,7 +117,12 @@ def _enter(fd: int, name: str, path: str, made: list[str]) -> None:
     posix.close(child)
 
 
-def _enable_controllers(fd: int) -> None:
+def _enable_controllers(fd: int, domain: bool) -> None:
+    """Give all that the cgroup has to those below it, as far as it goes.
+
+    One that holds processes can give only what also works among threads, and what is below it then is threaded.  That is of
+    no use for limits that need a *domain*, and is not done for them: the limit's own error says what is in the way.
+    """
     try:
         enabled = _read(fd, "cgroup.subtree_control").split()
         missing = [f"+{name}" for name in _read(fd, "cgroup.controllers").split() if name not in enabled]
@@ -123,6 +133,8 @@ def _enable_controllers(fd: int) -> None:
     try:
         _write(fd, "cgroup.subtree_control", " ".join(missing))
     except OSError:
+        if domain and _read(fd, "cgroup.procs").strip():
+            return
         for one in missing:
             try:
                 _write(fd, "cgroup.subtree_control", one)
@@ -138,13 +150,29 @@ def _check_type(fd: int, path: str, domain: bool) -> None:
         return  # no such file in the root of the tree (of a cgroup namespace)
     if kind == "domain invalid":
         if domain:
-            raise GpurunError(f'cannot enter cgroupv2 "{path}" with domain controllers -- it is in an invalid state')
+            raise GpurunError(
+                f'cannot enter cgroupv2 "{path}" with domain controllers -- it is in an invalid state: '
+                "a cgroup beside or above it is threaded, let linux.cgroupsPath name another place"
+            )
         try:
             _write(fd, "cgroup.type", "threaded")
         except OSError as e:
             raise StepError("cannot make the cgroup threaded:", path, e.errno or EINVAL) from None
     elif kind in ("threaded", "domain threaded") and domain:
         raise GpurunError(f'cannot enter cgroupv2 "{path}" with "{kind}" mode as domain controllers are requested')
+
+
+def _check_no_internal_processes(fd: int, path: str) -> None:
+    """A cgroup that gives controllers to those below it takes no processes ("No Internal Process Constraint")."""
+    try:
+        given = [name for name in _read(fd, "cgroup.subtree_control").split() if name not in _THREADED]
+    except OSError:
+        return
+    if given:
+        raise GpurunError(
+            f'no process can be in the cgroup "{path}", it gives controllers ({" ".join(given)}) to cgroups below it: '
+            "let linux.cgroupsPath name another"
+        )
 
 
 def open_dir(path: str) -> int:
@@ -181,7 +209,29 @@ def write_resources(fd: int, writes: tuple[CgroupWrite, ...]) -> None:
         except OSError as e:
             if e.errno in write.ignore:
                 continue
+            if e.errno == ENOENT and (why := _why_missing(fd, write.file.partition(".")[0])):
+                raise GpurunError(f"cannot set {write.where}: there is no {write.file}: {why}") from None
             raise StepError(f'cannot set {write.where}: writing "{write.value}" to', write.file, e.errno or EINVAL) from None
+
+
+def _why_missing(fd: int, controller: str) -> str:
+    """Which cgroup above keeps *controller* from the cgroup that *fd* is, and why; "" when it has it, or none has."""
+    here = posix.dup(fd)
+    try:
+        while controller not in _read(here, "cgroup.controllers").split():
+            above = fs.openat2(here, "..", DIRECTORY, 0)
+            posix.dup2(above, here, False)
+            posix.close(above)
+            if controller in _read(here, "cgroup.controllers").split():
+                path = posix.readlink(f"/proc/self/fd/{here}")
+                count = len(_read(here, "cgroup.procs").split())
+                why = f', for {count} process(es) are in "{path}" itself: move them, or name another place' if count else ""
+                return f'the cgroup v2 controller "{controller}" is not given to cgroups in "{path}"{why}'
+        return ""
+    except OSError:
+        return ""  # above the root of the tree there is no such file
+    finally:
+        posix.close(here)
 
 
 def check_partition(fd: int, writes: tuple[CgroupWrite, ...]) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from gpurun.cgroup.devices import BPF_DEVCG_ACC_MKNOD, BPF_DEVCG_ACC_READ, BPF_DEVCG_ACC_WRITE
 from gpurun.errors import ConfigError
-from gpurun.record import Record
+from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -241,6 +241,19 @@ _NUMBERS = {
 def cpu_quota(quota: int, period: int) -> int:
     """Microseconds of CPU time in a second; systemd keeps whole percents of a CPU, so this is rounded up to one."""
     return (-(-quota * 1_000_000 // period) + 9_999) // 10_000 * 10_000
+
+
+def as_systemd_rounds(writes: tuple[CgroupWrite, ...]) -> tuple[CgroupWrite, ...]:
+    """*writes* with the quotas of CPU time that systemd will keep (:func:`cpu_quota`), as runc writes them since 1.3: so the
+    value in force does not change when systemd next applies what it knows."""
+    return tuple([_rounded(write) if write.file == "cpu.max" else write for write in writes])
+
+
+def _rounded(write: CgroupWrite) -> CgroupWrite:
+    quota, length = _number(write.value.partition(" ")[0]), _number(write.value.partition(" ")[2] or "100000")
+    if quota is None or quota == _UINT64_MAX or not length:
+        return write
+    return replace(write, value=f"{cpu_quota(quota, length) * length // 1_000_000} {length}")
 
 
 def bitmask(numbers: str, where: str) -> bytes:

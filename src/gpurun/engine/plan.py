@@ -365,8 +365,9 @@ def _plan_cgroup(config: Config, container_id: str, host: Host, edits: Container
         writes += placed.writes
     scope = None
     if driver == "systemd":
-        from gpurun.cgroup.scope import plan_scope, scope_path
+        from gpurun.cgroup.scope import as_systemd_rounds, plan_scope, scope_path
 
+        writes = as_systemd_rounds(writes)
         scope = plan_scope(linux.cgroups_path, container_id, config.annotations, writes, devices, host.user_manager)
         path = join_root(host.tree.root, scope_path(scope))
     else:

@@ -159,6 +159,10 @@ def update_container(root: str, container_id: str, new: Resources, schemata: dic
     found = tree.find_tree()
     writes = plan_resources(to_write(new, merged), found.controllers, found.bound_to_v1, where="resources")
     writes += _follow_limit(document, merged, writes)
+    if state.unit:
+        from gpurun.cgroup.scope import as_systemd_rounds
+
+        writes = as_systemd_rounds(writes)
     rdt = get_object(linux, "intelRdt", "linux") or {}
     rdt_plan = _plan_rdt({**rdt, **schemata}, container_id) if schemata else None
     fd = manager.open_dir(state.cgroup)
