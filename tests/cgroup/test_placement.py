@@ -20,12 +20,11 @@ def placed(
     *given: CgroupWrite,
     nodes: tuple[int, ...] = (),
     topology: Topology = TWO,
-    path: str = "/c1",
     tree: Tree = TREE,
     **asked: str,
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     annotations = {f"dev.gpurun.{name.replace('_', '.')}": value for name, value in asked.items()}
-    made = place(wanted(annotations, Site()), Asked(given, nodes, topology, path), tree)
+    made = place(wanted(annotations, Site()), Asked(given, nodes, topology), tree)
     assert all(write.where in {f"annotations.{name}" for name in annotations} for write in made.writes)
     assert made.notes == ()
     return {write.file: write.value for write in made.writes}, made.warnings
@@ -105,7 +104,6 @@ def test_exclusive_cpus() -> None:
 
 def test_exclusive_cpus_refused() -> None:
     assert "which CPUs?" in refused(cpu_exclusive="true")
-    assert "directly below the root" in refused(CPUS, cpu_exclusive="true", path="/a/b")
     assert "one of true" in refused(CPUS, cpu_exclusive="member")
 
 
@@ -127,12 +125,10 @@ def test_a_policy_that_does_not_exist() -> None:
 SITE = "/etc/gpurun/config.toml"
 
 
-def by_site(
-    policies: dict[str, str], *given: CgroupWrite, path: str = "/c1", **annotations: str
-) -> tuple[dict[str, str], str]:
+def by_site(policies: dict[str, str], *given: CgroupWrite, **annotations: str) -> tuple[dict[str, str], str]:
     """The writes and all that is noted, when the site asks for *policies*."""
     asked = {f"dev.gpurun.{name.replace('_', '.')}": value for name, value in annotations.items()}
-    made = place(wanted(asked, Site(SITE, tuple(policies.items()))), Asked(given, (), TWO, path), TREE)
+    made = place(wanted(asked, Site(SITE, tuple(policies.items()))), Asked(given, (), TWO), TREE)
     assert made.warnings == (), "the log is not for what nobody who runs a container has asked for"
     return {write.file: write.value for write in made.writes}, " ".join(made.notes)
 
@@ -142,7 +138,7 @@ def test_the_site_asks() -> None:
     assert by_site(site, LIMIT) == ({"memory.high": str(1 << 29), "io.weight": "default 200"}, "")
     assert by_site(site, LIMIT, memory_high="false") == ({"io.weight": "default 200"}, "")
     assert by_site(site, LIMIT, memory_high="0.25")[0]["memory.high"] == str(1 << 28)
-    (write,) = place(wanted({}, Site(SITE, (("memory.high", "0.5"),))), Asked((LIMIT,), (), TWO, "/c1"), TREE).writes
+    (write,) = place(wanted({}, Site(SITE, (("memory.high", "0.5"),))), Asked((LIMIT,), (), TWO), TREE).writes
     assert write.where == f"{SITE}: placement.memory.high"
 
 
@@ -151,7 +147,6 @@ def test_what_the_site_wants_and_a_container_cannot_have_is_noted() -> None:
     assert writes == {"memory.swap.max": "0"}
     for words in ("memory.high is left out: is a share", "gpu.local is left out: the container has no GPUs", "which CPUs?"):
         assert words in notes
-    assert "directly below the root" in by_site({"cpu.exclusive": "true"}, CPUS, path="/a/b")[1]
     high = CgroupWrite("memory.high", "4096", "linux.resources.unified.memory.high")
     assert "the config sets memory.high itself" in by_site({"memory.high": "true"}, LIMIT, high)[1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,31 @@ def test_exclusive_cpus(
     assert (path / "cpuset.cpus.effective").read_text().strip() == "1" and everyone.read_text().strip() == "0"
     assert container.delete("--force").rc == 0
     assert everyone.read_text() == before
+
+
+@pytest.mark.controller("cpuset")
+def test_exclusive_cpus_deeper_down(driver: Driver, bundle: MakeBundle, bed: Bed) -> None:
+    """All cgroups above leave the CPU to the container and delete takes it back from all of them."""
+    made = placed(bundle, cpu_exclusive="isolated")
+    made.linux["resources"]["cpu"] = {"cpus": "1"}
+    everyone = bed.cgroup("cpuset.cpus.effective")
+    before = everyone.read_text()
+    container = driver.start(made)
+    path = driver.cgroup(container)
+    assert (path / "cpuset.cpus.partition").read_text().strip() == "isolated"
+    assert (path / "cpuset.cpus.effective").read_text().strip() == "1" and everyone.read_text().strip() == "0"
+    assert (path.parent / "cpuset.cpus.exclusive").read_text().strip() == "1"
+    if driver.name == "systemd":
+        subprocess.run(["systemctl", "daemon-reload"], check=True)
+        assert (path / "cpuset.cpus.partition").read_text().strip() == "isolated"
+    parent = path.parent
+    assert container.delete("--force").rc == 0
+    assert everyone.read_text() == before
+    assert not parent.exists() or (parent / "cpuset.cpus.exclusive").read_text().strip() == ""
+    made.linux["resources"]["cpu"] = {"cpus": "0-1"}
+    text = driver.create(made, check=False).result.text
+    assert "dev.gpurun.cpu.exclusive" in text and everyone.read_text() == before
+    assert not parent.exists() or (parent / "cpuset.cpus.exclusive").read_text().strip() == ""
 
 
 @pytest.mark.controller("cpuset")

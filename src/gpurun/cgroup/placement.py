@@ -71,7 +71,6 @@ class Asked(Record):
     given: tuple[CgroupWrite, ...]
     gpu_nodes: tuple[int, ...]  # the NUMA node of each GPU of the container; -1 where the host does not say
     topology: Topology
-    path: str  # of the cgroup, below the root of the tree
 
 
 def wanted(annotations: Mapping[str, str], site: Site) -> tuple[Wanted, ...]:
@@ -140,7 +139,7 @@ def high_after_update(policies: tuple[Wanted, ...], limit: CgroupWrite, unified:
         return None
     if limit.value == "max":
         return CgroupWrite("memory.high", "max", found[0].where)
-    (write,) = _memory_high(found[0].value, found[0].where, Asked((limit,), (), Topology(), ""))
+    (write,) = _memory_high(found[0].value, found[0].where, Asked((limit,), (), Topology()))
     return write if isinstance(write, CgroupWrite) else None
 
 
@@ -201,13 +200,6 @@ def _exclusive(value: str, where: str, asked: Asked) -> Iterator[CgroupWrite | s
     cpus = _value_of(asked, "cpuset.cpus")
     if not cpus:
         raise Unmet(where, f"which CPUs? set linux.resources.cpu.cpus, or {PREFIX}gpu.local")
-    if asked.path.count("/") != 1:
-        # The kernel wants the parent to be a partition too; only the root of the tree is one without our doing.
-        raise Unmet(
-            where,
-            f"a cgroup with CPUs of its own must be directly below the root of the tree, and this one is {asked.path}: "
-            'set linux.cgroupsPath to "/NAME" (with systemd "-.slice:gpurun:NAME")',
-        )
     yield CgroupWrite("cpuset.cpus.exclusive", cpus, where, (ENOENT,))  # Linux 6.7; before, a partition's are all of its own
     yield CgroupWrite("cpuset.cpus.partition", _PARTITIONS[value], where)
 

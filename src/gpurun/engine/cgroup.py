@@ -17,14 +17,18 @@ if TYPE_CHECKING:
     from gpurun.engine.state import State
 
 
-def make(plan: Plan, undo: list[Callable[[], None]]) -> int:
+def make(plan: Plan, undo: list[Callable[[], None]], record: str) -> int:
     """Make the cgroup of *plan*; returns the pid of the placeholder that holds it until the init is in it, 0 for none.
 
-    What undoes it is added to *undo* (last first).  Raises :class:`GpurunError`.
+    What undoes it is added to *undo* (last first); *record* is for :func:`restrict`.  Raises :class:`GpurunError`.
     """
     cgroup = plan.cgroup
     if not cgroup.path:
         return 0  # --cgroup-manager disabled
+    if _is_partition(plan):
+        from gpurun.cgroup.exclusive import give_back
+
+        undo.append(lambda: give_back(record))  # when the cgroup is gone
     scope = cgroup.scope
     if scope is None:
         made = manager.create(cgroup.path, cgroup.root, cgroup.writes)
@@ -45,6 +49,10 @@ def make(plan: Plan, undo: list[Callable[[], None]]) -> int:
     # systemd enables the controllers that it knows; limits of huge pages, for one, need others.
     manager.create(cgroup.path, cgroup.root, cgroup.writes, new=False)
     return placeholder
+
+
+def _is_partition(plan: Plan) -> bool:
+    return any(write.file == "cpuset.cpus.partition" for write in plan.cgroup.writes)
 
 
 def release(placeholder: int) -> bool:
@@ -85,10 +93,11 @@ def load_devices(plan: Plan) -> int:
         return -1
 
 
-def restrict(plan: Plan, program_fd: int) -> None:
+def restrict(plan: Plan, program_fd: int, record: str) -> None:
     """Set the limits and the device program: once the init has made its device nodes, which the rules may forbid.
 
-    systemd is told first: what it writes, rounded its way, is then written again as it was asked for.
+    systemd is told first: what it writes, rounded its way, is then written again as it was asked for.  CPUs that cgroups
+    above must leave to this one are noted in the file *record*.
     """
     if not plan.cgroup.path:
         return
@@ -97,6 +106,12 @@ def restrict(plan: Plan, program_fd: int) -> None:
         from gpurun.cgroup import systemd
 
         systemd.set_properties(scope.unit, scope.limits, scope.manager)
+    if _is_partition(plan):
+        from gpurun.cgroup import exclusive
+
+        lent = exclusive.wanted(plan.cgroup.writes)
+        if lent is not None:
+            exclusive.lend(lent, plan.cgroup.root, plan.cgroup.path, record)
     fd = manager.open_dir(plan.cgroup.path)
     try:
         manager.write_resources(fd, plan.cgroup.writes)

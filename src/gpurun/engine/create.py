@@ -248,7 +248,7 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
         posix.mkdir(f"{directory}/notify", 0o755)
     fifo = store.fifo_path(options.root, options.id)
     posix.mkfifo(fifo, 0o600)
-    placeholder = cgroup.make(plan, undo)
+    placeholder = cgroup.make(plan, undo, f"{directory}/exclusive")
 
     ours, its = _console(options, plan)
     receive, send, pid, pidfd = _spawn_init(plan, fifo, its, journal, undo)
@@ -386,7 +386,7 @@ def _serve_init(
                 send_listener(plan.seccomp, pid, rest[0], store.state_json(state, "creating"))
             return
         if not limited:
-            cgroup.restrict(plan, program_fd)
+            cgroup.restrict(plan, program_fd, f"{store.directory(options.root, options.id)}/exclusive")
             limited = True
         if word == "hooks":
             text = store.state_json(state, "creating")

@@ -187,6 +187,7 @@ def destroy(root: str, state: store.State) -> tuple[str, ...]:
     hooks = _saved_hooks(root, state.id)
     _remove_cgroup(state)
     warnings = _undo_traces(root, state.id)
+    _give_cpus_back(f"{root}/{state.id}/exclusive")
     _remove_rdt(f"{root}/{state.id}/resctrl")
     store.remove_directory(root, state.id)
     if hooks is None or not hooks.poststop:
@@ -202,6 +203,16 @@ def _undo_traces(root: str, container_id: str) -> tuple[str, ...]:
     from gpurun.ns.traces import undo_traces
 
     return undo_traces(root, container_id)
+
+
+def _give_cpus_back(record: str) -> None:
+    try:
+        posix.stat(record)
+    except FileNotFoundError:
+        return  # no container without CPUs of its own has one
+    from gpurun.cgroup.exclusive import give_back
+
+    give_back(record)
 
 
 def _remove_rdt(record: str) -> None:

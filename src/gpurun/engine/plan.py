@@ -324,22 +324,13 @@ def _with_env(process: ProcessPlan, env: tuple[str, ...]) -> ProcessPlan:
     return replace(process, env=tuple(pairs.items()))
 
 
-def _place(
-    config: Config, container_id: str, host: Host, edits: ContainerEdits, systemd: bool, writes: tuple[CgroupWrite, ...]
-) -> Placed | None:
+def _place(config: Config, host: Host, edits: ContainerEdits, writes: tuple[CgroupWrite, ...]) -> Placed | None:
     """What placement policies add to *writes*; None where nobody asks for any."""
     if host.site is None and not any(key.startswith("dev.gpurun.") for key in config.annotations):
         return None
     from gpurun.cgroup.placement import Asked, Site, Topology, place, wanted
 
-    if systemd:
-        from gpurun.cgroup.scope import plan_scope, scope_path
-
-        path = scope_path(plan_scope(config.linux.cgroups_path, container_id, {}, (), None, host.user_manager))
-    else:
-        whole = cgroup_path(host.tree, config.linux.cgroups_path, container_id, host.own_cgroup)
-        path = whole[len(host.tree.root.rstrip("/")) :]
-    asked = Asked(writes, edits.numa_nodes, Topology(host.numa), path)
+    asked = Asked(writes, edits.numa_nodes, Topology(host.numa))
     return place(wanted(config.annotations, host.site or Site()), asked, host.tree)
 
 
@@ -360,7 +351,7 @@ def _plan_cgroup(config: Config, container_id: str, host: Host, edits: Container
     devices = emulate(rules)
     tree = host.tree
     writes = plan_resources(resources, tree.controllers, tree.bound_to_v1, host.hugepage_sizes, hint=tree.hint)
-    placed = _place(config, container_id, host, edits, driver == "systemd", writes)
+    placed = _place(config, host, edits, writes)
     if placed is not None:
         writes += placed.writes
     scope = None

@@ -5,6 +5,7 @@
     exec.fifo   there from create until start
     created     the journal of what gpurun makes in the rootfs for devices, undone by delete (:mod:`gpurun.ns.journal`)
     edits       the variables and groups that the container's devices brought, if any: exec gives them too
+    exclusive   the CPUs that cgroups above leave to this one, and these cgroups
     gpus        the minors of the GPUs' device nodes, if it has any
     seccomp     the flags and the program of the container's filter, if it has one, for exec
 

@@ -1,0 +1,114 @@
+"""CPUs for one cgroup alone, deeper than the root of the tree: what every cgroup above it must say for that.
+
+A partition of CPUs need not lie below another one since Linux 6.7: it is enough that each cgroup above it has the CPUs in
+its ``cpuset.cpus.exclusive``.  There they are added for a container, and taken out again with it; what else is in these
+lists belongs to others and stays.
+
+Reference: admin-guide/cgroup-v2.rst, "Cpuset Interface Files".
+"""
+
+from __future__ import annotations
+
+import posix
+from errno import EINVAL, ENOENT
+from fcntl import LOCK_EX, flock
+
+from gpurun.cgroup.control import DIRECTORY
+from gpurun.errors import GpurunError, StepError
+from gpurun.linux.files import O_CLOEXEC, read_file, write_all
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gpurun.cgroup.resources import CgroupWrite
+
+_FILE = "cpuset.cpus.exclusive"
+
+
+def wanted(writes: tuple[CgroupWrite, ...]) -> CgroupWrite | None:
+    """The write that asks for CPUs of a partition's own among *writes*, if one does."""
+    if not any(write.file == "cpuset.cpus.partition" and write.value != "member" for write in writes):
+        return None
+    return next((write for write in writes if write.file == _FILE), None)
+
+
+def above(root: str, path: str) -> tuple[str, ...]:
+    """The cgroups between the tree's *root* and the one at *path*, outermost first."""
+    root = root.rstrip("/")
+    names = path[len(root) :].strip("/").split("/")[:-1]
+    return tuple([f"{root}/{'/'.join(names[: end + 1])}" for end in range(len(names))])
+
+
+def lend(write: CgroupWrite, root: str, path: str, record: str) -> None:
+    """Have all cgroups above *path* leave the CPUs of *write* to it; the file *record* says so before.
+
+    Raises :class:`GpurunError`; what was done until then is for :func:`give_back` to undo.
+    """
+    directories = above(root, path)
+    if not directories:
+        return
+    fd = posix.open(record, posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | O_CLOEXEC, 0o600)
+    try:
+        write_all(fd, "\n".join([write.value, *directories]).encode("utf-8", "surrogateescape"))
+    finally:
+        posix.close(fd)
+    cpus = parse(write.value)
+    for directory in directories:
+        try:
+            _change(directory, lambda held: held | cpus)
+        except OSError as e:
+            if e.errno == ENOENT:
+                raise GpurunError(
+                    f"{write.where}: CPUs of a cgroup's own deeper than the root of the tree take Linux 6.7 and the cpuset "
+                    'controller all the way down: set linux.cgroupsPath to "/NAME" (with systemd "-.slice:gpurun:NAME")'
+                ) from None
+            step = f'cannot set {write.where}: leaving the CPUs "{write.value}" to'
+            raise StepError(step, directory, e.errno or EINVAL) from None
+
+
+def give_back(record: str) -> None:
+    """Take back what :func:`lend` has recorded, once the cgroup is gone; nothing where nothing was lent."""
+    try:
+        value, *directories = read_file(record, 1 << 20).decode("utf-8", "surrogateescape").split("\n")
+    except FileNotFoundError:
+        return
+    cpus = parse(value)
+    for directory in reversed(directories):
+        try:
+            _change(directory, lambda held: held - cpus)
+        except OSError as e:
+            if e.errno != ENOENT:  # with the cgroup its list has gone
+                raise StepError(f'taking the CPUs "{value}" back from', directory, e.errno or EINVAL) from None
+
+
+def _change(directory: str, change: Callable[[frozenset[int]], frozenset[int]]) -> None:
+    """Give the list of *directory* its new content, while no other gpurun changes it."""
+    fd = posix.open(directory, DIRECTORY)
+    try:
+        flock(fd, LOCK_EX)
+        held = parse(read_file(f"{directory}/{_FILE}", 1 << 16).decode())
+        new = change(held)
+        if new != held:
+            file = posix.open(_FILE, posix.O_WRONLY | posix.O_TRUNC | posix.O_NOFOLLOW | O_CLOEXEC, dir_fd=fd)
+            try:
+                posix.write(file, (render(new) or "\n").encode())
+            finally:
+                posix.close(file)
+    finally:
+        posix.close(fd)
+
+
+def parse(text: str) -> frozenset[int]:
+    """The numbers of a list like ``0-3,8``."""
+    numbers: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdigit() and (last or first).isdigit() and int(last or first) < 1 << 13:
+            numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)
+
+
+def render(numbers: Iterable[int]) -> str:
+    """*numbers* as a list for the kernel."""
+    return ",".join([str(number) for number in sorted(numbers)])
