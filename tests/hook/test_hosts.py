@@ -146,7 +146,7 @@ def test_a_mig_uuid_and_the_old_name_are_the_same_device(tmp_path: Path) -> None
         for v in ("0:0", f"MIG-{uuid(0)}/1/0")
     ]
     assert by_number == by_instances
-    with pytest.raises(GpuError, match="only NVML knows"):
+    with pytest.raises(GpuError, match="only NVML can say"):
         plan(host, Settings(), f"NVIDIA_VISIBLE_DEVICES={mig_uuid(0, 1, 0)}", "NVIDIA_DRIVER_CAPABILITIES=utility")
 
 

@@ -11,7 +11,7 @@ from gpurun.errors import GpuError
 from gpurun.hook.driver import read_driver, read_gpus, roots_from_environment
 from gpurun.hook.edits import ContainerEdits
 from gpurun.hook.gpu import gpu_edits
-from gpurun.hook.mig import MigIdentity
+from gpurun.hook.identity import GpuIdentity, MigIdentity
 from gpurun.hook.nvidia import edits
 from gpurun.hook.request import GpuRequest
 from gpurun.hook.selection import find_mig, identified, is_mig, select
@@ -29,12 +29,20 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> SimulatedDriver:
     return make(tmp_path_factory.mktemp("mig"), Options(gpus=3, mig=MIG))
 
 
-def nvml() -> tuple[MigIdentity, ...]:
+def nvml(profile: str = "1g.5gb") -> tuple[GpuIdentity, ...]:
     """What NVML would say; it counts the devices of GPU 0 in an order of its own and writes long PCI domains."""
     numbers = {(1, 0): 2, (1, 1): 0, (9, 0): 1}
     return tuple(
-        MigIdentity("0000" + bus_id(g), numbers[gi, ci] if g == 0 else 0, gi, ci, mig_uuid(g, gi, ci), "1g.5gb")
-        for g, gi, ci in MIG
+        GpuIdentity(
+            "0000" + bus_id(gpu),
+            uuid(gpu),
+            mig=tuple(
+                MigIdentity(numbers[gi, ci] if g == 0 else 0, gi, ci, mig_uuid(g, gi, ci), profile)
+                for g, gi, ci in MIG
+                if g == gpu
+            ),
+        )
+        for gpu in range(3)
     )
 
 
@@ -106,7 +114,7 @@ def test_unknown_ones(host: SimulatedDriver, device: str) -> None:
 def test_nvml_is_asked_once_and_only_when_needed(host: SimulatedDriver) -> None:
     asked = []
 
-    def resolver() -> tuple[MigIdentity, ...]:
+    def resolver() -> tuple[GpuIdentity, ...]:
         asked.append(1)
         return nvml()
 
@@ -161,8 +169,7 @@ def test_a_divided_gpu_alone_is_told(host: SimulatedDriver) -> None:
 
 def test_mig_devices_get_no_drm_nodes_unless_their_profile_draws(host: SimulatedDriver) -> None:
     assert "dri/card0" not in nodes(plan(host, "0:0", capabilities="graphics"))
-    drawing = tuple(MigIdentity(i.bus_id, i.index, i.gi, i.ci, i.uuid, "1g.5gb+gfx") for i in nvml())
-    assert "dri/card0" in nodes(plan(host, mig_uuid(0, 1, 0), capabilities="graphics", resolver=lambda: drawing))
+    assert "dri/card0" in nodes(plan(host, mig_uuid(0, 1, 0), capabilities="graphics", resolver=lambda: nvml("1g.5gb+gfx")))
 
 
 def test_a_device_without_capability_nodes(tmp_path: Path) -> None:
@@ -176,10 +183,13 @@ def test_a_device_without_capability_nodes(tmp_path: Path) -> None:
 
 def test_identities_of_other_devices_are_nobodys(host: SimulatedDriver) -> None:
     gpus = read_gpus(roots_from_environment(host.env))
-    other = (MigIdentity("0000:aa:00.0", 0, 1, 0, "MIG-x"), MigIdentity(bus_id(0), 0, 6, 0, "MIG-y"))
-    assert identified(gpus, lambda: other) == gpus
+    other = (
+        GpuIdentity("0000:aa:00.0", "GPU-x", mig=(MigIdentity(0, 1, 0, "MIG-x"),)),
+        GpuIdentity(bus_id(0), "GPU-y", mig=(MigIdentity(0, 6, 0, "MIG-y"),)),
+    )
+    assert identified(gpus, other) == gpus
     with pytest.raises(GpuError):
-        find_mig("MIG-x", identified(gpus, lambda: other))
+        find_mig("MIG-x", identified(gpus, other))
 
 
 def test_a_uuid_is_resolved_by_the_drivers_own_nvml(tmp_path: Path) -> None:
@@ -193,5 +203,19 @@ def test_a_uuid_is_resolved_by_the_drivers_own_nvml(tmp_path: Path) -> None:
     assert made is not None
     assert [n.minor for n in made.device_nodes if "caps" in n.path] == [mig_minor(1, 2), mig_minor(1, 2, 0)]
     compile_stub(library, mig=True, mode="crash")
-    with pytest.raises(GpuError, match=r"^MIG-00000066.*: only NVML knows .*crashed.*MIG-<GPU UUID>/<gi>/<ci> needs none"):
+    with pytest.raises(GpuError, match=r"^MIG-00000066.*: only NVML can say which .*crashed.*<gi>/<ci> needs none"):
         gpu_edits(env, {}, False, sim.env)
+
+
+def test_a_gpu_that_nothing_has_used_shows_no_uuid_and_nvml_tells_it(tmp_path: Path) -> None:
+    sim = make(tmp_path, Options(nodes=False))
+    for index in (0, 1):
+        info = sim.path / "proc/driver/nvidia/gpus" / bus_id(index) / "information"
+        info.write_text(info.read_text().replace(uuid(index), "GPU-????????-????-????-????-????????????"))
+    library = next(sim.path.rglob(f"libnvidia-ml.so.{VERSION}"))
+    library.unlink()
+    compile_stub(library)
+    made = gpu_edits((f"NVIDIA_VISIBLE_DEVICES={uuid(1)}", "NVIDIA_DRIVER_CAPABILITIES=utility"), {}, False, sim.env)
+    assert made is not None and made.device_nodes[1].path == f"/dev/nvidia{minor(1, 2)}"
+    with pytest.raises(GpuError, match="GPU-nobody: unknown device"):
+        gpu_edits(("NVIDIA_VISIBLE_DEVICES=GPU-nobody",), {}, False, sim.env)

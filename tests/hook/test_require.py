@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gpurun.errors import ConfigError
-from gpurun.hook.require import Properties, check, properties
+from gpurun.hook.gpu import gpu_edits
+from gpurun.hook.require import Properties, check, learned, properties
+from tests.nvml import compile_stub
+from tests.simdriver import VERSION, Options, make
 
 GEFORCE = properties("550.163.01", "NVIDIA GeForce RTX 4090")
 A100 = properties("535.104.05", "NVIDIA A100-SXM4-40GB")
@@ -78,3 +83,64 @@ def test_what_is_not_known_passes() -> None:
 def test_malformed(term: str) -> None:
     with pytest.raises(ConfigError, match="invalid expression"):
         check((f"driver>1 {term}",), (GEFORCE,))
+
+
+def test_a_branch_newer_than_the_table_has_at_least_the_newest_cuda() -> None:
+    future = properties("999.88.77")
+    for met in ("cuda>=12.4", "cuda>13.0", "cuda!=12.4", "cuda>=99"):
+        check((met,), (future,))
+    for not_met in ("cuda<13.1", "cuda<=12.9", "cuda=12.4"):
+        with pytest.raises(ConfigError, match="unsatisfied"):
+            check((not_met,), (future,))
+    between = properties("540.1")  # of 535 or newer
+    check(("cuda>=12.2,cuda!=12.1",), (between,))
+    assert properties("100.1").cuda is None and not properties("550.1").cuda_or_newer
+
+
+@pytest.mark.parametrize(
+    ("expression", "asked", "met"),
+    [
+        ("cuda>=12.4", 0, True),
+        ("cuda>=12.9", 0, False),
+        ("cuda>=12.9 brand=nvidia,driver>=470", 1, True),
+        ("cuda>=12.9 brand=tesla,driver>=470", 1, False),
+        ("cuda>=12.9 brand=tesla,driver>=999", 0, False),
+        ("arch>=8.0", 1, True),
+        ("arch>=9.1", 1, False),
+        ("arch>=99 cuda>=12.4", 0, True),
+    ],
+)
+def test_nvml_is_asked_when_the_outcome_depends_on_it(expression: str, asked: int, met: bool) -> None:
+    known = properties("550.163.01", "NVIDIA H100 80GB HBM3")
+    calls = []
+
+    def learn() -> tuple[Properties, ...]:
+        calls.append(1)
+        return (learned(known, "12.4", "9.0", "Nvidia"),)
+
+    try:
+        check((expression, "brand=nvidia" if asked else ""), (known,), learn)
+        assert met
+    except ConfigError:
+        assert not met
+    assert len(calls) == asked
+
+
+def test_what_nvml_does_not_tell_stays_as_it_was() -> None:
+    before = properties("550.163.01", "NVIDIA GeForce RTX 4090")
+    assert learned(before, "", "", "") == before
+    assert learned(properties("999.88.77"), "14.2", "", "") == Properties((14, 2), (999, 88, 77), None, None, False)
+
+
+def test_the_drivers_own_nvml_answers_in_a_plan(tmp_path: Path) -> None:
+    sim = make(tmp_path, Options(nodes=False))
+    env = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=utility")
+    old = (*env, "NVIDIA_REQUIRE_ARCH=arch<9.0")
+    assert gpu_edits(old, {}, False, sim.env)  # this library says that there is no driver: not known, so not refused
+    library = next(sim.path.rglob(f"libnvidia-ml.so.{VERSION}"))
+    library.unlink()
+    compile_stub(library)
+    assert gpu_edits((*env, "NVIDIA_REQUIRE_ARCH=arch>=9.0"), {}, False, sim.env)
+    with pytest.raises(ConfigError, match=r"unsatisfied condition: arch<9\.0"):
+        gpu_edits(old, {}, False, sim.env)
+    assert gpu_edits((*old, "NVIDIA_DISABLE_REQUIRE=1"), {}, False, sim.env)

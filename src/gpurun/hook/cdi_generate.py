@@ -15,7 +15,7 @@ from gpurun.hook.cdi_hooks import COMMANDS
 from gpurun.hook.cdi_names import class_problem, vendor_problem
 from gpurun.hook.driver import read_driver
 from gpurun.hook.host import Roots
-from gpurun.hook.mig import identities
+from gpurun.hook.identity import ask
 from gpurun.hook.nvidia import edits as nvidia_edits
 from gpurun.hook.request import CAPABILITIES, GpuRequest
 from gpurun.hook.selection import find_gpu, find_mig, identified, is_mig
@@ -98,7 +98,7 @@ def generate(roots: Roots, options: GenerateOptions, own_env: Mapping[str, str])
     warnings: tuple[str, ...] = ()
     if any(gpu.mig for gpu in driver.gpus):
         try:
-            driver = replace(driver, gpus=identified(driver.gpus, lambda: identities(roots)))
+            driver = replace(driver, gpus=identified(driver.gpus, ask(roots)))
         except GpuError as e:
             warnings = (f"{e}: MIG devices are named as far as can be without it",)
     if not driver.gpus:

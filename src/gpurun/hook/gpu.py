@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from gpurun.hook.edits import ContainerEdits
     from gpurun.hook.host import Roots
-    from gpurun.hook.mig import MigIdentity
     from gpurun.hook.request import GpuRequest
     from gpurun.hook.settings import Settings
     from gpurun.oci.config import Mount, OciHook
@@ -141,6 +140,7 @@ def _from_driver(request: GpuRequest, settings: Settings, own_env: Mapping[str, 
         if made is not None:
             return made
     from gpurun.hook.driver import read_driver
+    from gpurun.hook.identity import resolver
     from gpurun.hook.nvidia import edits
 
     where = (
@@ -159,7 +159,7 @@ def _from_driver(request: GpuRequest, settings: Settings, own_env: Mapping[str, 
         driver = read_driver(*where)
     if not settings.forward_compat:
         request = replace(request, forward_compat=False)
-    made = edits(request, driver, lambda: _identities(roots))
+    made = edits(request, driver, resolver(roots))
     if made.additional_gids and not settings.additional_gids:
         made = replace(made, additional_gids=())
     return made
@@ -187,12 +187,6 @@ def gpu_minors(edits: ContainerEdits) -> tuple[int, ...]:
     """The minors of the GPUs' own device nodes (``/dev/nvidia0``) among *edits*."""
     names = [(node.path.removeprefix("/dev/nvidia"), node.minor) for node in edits.device_nodes]
     return tuple([minor for digits, minor in names if digits.isdigit()])
-
-
-def _identities(roots: Roots) -> tuple[MigIdentity, ...]:
-    from gpurun.hook.mig import identities
-
-    return identities(roots)
 
 
 def _has_settings(own_env: Mapping[str, str]) -> bool:

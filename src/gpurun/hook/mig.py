@@ -11,26 +11,9 @@ from __future__ import annotations
 from gpurun.hook.host import PROC, HostNode, Roots, fields, find_node, names_in, read_bytes
 from gpurun.record import Record
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    MigResolver = Callable[[], tuple["MigIdentity", ...]]
-
 MINORS_FILE = "/proc/driver/nvidia-caps/mig-minors"
 CAPS_DEVICE = "nvidia-caps"  # in /proc/devices
 CAPS_DIR = "/dev/nvidia-caps"
-
-
-class MigIdentity(Record):
-    """What NVML says of one MIG device: *bus_id* of its GPU (domain of any width), *index* on it, GI, CI and UUID."""
-
-    bus_id: str
-    index: int
-    gi: int
-    ci: int
-    uuid: str  # MIG-...
-    profile: str = ""  # such as 1g.5gb
 
 
 class MigDevice(Record):
@@ -81,29 +64,6 @@ def read_mig(roots: Roots, minor: int, minors: MigMinors) -> tuple[MigDevice, ..
 def admin_node(roots: Roots, minors: MigMinors, what: str) -> HostNode | None:
     """The capability node ``config`` or ``monitor``; ``None`` where the driver has none."""
     return _cap_node(roots, minors, what, f"capabilities/mig/{what}")
-
-
-def identities(roots: Roots) -> tuple[MigIdentity, ...]:
-    """What NVML says of the MIG devices of this host: the resolver of a real driver.
-
-    Takes up to a second for every GPU without persistence mode; raises :class:`GpuError`.
-    """
-    from gpurun.hook.nvml import DEVICES, find_nvml, query
-
-    return tuple(
-        [
-            MigIdentity(
-                str(gpu["busId"]),
-                int(mig["index"]),
-                int(mig["gpuInstance"]),
-                int(mig["computeInstance"]),
-                str(mig["uuid"]),
-                str(mig.get("profile") or ""),
-            )
-            for gpu in query(find_nvml(roots), DEVICES)["gpus"]
-            for mig in gpu.get("migDevices") or ()
-        ]
-    )
 
 
 def _numbers(names: list[str], prefix: str) -> list[int]:

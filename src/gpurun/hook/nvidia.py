@@ -9,16 +9,18 @@ from __future__ import annotations
 from gpurun.errors import GpuError
 from gpurun.hook.driver import library_capabilities
 from gpurun.hook.edits import CacheEntry, ContainerEdits, DeviceNode, EditMount, FileEdit, ForwardCompat, Link, ProcTree
+from gpurun.hook.host import bus_order
 from gpurun.hook.ldconf import conf_files
-from gpurun.hook.require import check, properties
+from gpurun.hook.require import check, learned, properties
 from gpurun.hook.selection import select
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.hook.driver import Driver, Gpu, HostNode, ProcFile
+    from gpurun.hook.identity import Resolver
     from gpurun.hook.libraries import HostFile, Library
-    from gpurun.hook.mig import MigResolver
     from gpurun.hook.request import GpuRequest
+    from gpurun.hook.require import Properties
     from gpurun.hook.selection import Selected
 
 FILE_OPTIONS = ("ro", "nosuid", "nodev", "rbind", "rprivate")
@@ -38,17 +40,18 @@ _EXTRA_LINKS = {
 }
 
 
-def edits(request: GpuRequest, driver: Driver, resolver: MigResolver | None = None) -> ContainerEdits:
+def edits(request: GpuRequest, driver: Driver, resolver: Resolver | None = None) -> ContainerEdits:
     """What *request* brings into a container on a host with *driver* (read for at least the request's capabilities).
 
-    *resolver* tells the UUIDs of MIG devices, if one is asked for by UUID.
+    *resolver* tells what only NVML knows, if the request cannot be answered without it.
     Raises :class:`GpuError` for a device the host does not have, :class:`ConfigError` for a requirement not met.
     """
     if request.denied:
         return ContainerEdits(warnings=(request.denied,))
     selected = select(request, driver.gpus, resolver)
     gpus = tuple([s.gpu for s in selected])
-    check(request.requirements, tuple([properties(driver.version, g.model) for g in gpus]) or (properties(driver.version),))
+    if request.requirements:
+        _check_requirements(request, driver, gpus, resolver)
     needed = library_capabilities(request.capabilities)
     libraries = [lib for lib in driver.libraries if _wanted(lib, needed, request.capabilities)]
     files = [f for f in driver.files if f.capability in needed or (f.kind == "firmware" and gpus)]
@@ -93,6 +96,20 @@ def _forward_compat(
     from gpurun.hook.compat import plan_compat
 
     return plan_compat(driver.version, [gpu.model for gpu in gpus])
+
+
+def _check_requirements(request: GpuRequest, driver: Driver, gpus: tuple[Gpu, ...], resolver: Resolver | None) -> None:
+    known = tuple([properties(driver.version, g.model) for g in gpus]) or (properties(driver.version),)
+
+    def learn() -> tuple[Properties, ...]:
+        try:
+            found = {bus_order(i.bus_id): i for i in resolver()} if resolver is not None else {}
+        except GpuError:
+            return known  # an answer would have been better; without one nothing is held against the container
+        told = [found.get(bus_order(gpu.bus_id)) for gpu in gpus]
+        return tuple([p if i is None else learned(p, i.cuda, i.arch, i.brand) for p, i in zip(known, told, strict=True)])
+
+    check(request.requirements, known, learn if gpus and resolver is not None else None)
 
 
 def _warnings(driver: Driver, selected: tuple[Selected, ...], extras: tuple[str, ...]) -> list[str]:

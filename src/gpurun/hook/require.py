@@ -1,8 +1,9 @@
 """``NVIDIA_REQUIRE_*`` expressions: may this container run on this driver?  Pure.
 
 An expression is alternatives separated by blanks (one must hold) of terms separated by commas (all must hold); a term is
-``name op value`` without blanks: ``cuda>=12.4 brand=tesla,driver>=470,driver<471``.  A property that is not known lets its
-term pass: better a container that starts than one refused for what nobody asked the driver.
+``name op value`` without blanks: ``cuda>=12.4 brand=tesla,driver>=470,driver<471``.  Where the outcome depends on a property
+that is not known, whoever knows more is asked; what remains unknown lets its term pass: better a container that starts
+than one refused for what nobody could tell.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ from __future__ import annotations
 from gpurun.errors import ConfigError
 from gpurun.hook.request import shown
 from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: Highest CUDA version of each driver branch (CUDA release notes, table "CUDA Toolkit and corresponding driver versions").
 #: Asking libcuda itself would mean loading it as root; a branch not listed here is simply not known.
@@ -37,32 +42,70 @@ _OPERATORS = ("=", "!=", "<", "<=", ">", ">=")
 
 
 class Properties(Record):
-    """What the expressions may ask for; ``None`` is not known."""
+    """What the expressions may ask for; ``None`` is not known.  *cuda_or_newer*: *cuda* is a lower bound."""
 
     cuda: tuple[int, ...] | None = None
     driver: tuple[int, ...] | None = None
     arch: tuple[int, ...] | None = None
     brand: str | None = None
+    cuda_or_newer: bool = False
 
 
 def properties(driver_version: str, model: str = "") -> Properties:
     """The properties of a GPU of that *model* under that driver."""
     numbers = _version(driver_version)
-    cuda = _CUDA_OF_BRANCH.get(numbers[0]) if numbers else None
     brand = next((brand for words, brand in _BRANDS if words in model), None)
-    return Properties(cuda, numbers, None, brand)
+    branch = max([b for b in _CUDA_OF_BRANCH if numbers and b <= numbers[0]], default=None)
+    if branch is None or not numbers:
+        return Properties(None, numbers, None, brand)
+    return Properties(_CUDA_OF_BRANCH[branch], numbers, None, brand, branch != numbers[0])
 
 
-def check(expressions: tuple[str, ...], gpus: tuple[Properties, ...]) -> None:
-    """Raise :class:`ConfigError` for the first expression that one of *gpus* does not meet, or that is malformed."""
+def learned(before: Properties, cuda: str, arch: str, brand: str) -> Properties:
+    """*before* with what NVML says, as far as it says anything."""
+    exact = _version(cuda) if cuda else None
+    return Properties(
+        exact or before.cuda,
+        before.driver,
+        (_version(arch) if arch else None) or before.arch,
+        brand.lower() or before.brand,
+        before.cuda_or_newer and exact is None,
+    )
+
+
+def check(
+    expressions: tuple[str, ...],
+    gpus: tuple[Properties, ...],
+    learn: Callable[[], tuple[Properties, ...]] | None = None,
+) -> None:
+    """Raise :class:`ConfigError` for the first expression that one of *gpus* does not meet, or that is malformed.
+
+    *learn* gives the same GPUs with more of their properties known; called at most once, when the outcome depends on it.
+    """
     for expression in expressions:
         alternatives = [[_parse(term) for term in a.split(",") if term] for a in expression.split()]
         alternatives = [a for a in alternatives if a]
         if not alternatives:
             continue
-        for gpu in gpus:
-            if not any(all(_holds(term, gpu) for term in terms) for terms in alternatives):
-                raise ConfigError("", _unsatisfied(expression.split()[0]))
+        verdicts = [_verdict(alternatives, gpu) for gpu in gpus]
+        if learn is not None and None in verdicts and False not in verdicts:
+            gpus, learn = learn(), None
+            verdicts = [_verdict(alternatives, gpu) for gpu in gpus]
+        if False in verdicts:
+            raise ConfigError("", _unsatisfied(expression.split()[0]))
+
+
+def _verdict(alternatives: list[list[tuple[str, str, str]]], gpu: Properties) -> bool | None:
+    """Whether *gpu* meets one of *alternatives*; ``None`` when that depends on what is not known."""
+    best: bool | None = False
+    for terms in alternatives:
+        found = [_holds(term, gpu) for term in terms]
+        if False in found:
+            continue
+        if None not in found:
+            return True
+        best = None
+    return best
 
 
 def _unsatisfied(predicate: str) -> str:
@@ -102,16 +145,18 @@ def _version(text: str) -> tuple[int, ...] | None:
     return tuple([int(p) for p in parts])
 
 
-def _holds(term: tuple[str, str, str], gpu: Properties) -> bool:
+def _holds(term: tuple[str, str, str], gpu: Properties) -> bool | None:
     name, operator, value = term
     if name == "brand":
-        return gpu.brand is None or (gpu.brand == value.lower()) == (operator == "=")
+        return None if gpu.brand is None else (gpu.brand == value.lower()) == (operator == "=")
     have: tuple[int, ...] | None = getattr(gpu, name)
     want = _version(value)
     if have is None or want is None:
-        return True
+        return None
     length = max(len(have), len(want))  # missing components are zero
     have, want = have + (0,) * (length - len(have)), want + (0,) * (length - len(want))
+    if name == "cuda" and gpu.cuda_or_newer:
+        return _at_least(have, operator, want)
     if operator == "=":
         return have == want
     if operator == "!=":
@@ -119,3 +164,14 @@ def _holds(term: tuple[str, str, str], gpu: Properties) -> bool:
     if operator in ("<", ">"):
         return have < want if operator == "<" else have > want
     return have <= want if operator == "<=" else have >= want
+
+
+def _at_least(have: tuple[int, ...], operator: str, want: tuple[int, ...]) -> bool | None:
+    """The verdict when the version is *have* or newer."""
+    if operator == ">=" and have >= want:
+        return True
+    if operator in (">", "!=") and have > want:
+        return True
+    if (operator == "<" and have >= want) or (operator in ("<=", "=") and have > want):
+        return False
+    return None

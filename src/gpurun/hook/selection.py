@@ -10,7 +10,8 @@ from gpurun.record import Record, replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.hook.gpus import Gpu
-    from gpurun.hook.mig import MigDevice, MigResolver
+    from gpurun.hook.identity import GpuIdentity, Resolver
+    from gpurun.hook.mig import MigDevice
     from gpurun.hook.request import GpuRequest
 
 
@@ -22,10 +23,11 @@ class Selected(Record):
     mig: tuple[MigDevice, ...] = ()
 
 
-def select(request: GpuRequest, gpus: tuple[Gpu, ...], resolver: MigResolver | None = None) -> tuple[Selected, ...]:
+def select(request: GpuRequest, gpus: tuple[Gpu, ...], resolver: Resolver | None = None) -> tuple[Selected, ...]:
     """What *request* names, each GPU once, in the order of their index; ``all`` is every GPU with its MIG devices.
 
-    *resolver* tells what procfs does not (MIG UUIDs, NVML's numbering) and is called at most once, only when needed.
+    *resolver* tells what procfs does not (UUIDs of MIG devices and of GPUs that nothing has used since boot, NVML's numbers)
+    and is called at most once, only when needed.
     Raises :class:`GpuError` for a device the host does not have.
     """
     if request.devices == ("all",):
@@ -34,15 +36,13 @@ def select(request: GpuRequest, gpus: tuple[Gpu, ...], resolver: MigResolver | N
     chosen: dict[int, dict[tuple[int, int], MigDevice]] = {}
     for device in request.devices:
         if is_mig(device):
-            try:
-                gpu, mig = find_mig(device, gpus, request.source)
-            except GpuError:
-                if resolver is None or _named_by_instances(device):
-                    raise
+            if resolver is not None and _needs_nvml(device, gpus):
                 gpus, resolver = _asked(device, gpus, resolver), None
-                gpu, mig = find_mig(device, gpus, request.source)
+            gpu, mig = find_mig(device, gpus, request.source)
             chosen.setdefault(gpu.index, {})[(mig.gi, mig.ci)] = mig
         else:
+            if resolver is not None and device[:4].upper() == "GPU-" and _nameless(device, gpus):
+                gpus, resolver = _asked(device, gpus, resolver), None
             gpu = find_gpu(device, gpus, request.source)
             whole.add(gpu.index)
             chosen.setdefault(gpu.index, {})
@@ -109,26 +109,49 @@ def find_mig(device: str, gpus: tuple[Gpu, ...], source: str = "") -> tuple[Gpu,
     raise GpuError(text)
 
 
-def identified(gpus: tuple[Gpu, ...], resolver: MigResolver) -> tuple[Gpu, ...]:
-    """*gpus* with the UUIDs, numbers and profiles of their MIG devices, as *resolver* tells them."""
-    known = {(bus_order(i.bus_id), i.gi, i.ci): i for i in resolver()}
+def identified(gpus: tuple[Gpu, ...], identities: tuple[GpuIdentity, ...]) -> tuple[Gpu, ...]:
+    """*gpus* with what NVML knows of them: UUIDs, and the numbers and profiles of their MIG devices."""
+    known = {bus_order(identity.bus_id): identity for identity in identities}
 
-    def name(gpu: Gpu, mig: MigDevice) -> MigDevice:
-        found = known.get((bus_order(gpu.bus_id), mig.gi, mig.ci))
-        return mig if found is None else replace(mig, uuid=found.uuid, index=found.index, profile=found.profile)
+    def name(gpu: Gpu) -> Gpu:
+        identity = known.get(bus_order(gpu.bus_id))
+        if identity is None:
+            return gpu
+        by_instances = {(m.gi, m.ci): m for m in identity.mig}
+        mig = []
+        for device in gpu.mig:
+            found = by_instances.get((device.gi, device.ci))
+            if found is not None:
+                device = replace(device, uuid=found.uuid, index=found.index, profile=found.profile)
+            mig.append(device)
+        return replace(gpu, uuid=identity.uuid if "?" in gpu.uuid and identity.uuid else gpu.uuid, mig=tuple(mig))
 
-    return tuple([replace(gpu, mig=tuple([name(gpu, m) for m in gpu.mig])) if gpu.mig else gpu for gpu in gpus])
+    return tuple([name(gpu) for gpu in gpus])
 
 
-def _asked(device: str, gpus: tuple[Gpu, ...], resolver: MigResolver) -> tuple[Gpu, ...]:
+def _needs_nvml(device: str, gpus: tuple[Gpu, ...]) -> bool:
+    """Whether NVML has to say which MIG device *device* is (and there is any)."""
     if not any(gpu.mig for gpu in gpus):
-        return gpus  # nobody to ask about
+        return False
+    if _named_by_instances(device):
+        return _nameless(device[4:].partition("/")[0], gpus)
+    index, colon, number = device.partition(":")
+    return not (colon and number == "0" and any(str(g.index) == index and len(g.mig) == 1 for g in gpus))
+
+
+def _nameless(uuid: str, gpus: tuple[Gpu, ...]) -> bool:
+    """Whether *uuid* may be that of a GPU that shows none."""
+    return any("?" in g.uuid for g in gpus) and all(g.uuid.lower() != uuid.lower() for g in gpus)
+
+
+def _asked(device: str, gpus: tuple[Gpu, ...], resolver: Resolver) -> tuple[Gpu, ...]:
     try:
-        return identified(gpus, resolver)
+        return identified(gpus, resolver())
     except GpuError as e:
-        raise GpuError(
-            f"{shown(device)}: only NVML knows UUIDs and numbers of MIG devices: {e} (MIG-<GPU UUID>/<gi>/<ci> needs none)"
-        ) from None
+        if not is_mig(device):
+            return gpus  # the search says what there is
+        hint = "MIG-<GPU UUID>/<gi>/<ci> needs none"
+        raise GpuError(f"{shown(device)}: only NVML can say which device it is: {e} ({hint})") from None
 
 
 def _named_by_instances(device: str) -> bool:

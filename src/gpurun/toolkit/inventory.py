@@ -37,5 +37,5 @@ def ask_nvml(roots: Roots, what: str = DEVICES) -> NvmlAnswer:
 
 def cuda_version(driver_version: str, nvml: NvmlAnswer) -> str:
     """The highest CUDA version of the driver: NVML's word, else what its branch is known for."""
-    known = properties(driver_version).cuda
-    return nvml.cuda or (".".join([str(n) for n in known]) if known else "unknown")
+    known = properties(driver_version)
+    return nvml.cuda or (".".join([str(n) for n in known.cuda]) if known.cuda and not known.cuda_or_newer else "unknown")
