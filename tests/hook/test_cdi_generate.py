@@ -23,7 +23,7 @@ from gpurun.hook.cdi_transform import moved, transform_root
 from gpurun.hook.cdi_write import to_text
 from gpurun.hook.cdi_yaml import read_subset
 from gpurun.hook.host import Roots
-from gpurun.hook.mig import MigIdentity
+from gpurun.hook.identity import GpuIdentity, MigIdentity
 from tests.simdriver import MULTIARCH, Options, SimulatedDriver, bus_id, mig_minor, mig_uuid, uuid
 
 GOLDEN = Path(__file__).parent / "golden/cdi.yaml"
@@ -182,13 +182,14 @@ def test_no_compatibility_libraries_where_they_could_not_work(sim: SimulatedDriv
 MIG = ((0, 1, 0), (0, 2, 0))
 
 
-def identities(_: Roots) -> tuple[MigIdentity, ...]:
+def identities(_: Roots) -> tuple[GpuIdentity, ...]:
     """NVML counts as it likes: here, against the order of the GPU instances."""
-    return tuple([MigIdentity(bus_id(i), 2 - gi, gi, ci, mig_uuid(i, gi, ci), "1g.5gb") for i, gi, ci in MIG])
+    of = {i: [MigIdentity(2 - gi, gi, ci, mig_uuid(i, gi, ci), "1g.5gb") for g, gi, ci in MIG if g == i] for i, _, _ in MIG}
+    return tuple([GpuIdentity(bus_id(i), mig=tuple(mig)) for i, mig in of.items()])
 
 
 def test_mig_devices(make_sim: MakeSim, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cdi_generate, "identities", identities)
+    monkeypatch.setattr(cdi_generate, "ask", identities)
     sim = make_sim(Options(gpus=2, mig=MIG))
     found = made(sim, strategies=("index", "uuid", "type-index"), all_device=False)
     first, second = mig_uuid(0, 1, 0), mig_uuid(0, 2, 0)
@@ -200,10 +201,10 @@ def test_mig_devices(make_sim: MakeSim, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_mig_devices_that_nobody_can_name(make_sim: MakeSim, monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent(_: Roots) -> tuple[MigIdentity, ...]:
+    def silent(_: Roots) -> tuple[GpuIdentity, ...]:
         raise GpuError("NVML does not answer")
 
-    monkeypatch.setattr(cdi_generate, "identities", silent)
+    monkeypatch.setattr(cdi_generate, "ask", silent)
     sim = make_sim(Options(gpus=2, mig=MIG))
     found = generate(Roots(sysroot=str(sim.path)), GenerateOptions(), {})
     assert names(found.spec) == ["1", uuid(1), "all"]
