@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.hook.edits import CacheEntry
+from gpurun.hook.edits import CacheEntry, ContainerEdits, combine
 from gpurun.hook.ldconf import conf_files, musl_path
 
 
@@ -19,6 +19,12 @@ def test_own_directories_come_first_and_system_directories_last() -> None:
         "/etc/ld.so.conf.d/zz-gpurun.conf": b"/usr/lib64\n/usr/lib/x86_64-linux-gnu\n",
     }
     assert all(f.mode == 0o644 and f.reason for f in files)
+
+
+def test_edits_of_two_sources_have_the_directories_of_both() -> None:
+    one, two = entries("/opt/one/a.so.1"), entries("/opt/two/b.so.1")
+    both = combine(*[ContainerEdits(ldcache=e, image_files=conf_files(e)) for e in (one, two)])
+    assert [f.content for f in both.image_files] == [b"/opt/one\n/opt/two\n"]
 
 
 def test_no_library_no_file() -> None:

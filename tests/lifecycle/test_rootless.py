@@ -8,10 +8,13 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.native.bed import Bed
+from tests.native.images import exact_listing
+from tests.simdriver import Options, make
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
 UID = 65533
@@ -30,7 +33,7 @@ class Rootless:
             os.chown(path, UID, UID)
         assert self("spec", "--rootless").returncode == 0
 
-    def __call__(self, *args: str) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         enter = self.bed.enter(str(self.place))
 
         def before_exec() -> None:
@@ -43,7 +46,7 @@ class Rootless:
         with open(self.place / "out", "w+") as out:
             done = subprocess.run(
                 command, preexec_fn=before_exec, cwd=self.place, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
-                timeout=30, check=False,
+                timeout=30, check=False, env=os.environ | (env or {}),
             )  # fmt: skip
         return subprocess.CompletedProcess(command, done.returncode, (self.place / "out").read_text())
 
@@ -114,3 +117,37 @@ def test_more_ids_than_its_own_take_newuidmap(rootless: Rootless) -> None:
     assert done.returncode == 1
     assert "newuidmap" in done.stdout
     assert not (rootless.place / "state/one").exists()
+
+
+def test_gpus(rootless: Rootless, place: Path) -> None:
+    """Nodes and libraries are bound, the cache is the container's root's, and all is taken away again by the same user."""
+    sim = make(place / "rootless-host", Options())
+    (sim.path).chmod(0o755)
+    (rootless.place / "rootfs/etc/ld.so.conf.d").mkdir(parents=True)
+    (rootless.place / "rootfs/etc/ld.so.cache").write_bytes(b"the image's")
+    for path in (rootless.place / "rootfs").rglob("*"):
+        os.lchown(path, UID, UID)
+    config = rootless.config(
+        "cd /dev; busybox ls -n nvidia* /etc/ld.so.cache; busybox ls /etc/ld.so.conf.d; (: <>nvidia0) 2>&1"
+    )
+    process = config["process"]
+    assert isinstance(process, dict)
+    process["env"].append("NVIDIA_VISIBLE_DEVICES=all")
+    config["root"] = {"path": "rootfs"}
+    (rootless.place / "config.json").write_text(json.dumps(config))
+    before = exact_listing(rootless.place / "rootfs")
+    try:
+        done = rootless("run", "one", env=sim.env)
+    finally:
+        shutil.rmtree(sim.path)
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("-rw-r--r--    1 0        0 ") and lines[0].endswith("/etc/ld.so.cache"), done.stdout
+    assert [line.split()[-1] for line in lines[1:6]] == ["nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia1", "nvidiactl"]
+    assert "00-gpurun.conf" in lines[6] and "No such device or address" in lines[-1], done.stdout
+    after = exact_listing(rootless.place / "rootfs")
+    assert {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)} == made_by_the_engine(before, after)
+
+
+def made_by_the_engine(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
+    """Mount points of the config's own mounts, which the image of this test lacks, and the root directory's time."""
+    return {".", *(after.keys() - before.keys())} & {".", "dev", "proc", "sys"}

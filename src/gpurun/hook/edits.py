@@ -156,6 +156,10 @@ def combine(first: ContainerEdits, second: ContainerEdits) -> ContainerEdits:
     for name in ContainerEdits._fields:
         one, two = getattr(first, name), getattr(second, name)
         values[name] = _joined(one + two) if isinstance(one, tuple) else two or one
+    if first.image_files and second.image_files:
+        from gpurun.hook.ldconf import conf_files
+
+        values["image_files"] = conf_files(values["ldcache"])  # each has files of its own libraries alone
     return ContainerEdits(**values)
 
 
