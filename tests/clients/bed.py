@@ -1,4 +1,4 @@
-"""Real clients and daemons in a private bed (``tests/beds/native-run``), served to the tests one command at a time."""
+"""Real clients and daemons, served to the tests one command at a time: in a private bed here, or the guest's own."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from tests.native.runtime import Result
 
 BEDS = Path(__file__).resolve().parent.parent / "beds"
+GUEST = "gpurun-vm"  # the emulated guest's host name
 IMAGE = "test/busybox:1"
 NEEDED = ("containerd", "dockerd", "docker", "ctr", "podman", "busybox")
 CONTROLLERS = frozenset(("cpu", "memory", "pids"))
@@ -21,47 +24,70 @@ class ClientBedUnavailable(Exception):
     """This machine cannot run the daemons; the text says why."""
 
 
+class Registered(NamedTuple):
+    """A runtime as the clients know it."""
+
+    docker: str  # its name in daemon.json
+    binary: str  # its path, for ctr and Podman
+    path: str  # the runtime itself: the binary may be a wrapper
+
+
 class ClientBed:
-    """containerd, dockerd and podman with *runtime* registered as ``test``.
+    """containerd, dockerd and Podman of our own (``tests/beds/native-run``), with *runtimes* registered by their names.
 
     Clients call a wrapper: it gives the runtime the simulated driver (a shim passes no environment on) and, where the host's
     cgroup v2 lacks controllers, goes through ``native-adapt``.
     """
 
-    def __init__(self, runtime: str, directory: Path, sysroot: Path | None) -> None:
+    def __init__(self, runtimes: dict[str, str], directory: Path, sysroot: Path | None = None) -> None:
+        self._process: subprocess.Popen[str] | None = None
         missing = [name for name in NEEDED if not shutil.which(name)]
         if os.geteuid() != 0 or missing:
             raise ClientBedUnavailable(f"needs root and {', '.join(missing) or 'nothing else'}")
-        self.sysroot = sysroot
-        self.wrapper = directory / "runtime"
-        self._write_wrapper(runtime, sysroot)
-        archive = directory / "image.tar"
-        subprocess.run([sys.executable, str(BEDS / "mkimage"), shutil.which("busybox") or "", archive, IMAGE], check=True)
-        self.logs = directory
-        self._process = subprocess.Popen(
-            [str(BEDS / "native-run"), "--", sys.executable, str(BEDS / "run-lines")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"NATIVE_RUNTIMES": f"test={self.wrapper}", "NATIVE_LOGS": str(directory)},
-        )
-        assert self._process.stdout is not None
-        if "ready" not in self._process.stdout.readline():
-            raise ClientBedUnavailable(f"the daemons did not start: {self.daemon_logs()}")
+        self.sysroot, self.directory = sysroot, directory
+        self.controllers = controllers()
+        self.systemd = False
+        self.runtimes = {name: self._wrapper(name, path, sysroot) for name, path in runtimes.items()}
+        registered = " ".join(f"{r.docker}={r.binary}" for r in self.runtimes.values())
+        self._start([str(BEDS / "native-run"), "--"], {"NATIVE_RUNTIMES": registered, "NATIVE_LOGS": str(directory)})
+        archive = self.archive()
         for command in (["docker", "load", "-qi"], ["podman", "load", "-qi"], ["ctr", "images", "import"]):
             loaded = self.run(*command, str(archive))
             if loaded.rc:
                 raise ClientBedUnavailable(f"{command[0]} cannot load an image: {loaded.text} {self.daemon_logs()}")
 
-    def _write_wrapper(self, runtime: str, sysroot: Path | None) -> None:
-        adapt = "" if controllers() >= CONTROLLERS else f"{sys.executable} {BEDS / 'native-adapt'} "
+    def _start(self, place: list[str], env: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [*place, sys.executable, str(BEDS / "run-lines")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | env,
+        )
+        assert self._process.stdout is not None
+        if "ready" not in self._process.stdout.readline():
+            raise ClientBedUnavailable(f"the daemons did not start: {self.daemon_logs()}")
+
+    def archive(self) -> Path:
+        """The image of the tests, made once."""
+        made = self.directory / "image.tar"
+        if not made.exists():
+            subprocess.run([sys.executable, str(BEDS / "mkimage"), shutil.which("busybox") or "", made, IMAGE], check=True)
+        return made
+
+    def _wrapper(self, name: str, path: str, sysroot: Path | None) -> Registered:
+        """Podman reads errors by the file's own name, so the wrapper has the runtime's; Docker keeps `runc` for itself."""
+        adapt = "" if self.controllers >= CONTROLLERS else f"{sys.executable} {BEDS / 'native-adapt'} "
         environment = f"export GPURUN_SYSROOT={sysroot}\n" if sysroot else ""
-        self.wrapper.write_text(f'#!/bin/sh\n{environment}exec {adapt}{runtime} "$@"\n')
-        self.wrapper.chmod(0o755)
+        wrapper = self.directory / name / os.path.basename(path)
+        wrapper.parent.mkdir()
+        wrapper.write_text(f'#!/bin/sh\n{environment}exec {adapt}{path} "$@"\n')
+        wrapper.chmod(0o755)
+        return Registered(name, str(wrapper), path)
 
     def run(self, *argv: str, timeout: float = 60, **env: str) -> Result:
         """Run a client in the bed; 124 is the time limit."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps({"argv": argv, "env": env, "timeout": timeout}) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
@@ -70,11 +96,54 @@ class ClientBed:
         return Result(**json.loads(answer))
 
     def daemon_logs(self) -> str:
-        texts = [path.read_text(errors="replace")[-2000:] for path in sorted(self.logs.glob("*.log"))]
+        texts = [path.read_text(errors="replace")[-2000:] for path in sorted(self.directory.glob("*.log"))]
         return "\n".join(texts)
 
     def close(self) -> None:
-        self._process.communicate(timeout=60)
+        if self._process is not None:
+            self._process.communicate(timeout=60)
+
+
+class GuestBed(ClientBed):
+    """The emulated guest's own daemons, under its systemd, where ``tests/beds/vm-setup`` has registered the runtimes."""
+
+    def __init__(self, runtimes: dict[str, str], directory: Path) -> None:
+        self.sysroot, self.directory, self.controllers, self.systemd = None, directory, controllers(), True
+        self.runtimes = {}
+        for name, path in runtimes.items():
+            known = os.path.basename(path)
+            binary = shutil.which("runc") if known == "runc" else f"/usr/local/bin/{known}"
+            if known != "runc":
+                shutil.copy(path, str(binary))
+            self.runtimes[name] = Registered(known, str(binary), path)
+        self._start([], {})
+        loaded = self.run("ctr", "images", "import", str(self.archive()))
+        if loaded.rc:
+            raise ClientBedUnavailable(f"ctr cannot load an image: {loaded.text}")
+
+
+def make_bed(runtimes: dict[str, str], sysroot: Path | None = None) -> ClientBed:
+    """The bed of this machine; its directory is for the caller to remove, after ``close``."""
+    directory = Path(tempfile.mkdtemp(prefix="gpurun-clients.", dir="/var/tmp"))
+    directory.chmod(0o711)
+    try:
+        return GuestBed(runtimes, directory) if os.uname().nodename == GUEST else ClientBed(runtimes, directory, sysroot)
+    except BaseException:
+        shutil.rmtree(directory)
+        raise
+
+
+def versions(bed: ClientBed) -> dict[str, str]:
+    """The versions of what takes part, by name."""
+    asked: dict[str, Any] = {
+        "docker": ("docker", "version", "-f", "{{.Client.Version}}, daemon {{.Server.Version}}"),
+        "containerd": ("containerd", "--version"),
+        "podman": ("podman", "--version"),
+    }
+    found = {name: bed.run(*argv).out.strip() for name, argv in asked.items()}
+    found["containerd"] = found["containerd"].split()[2]
+    found["podman"] = found["podman"].split()[-1]
+    return found
 
 
 def controllers() -> frozenset[str]:

@@ -1,0 +1,78 @@
+
+### --network none
+# says: lo
+run --rm $IMAGE ls /sys/class/net
+
+### --network bridge
+# says: eth0
+# says: 1
+# guest
+cli run --rm --name $C --network bridge $IMAGE sh -c 'ls /sys/class/net; ip -o -4 addr show eth0 | wc -l; ip route | grep -c default'
+
+### --network host
+# says: 1
+cli run --rm --name $C --network host $IMAGE readlink /proc/self/ns/net | grep -c "$(readlink /proc/self/ns/net)"
+
+### --network container:
+# says: 1
+up
+cli run --rm --network container:$C $IMAGE readlink /proc/self/ns/net | grep -c "$(in_ readlink /proc/self/ns/net)"
+
+### two containers talk
+# says: page
+cli run -d --name $C --network bridge $IMAGE sh -c 'mkdir /w; echo page >/w/p; exec httpd -f -p 80 -h /w' >/dev/null
+a=$(cli inspect -f '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}' $C)
+until_ cli run --rm --network bridge $IMAGE wget -qO- http://$a/p
+cli run --rm --network bridge $IMAGE wget -qO- http://$a/p
+
+### -p
+# says: page
+cli run -d --name $C -p 127.0.0.1:18080:80 $IMAGE sh -c 'mkdir /w; echo page >/w/p; exec httpd -f -p 80 -h /w' >/dev/null
+until_ busybox wget -qO- http://127.0.0.1:18080/p
+busybox wget -qO- http://127.0.0.1:18080/p
+
+### a pid namespace of its own
+# says: 1
+run --rm $IMAGE sh -c 'echo $$; ls -d /proc/[0-9]* | wc -l'
+
+### --pid host
+# says: 1
+# guest
+run --rm --pid host $IMAGE sh -c 'readlink /proc/self/ns/pid' | grep -c "$(readlink /proc/self/ns/pid)"
+
+### --pid host: its processes die with it
+# says: gone
+# guest
+run -d --pid host $IMAGE sh -c 'sleep 98765 & sleep 98765 & wait' >/dev/null
+until_ pgrep -f 'sleep 98765'
+cli rm -f $C >/dev/null
+until_ eval '! pgrep -f "^sleep 98765"'
+echo gone
+
+### --pid container:
+# says: sleep
+# guest
+up
+cli run --rm --network none --pid container:$C $IMAGE sh -c 'ps -o comm | sort -u'
+
+### --ipc host, --uts host
+# says: 2
+run --rm --ipc host --uts host $IMAGE readlink /proc/self/ns/ipc /proc/self/ns/uts | grep -c -e "$(readlink /proc/self/ns/ipc)" -e "$(readlink /proc/self/ns/uts)"
+
+### --ipc container:
+# says: 1
+up --ipc shareable
+cli run --rm --network none --ipc container:$C $IMAGE readlink /proc/self/ns/ipc | grep -c "$(in_ readlink /proc/self/ns/ipc)"
+
+### --cgroupns host, private
+# says: 1
+# says: 0
+# says: 0::/
+# native: the cgroup namespace is the bed's own, not the daemon's first
+for i in host private; do run --rm --cgroupns $i $IMAGE readlink /proc/self/ns/cgroup | grep -c "$(readlink /proc/self/ns/cgroup)" || :; done
+run --rm $IMAGE grep 0:: /proc/self/cgroup
+
+### cgroup mount is read-only
+# says: cgroup2 ro
+# says: refused
+run --rm $IMAGE sh -c 'grep -o "cgroup2 ro" /proc/mounts; mkdir /sys/fs/cgroup/x' || echo refused
