@@ -39,6 +39,9 @@ class ClientBed:
     cgroup v2 lacks controllers, goes through ``native-adapt``.
     """
 
+    beds = BEDS
+    timeout = 60.0  # seconds for an operation
+
     def __init__(self, runtimes: dict[str, str], directory: Path, sysroot: Path | None = None) -> None:
         self._process: subprocess.Popen[str] | None = None
         missing = [name for name in NEEDED if not shutil.which(name)]
@@ -46,7 +49,6 @@ class ClientBed:
             raise ClientBedUnavailable(f"needs root and {', '.join(missing) or 'nothing else'}")
         self.sysroot, self.directory = sysroot, directory
         self.controllers = controllers()
-        self.systemd = False
         self.runtimes = {name: self._wrapper(name, path, sysroot) for name, path in runtimes.items()}
         registered = " ".join(f"{r.docker}={r.binary}" for r in self.runtimes.values())
         self._start([str(BEDS / "native-run"), "--"], {"NATIVE_RUNTIMES": registered, "NATIVE_LOGS": str(directory)})
@@ -107,8 +109,10 @@ class ClientBed:
 class GuestBed(ClientBed):
     """The emulated guest's own daemons, under its systemd, where ``tests/beds/vm-setup`` has registered the runtimes."""
 
+    timeout = 300.0
+
     def __init__(self, runtimes: dict[str, str], directory: Path) -> None:
-        self.sysroot, self.directory, self.controllers, self.systemd = None, directory, controllers(), True
+        self.sysroot, self.directory, self.controllers = None, directory, controllers()
         self.runtimes = {}
         for name, path in runtimes.items():
             known = os.path.basename(path)
@@ -131,6 +135,16 @@ def make_bed(runtimes: dict[str, str], sysroot: Path | None = None) -> ClientBed
     except BaseException:
         shutil.rmtree(directory)
         raise
+
+
+def abilities(bed: ClientBed) -> frozenset[str]:
+    """What an operation may need, of what this machine has."""
+    status = Path("/proc/self/status").read_text()
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+    found = {"systemd"} if isinstance(bed, GuestBed) else set()
+    if f"CapEff:\t{(1 << last + 1) - 1:016x}" in status:
+        found.add("every-capability")
+    return bed.controllers | found
 
 
 def versions(bed: ClientBed) -> dict[str, str]:

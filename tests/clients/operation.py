@@ -1,37 +1,35 @@
-"""What is done with a client: a script, what it must say, and how what it said is made comparable."""
+"""The operations of each client, read from ``operations/``, and how what they said is made comparable.
+
+A client's files are bash.  ``CLIENT.bash`` comes before each of its operations; ``CLIENT-SUBJECT.bash`` holds operations::
+
+    ### exec: command not found
+    # says: exit code 127         a line of what is said that this pattern must fit as a whole; any number of these
+    # needs: memory systemd       controllers of cgroup v2, systemd, every-capability; else it is skipped
+    # on: native                  or `guest`: run it only there
+    # guest                       run it in the emulated guest too, which is slow, although it needs nothing of it
+    # gpurun                      only gpurun has it: there is nothing to compare with
+    up
+    fails 127 in_ nosuchcommand
+"""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 from tests.native.runtime import Result
 
-
-class Operation(NamedTuple):
-    """One operation of a client.
-
-    *script* is bash (``set -eu -o pipefail``), after the client's own prelude; a line of its output that fits one of *says* as a
-    whole must be there for each.  Where *needs* is not met the operation is skipped, with that reason.
-    """
-
-    name: str
-    script: str
-    says: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()  # controllers of cgroup v2, `systemd`, or `root's SYS_RESOURCE`
-    native: str = ""  # why it is not run in the private bed
-    guest: bool = False  # run it in the emulated guest too, which is slow, although it needs nothing of it
-    gpu: bool = False  # only gpurun has it: nothing to compare with
-
-
-class Client(NamedTuple):
-    name: str
-    prelude: str
-    operations: tuple[Operation, ...]
-
-
+OPERATIONS = Path(__file__).resolve().parent / "operations"
+#: Client → its preludes, and the beginnings of the names of its files.
+CLIENTS = {
+    "docker": (("docker", "engines"), ("engines-", "docker-")),
+    "podman": (("podman", "engines"), ("engines-", "podman-")),
+    "ctr": (("ctr",), ("ctr-",)),
+}
 #: What differs from run to run, and is the same to its reader: in this order.
 VOLATILE = (
+    (r"\x1b\[[0-9;?]*[A-Za-z]", ""),  # what a shell asks its terminal
     (r"\b[0-9a-f]{64}\b", "<id>"),
     (r"\b[0-9a-f]{12}\b", "<id>"),
     (r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?( ?(Z|[+-]\d\d:?\d\d))?( [A-Z]{3,4})?", "<time>"),
@@ -39,6 +37,64 @@ VOLATILE = (
     (r"\b[0-9a-f]{2}(:[0-9a-f]{2}){5}\b", "<mac>"),
     (r"/tmp/(runc-process|tmp\.)[0-9A-Za-z]+", "<temporary>"),
 )
+
+
+class Operation(NamedTuple):
+    """One operation of a client; see above."""
+
+    client: str
+    name: str
+    script: str
+    says: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    on: str = ""
+    guest: bool = False
+    gpurun: bool = False
+
+    @property
+    def whole(self) -> str:
+        """The script with all that comes before it."""
+        preludes = [(OPERATIONS / f"{name}.bash").read_text() for name in CLIENTS[self.client][0]]
+        return "\n".join(["set -eu -o pipefail", *preludes, self.script])
+
+    def skipped(self, abilities: frozenset[str], guest: bool) -> str:
+        """Why this is not run on a machine with these *abilities*; empty if it is."""
+        if lacking := [need for need in self.needs if need not in abilities]:
+            return f"needs {' and '.join(lacking)}"
+        if self.on and self.on != ("guest" if guest else "native"):
+            return f"runs {'in the guest' if self.on == 'guest' else 'natively'} only"
+        if guest and not (self.guest or self.needs or self.on):
+            return "runs natively"
+        return ""
+
+
+def parse(client: str, text: str) -> list[Operation]:
+    """The operations in the text of a file."""
+    found = []
+    for block in re.split(r"(?m)^### ", text)[1:]:
+        name, *lines = block.strip().splitlines()
+        marks = [line[2:] for line in lines if re.match(r"# (says: |needs: |on: |guest$|gpurun$)", line)]
+        script = "\n".join(line for line in lines if line[2:] not in marks or not line.startswith("# "))
+        values: dict[str, list[str]] = {"says": [], "needs": [], "on": [], "guest": [], "gpurun": []}
+        for mark in marks:
+            key, _, value = mark.partition(": ")
+            values[key].append(value)
+        needs = tuple(" ".join(values["needs"]).split())
+        on = "".join(values["on"])
+        found.append(
+            Operation(client, name, script, tuple(values["says"]), needs, on, bool(values["guest"]), bool(values["gpurun"]))
+        )
+    return found
+
+
+def operations(client: str) -> list[Operation]:
+    """All operations of *client*, in the order of its files."""
+    prefixes = CLIENTS[client][1]
+    files = sorted(p for p in OPERATIONS.iterdir() if p.name.startswith(prefixes))
+    found = [operation for path in files for operation in parse(client, path.read_text())]
+    own = {o.name: o for o in found}  # a client's own way of doing it comes after what it shares
+    assert len(own) == len(found) or client != "ctr", "two operations of one name"
+    return list(own.values())
 
 
 def transcript(result: Result, names: dict[str, str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,22 @@ def test_masked_paths(runtime: Runtime, bundle: MakeBundle) -> None:
     result = runtime.run(b)
     assert result.out.splitlines() == ["character special file", "0"]
     assert "Read-only file system" in result.err
+
+
+def test_a_mask_does_not_lend_the_host_its_null(runtime: Runtime, bundle: MakeBundle) -> None:
+    """What covers a file must not be a way to change the mode or the owner of the host's /dev/null."""
+    b = (
+        bundle()
+        .capabilities("CAP_FOWNER", "CAP_CHOWN")
+        .sh("chmod 666 /etc/secret; chown 0 /etc/secret; echo x >/etc/secret; cat /etc/secret")
+    )
+    (b.rootfs / "etc/secret").write_text("hidden")
+    b.linux["maskedPaths"] += ["/etc/secret"]
+    before = os.stat("/dev/null")
+    result = runtime.run(b)
+    after = os.stat("/dev/null")
+    assert (result.rc, result.out) == (0, "")
+    assert (after.st_mode, after.st_uid, after.st_ctime_ns) == (before.st_mode, before.st_uid, before.st_ctime_ns)
 
 
 def test_read_only_paths(runtime: Runtime, bundle: MakeBundle) -> None:

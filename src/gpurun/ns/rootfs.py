@@ -303,7 +303,10 @@ def mask_paths(root_fd: int, paths: tuple[str, ...], null_tree: int) -> None:
 
     A detached mount cannot be copied (before Linux 6.15), an attached one can: so the first cover of each kind is
     attached and the others are copies of it.
+
+    The cover is read-only: root in the container could else change the mode, the owner and the times of the host's own node.
     """
+    lm.mount_setattr(null_tree, lm.MOUNT_ATTR_RDONLY)
     covers = {False: null_tree, True: -1}
     used = {False: False, True: False}
     for path in paths:

@@ -1,4 +1,3 @@
-
 ### exec
 # says: hello
 # says: exit code 42
@@ -21,13 +20,13 @@ printf 'a\nb\n' | cli exec -i $C wc -l
 # says: code 7
 # guest
 up
-terminal --size 29x88 -- bash -c "$(declare -f cli); cli exec -it $C sh -c 'test -t 0 && tty; until stty size | grep 29; do sleep .1; done; exit 7'" || echo code $?
+terminal --size 29x88 -- bash -c "cli exec -it $C sh -c 'test -t 0 && tty; until stty size | grep 29; do sleep .1; done; exit 7'" || echo code $?
 
 ### exec -it: what is typed
 # says: 42
 # says: code 5
 up
-terminal --say '# =echo $((6*7))\r' --say '42=exit 5\r' -- bash -c "$(declare -f cli); cli exec -it $C sh" || echo "code $?"
+terminal --say '# =echo $((6*7))\r' --say '42=' --say '# =exit 5\r' -- bash -c "cli exec -it $C sh" || echo "code $?"
 
 ### exec -d
 # says: did
@@ -45,6 +44,7 @@ up
 cli exec -e X='y z' -w /tmp -u 1000:1001 $C sh -c 'echo $X; pwd; id -u; id -g'
 
 ### exec --privileged
+# needs: every-capability
 # says: CapEff:\t0000000080.*|CapEff:\t00000000a8.*
 # says: CapEff:\t000001f.*
 up
@@ -54,7 +54,7 @@ cli exec --privileged $C grep CapEff /proc/self/status
 ### exec: command not found
 # says: .*executable file.*
 up
-fails 127 in_ nosuchcommand
+fails "12[67]" in_ nosuchcommand
 
 ### exec: command that may not run
 # says: exit code 126
@@ -179,7 +179,7 @@ cli inspect -f '{{.State.Status}}' $C
 up
 cli pause $C >/dev/null
 cli rm -f $C >/dev/null
-fails 1 cli container inspect $C >/dev/null 2>&1
+cli container inspect $C >/dev/null 2>&1 && echo left
 up
 cli pause $C >/dev/null
 cli kill $C >/dev/null 2>&1 && cli wait $C || echo refused
@@ -223,7 +223,7 @@ cat g
 # says: x
 run $IMAGE sh -c 'echo x >/root/new'
 cli diff $C | sort
-cli commit -q $C t/$C >/dev/null 2>&1
+cli commit $C t/$C >/dev/null 2>&1
 cli run --rm --network none t/$C cat /root/new
 cli rmi -f t/$C >/dev/null 2>&1
 
@@ -234,9 +234,10 @@ cli export $C | tar -xO root/new
 
 ### attach
 # says: got hey
-# says: exit code 4
+# says: exited 4
 run -d -i $IMAGE sh -c 'read x; echo got $x; exit 4' >/dev/null
-(echo hey; sleep 1) | fails 4 cli attach $C
+(echo hey; sleep 1) | cli attach $C || :
+state
 
 ### ps
 # says: <name> test/busybox:1 Up

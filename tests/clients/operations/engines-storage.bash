@@ -1,4 +1,3 @@
-
 ### -v
 # says: hi
 # says: w
@@ -41,124 +40,40 @@ mine
 run --rm --mount type=bind,source=$PWD,target=/v,readonly $IMAGE sh -c 'grep -o " /v ro" /proc/self/mountinfo'
 
 ### -v private
-# says: private
-# says: 0
-# says: 0
-mine
-mkdir -p m
-mount -t tmpfs t m
-mount --make-shared m
-mkdir m/d m/host
-trap 'umount -R m; finish' EXIT
-look() { in_ sh -c "grep ' /v ' /proc/self/mountinfo | grep -oE '(shared|master)' || echo private"; }
-up -v $PWD/m:/v:private
-look
-mount -t tmpfs late m/host
-in_ grep -c ' /v/host ' /proc/self/mountinfo || :
-cli rm -f $C >/dev/null
-up --cap-add SYS_ADMIN --security-opt seccomp=unconfined  -v $PWD/m:/v:private
-in_ mount -t tmpfs inner /v/d
-grep -c "$C/m/d " /proc/self/mountinfo || :
+# says: it is private
+# says: mounted outside, seen inside: 0
+# says: mounted inside, seen outside: 0
+propagation private
 
 ### -v rprivate
-# says: private
-# says: 0
-# says: 0
-mine
-mkdir -p m
-mount -t tmpfs t m
-mount --make-shared m
-mkdir m/d m/host
-trap 'umount -R m; finish' EXIT
-look() { in_ sh -c "grep ' /v ' /proc/self/mountinfo | grep -oE '(shared|master)' || echo private"; }
-up -v $PWD/m:/v:rprivate
-look
-mount -t tmpfs late m/host
-in_ grep -c ' /v/host ' /proc/self/mountinfo || :
-cli rm -f $C >/dev/null
-up --cap-add SYS_ADMIN --security-opt seccomp=unconfined  -v $PWD/m:/v:rprivate
-in_ mount -t tmpfs inner /v/d
-grep -c "$C/m/d " /proc/self/mountinfo || :
+# says: it is private
+# says: mounted outside, seen inside: 0
+# says: mounted inside, seen outside: 0
+propagation rprivate
 
 ### -v slave
-# says: master
-# says: 1
-# says: 0
-mine
-mkdir -p m
-mount -t tmpfs t m
-mount --make-shared m
-mkdir m/d m/host
-trap 'umount -R m; finish' EXIT
-look() { in_ sh -c "grep ' /v ' /proc/self/mountinfo | grep -oE '(shared|master)' || echo private"; }
-up -v $PWD/m:/v:slave
-look
-mount -t tmpfs late m/host
-in_ grep -c ' /v/host ' /proc/self/mountinfo || :
-cli rm -f $C >/dev/null
-up --cap-add SYS_ADMIN --security-opt seccomp=unconfined  -v $PWD/m:/v:slave
-in_ mount -t tmpfs inner /v/d
-grep -c "$C/m/d " /proc/self/mountinfo || :
+# says: it is master
+# says: mounted outside, seen inside: 1
+# says: mounted inside, seen outside: 0
+propagation slave
 
 ### -v rslave
-# says: master
-# says: 1
-# says: 0
-mine
-mkdir -p m
-mount -t tmpfs t m
-mount --make-shared m
-mkdir m/d m/host
-trap 'umount -R m; finish' EXIT
-look() { in_ sh -c "grep ' /v ' /proc/self/mountinfo | grep -oE '(shared|master)' || echo private"; }
-up -v $PWD/m:/v:rslave
-look
-mount -t tmpfs late m/host
-in_ grep -c ' /v/host ' /proc/self/mountinfo || :
-cli rm -f $C >/dev/null
-up --cap-add SYS_ADMIN --security-opt seccomp=unconfined  -v $PWD/m:/v:rslave
-in_ mount -t tmpfs inner /v/d
-grep -c "$C/m/d " /proc/self/mountinfo || :
+# says: it is master
+# says: mounted outside, seen inside: 1
+# says: mounted inside, seen outside: 0
+propagation rslave
 
 ### -v shared
-# says: shared
-# says: 1
-# says: 1
-mine
-mkdir -p m
-mount -t tmpfs t m
-mount --make-shared m
-mkdir m/d m/host
-trap 'umount -R m; finish' EXIT
-look() { in_ sh -c "grep ' /v ' /proc/self/mountinfo | grep -oE '(shared|master)' || echo private"; }
-up -v $PWD/m:/v:shared
-look
-mount -t tmpfs late m/host
-in_ grep -c ' /v/host ' /proc/self/mountinfo || :
-cli rm -f $C >/dev/null
-up --cap-add SYS_ADMIN --security-opt seccomp=unconfined  -v $PWD/m:/v:shared
-in_ mount -t tmpfs inner /v/d
-grep -c "$C/m/d " /proc/self/mountinfo || :
+# says: it is shared
+# says: mounted outside, seen inside: 1
+# says: mounted inside, seen outside: 1
+propagation shared
 
 ### -v rshared
-# says: shared
-# says: 1
-# says: 1
-mine
-mkdir -p m
-mount -t tmpfs t m
-mount --make-shared m
-mkdir m/d m/host
-trap 'umount -R m; finish' EXIT
-look() { in_ sh -c "grep ' /v ' /proc/self/mountinfo | grep -oE '(shared|master)' || echo private"; }
-up -v $PWD/m:/v:rshared
-look
-mount -t tmpfs late m/host
-in_ grep -c ' /v/host ' /proc/self/mountinfo || :
-cli rm -f $C >/dev/null
-up --cap-add SYS_ADMIN --security-opt seccomp=unconfined  -v $PWD/m:/v:rshared
-in_ mount -t tmpfs inner /v/d
-grep -c "$C/m/d " /proc/self/mountinfo || :
+# says: it is shared
+# says: mounted outside, seen inside: 1
+# says: mounted inside, seen outside: 1
+propagation rshared
 
 ### --tmpfs
 # says: 1770
@@ -183,8 +98,11 @@ run --rm --read-only --tmpfs /t $IMAGE sh -c 'touch /t/x && echo written; touch 
 run --rm $IMAGE awk '{print $2, $3}' /proc/self/mounts | grep -v -e /etc/ -e /run/ | sort
 
 ### what is hidden
-# says: 2
-run --rm $IMAGE sh -c 'grep -c . /proc/kcore /proc/keys /proc/timer_list 2>&1; ls /proc/acpi /sys/firmware | wc -l; touch /proc/sys/kernel/x /sys/x 2>&1 | grep -c Read-only; echo 1 >/proc/sysrq-trigger'
+# says: hidden files: 0
+# says: read-only: 2
+run --rm $IMAGE sh -c 'cat /proc/keys /proc/timer_list /proc/kcore 2>/dev/null | wc -c | sed "s/^/hidden files: /"
+  ls /sys/firmware /proc/acpi 2>/dev/null
+  grep -cE " (/proc/sys|/sys) [a-z]+ ro" /proc/mounts | sed "s/^/read-only: /"'
 
 ### nodes in /dev
 run --rm $IMAGE sh -c 'cd /dev; ls -lR . | tr -s " " | cut -d" " -f1,3-6,10-'

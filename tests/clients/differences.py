@@ -1,0 +1,53 @@
+"""Comparing two transcripts line by line, and the differences that are meant, each with its reason."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import NamedTuple
+
+
+class Difference(NamedTuple):
+    """Lines that may stand in each other's place; an empty pattern is a line that is not there."""
+
+    gpurun: str
+    runc: str
+    reason: str
+    operations: str = ""  # `client: operation` begins with this pattern
+
+
+DIFFERENCES: tuple[Difference, ...] = (
+    Difference(
+        r"(.*)(OCI runtime (create|exec) failed: |OCI runtime error: |<runtime>: |! )(.*)",
+        r"(.*)(OCI runtime (create|exec) failed: |OCI runtime error: |<runtime>: |! )runc (create|exec) failed: (.*)",
+        "before the cause each runtime says in its own words what failed",
+    ),
+)
+
+
+class Comparison(NamedTuple):
+    listed: tuple[str, ...]  # reasons of the differences that are meant
+    unlisted: tuple[str, ...]  # the others, as lines with `gpurun: ` or `runc: ` before them
+
+
+def compare(
+    operation: str, tested: list[str], reference: list[str], listed: tuple[Difference, ...] = DIFFERENCES
+) -> Comparison:
+    """Where the lines of the runtime under test are not those of the reference."""
+    reasons: dict[str, None] = {}
+    unlisted: list[str] = []
+    ours = [d for d in listed if re.match(d.operations, operation)]
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, tested, reference, autojunk=False).get_opcodes():
+        if kind == "equal":
+            continue
+        left, right = tested[a:b], reference[c:d]
+        for i in range(max(len(left), len(right))):
+            pair = (left[i] if i < len(left) else "", right[i] if i < len(right) else "")
+            reason = next(
+                (d.reason for d in ours if re.fullmatch(d.gpurun, pair[0]) and re.fullmatch(d.runc, pair[1])), None
+            )
+            if reason:
+                reasons[reason] = None
+            else:
+                unlisted += [f"gpurun: {pair[0]}", f"runc:   {pair[1]}"]
+    return Comparison(tuple(reasons), tuple(unlisted))
