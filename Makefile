@@ -1,10 +1,10 @@
 # gpurun. `make demo` and `make test` are all that a newcomer needs; both install what is missing (as root, on Debian or Ubuntu).
 PY := .venv/bin/python
 SOURCES := $(shell find src -name '*.py')
-# What a test run leaves out unless asked: the emulated guest and the daemons have their own suites in .ci/run.
+# What a test run leaves out unless asked: the emulated guest and what takes long have their own suites in .ci/run.
 PYTEST := $(PY) -m pytest -q
 
-.PHONY: demo test test-conformance test-vm unit build bench profile lint format clean setup setup-test
+.PHONY: demo test test-clients test-conformance test-vm unit build bench profile lint format clean setup setup-test
 
 demo: build
 	tools/demo
@@ -29,9 +29,13 @@ build/gpurun: $(SOURCES) pyproject.toml
 build/gpurun-fast: $(SOURCES) src/gpurun/launcher/front.c pyproject.toml
 	PYTHONPATH=src $(PY) -m gpurun.launcher.front --output $@
 
-# What needs systemd and all controllers, in an emulated guest (about a minute to build, once; then one to run).
+# What Docker, Podman and containerd do, with gpurun and with runc, compared line by line, into docs/clients.md.
+test-clients: setup-test build
+	$(PY) -m tests.clients.document
+
+# What needs systemd and all controllers, in an emulated guest (about a minute to build, once; then some to run).
 test-vm: setup-test
-	@tests/beds/vm-suite tests/vm
+	@tests/beds/vm-suite tests/vm tests/clients/test_operations.py
 
 # Everything, beside the runc and crun on PATH; BENCH=--short for a look, RUNTIMES="path ..." for others.
 bench: setup-test build

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ class ClientBed:
 
     beds = BEDS
     timeout = 60.0  # seconds for an operation
+    calls_are_logged = True
 
     def __init__(self, runtimes: dict[str, str], directory: Path, sysroot: Path | None = None) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -83,19 +85,34 @@ class ClientBed:
         environment = f"export GPURUN_SYSROOT={sysroot}\n" if sysroot else ""
         wrapper = self.directory / name / os.path.basename(path)
         wrapper.parent.mkdir()
-        wrapper.write_text(f'#!/bin/sh\n{environment}exec {adapt}{path} "$@"\n')
+        wrapper.write_text(f'#!/bin/sh\n{environment}echo "$*" >>{self.directory}/{name}/calls\nexec {adapt}{path} "$@"\n')
         wrapper.chmod(0o755)
         return Registered(name, str(wrapper), path)
 
     def run(self, *argv: str, timeout: float = 60, **env: str) -> Result:
         """Run a client in the bed; 124 is the time limit."""
+        return Result(**self._ask({"argv": argv, "env": env, "timeout": timeout}))
+
+    def run_together(self, commands: Sequence[tuple[tuple[str, ...], dict[str, str]]]) -> list[Result]:
+        """Run several (argv, environment) at once."""
+        asked = [{"argv": argv, "env": env, "timeout": self.timeout} for argv, env in commands]
+        return [Result(**answer) for answer in self._ask(asked)]
+
+    def _ask(self, request: object) -> Any:
         assert self._process is not None and self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"argv": argv, "env": env, "timeout": timeout}) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
             raise AssertionError(f"the bed has died: {self.daemon_logs()}")
-        return Result(**json.loads(answer))
+        return json.loads(answer)
+
+    def calls(self, which: str) -> int:
+        """How many bytes have been logged of the calls of this runtime; 0 where nothing stands between."""
+        try:
+            return (self.directory / which / "calls").stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def daemon_logs(self) -> str:
         texts = [path.read_text(errors="replace")[-2000:] for path in sorted(self.directory.glob("*.log"))]
@@ -110,6 +127,7 @@ class GuestBed(ClientBed):
     """The emulated guest's own daemons, under its systemd, where ``tests/beds/vm-setup`` has registered the runtimes."""
 
     timeout = 300.0
+    calls_are_logged = False
 
     def __init__(self, runtimes: dict[str, str], directory: Path) -> None:
         self.sysroot, self.directory, self.controllers = None, directory, controllers()

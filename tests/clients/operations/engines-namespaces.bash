@@ -26,9 +26,10 @@ cli run --rm --network bridge $IMAGE wget -qO- http://$a/p
 
 ### -p
 # says: page
-cli run -d --name $C -p 127.0.0.1:18080:80 $IMAGE sh -c 'mkdir /w; echo page >/w/p; exec httpd -f -p 80 -h /w' >/dev/null
-until_ busybox wget -qO- http://127.0.0.1:18080/p
-busybox wget -qO- http://127.0.0.1:18080/p
+cli run -d --name $C -p 127.0.0.1::80 $IMAGE sh -c 'mkdir /w; echo page >/w/p; exec httpd -f -p 80 -h /w' >/dev/null
+a=$(cli port $C 80)
+until_ busybox wget -qO- http://$a/p
+busybox wget -qO- http://$a/p
 
 ### a pid namespace of its own
 # says: /proc/1
@@ -42,10 +43,11 @@ run --rm --pid host $IMAGE sh -c 'readlink /proc/self/ns/pid' | grep -cF "$(read
 ### --pid host: its processes die with it
 # says: gone
 # guest
-run -d --pid host $IMAGE sh -c 'sleep 98765 & sleep 98765 & wait' >/dev/null
-until_ pgrep -f 'sleep 98765'
+seconds=$BASHPID
+run -d --pid host $IMAGE sh -c "sleep 98765.$seconds & exec sleep 98765.$seconds" >/dev/null 2>&1 || :
+until_ pgrep -f "^sleep 98765.$seconds"
 cli rm -f $C >/dev/null
-until_ eval '! pgrep -f "^sleep 98765"'
+until_ eval '! pgrep -f "^sleep 98765.$seconds"'
 echo gone
 
 ### --pid container:

@@ -59,12 +59,12 @@ terminal --say 'ready=\x03' -- bash -c "run --rm -it $IMAGE sh -c 'trap \"echo c
 ### run -it: detached by its keys, attached again
 # says: running
 # says: got hello
-# says: exited 0
+# says: 0
 terminal --say 'ready=\x10' --say '=\x11' -- bash -c "run -it $IMAGE sh -c 'sleep 1; echo ready; read x; echo got \$x'"
 cli inspect -f '{{.State.Status}}' $C
 until_ says ready
 terminal --say '=hello\r' -- bash -c "cli attach $C"
-state
+cli wait $C
 
 ### run -t without -i
 # says: terminal

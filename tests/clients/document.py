@@ -1,0 +1,100 @@
+"""Runs the operations of the clients and writes what they have shown into docs/clients.md.
+
+    python -m tests.clients.document                   runs them natively and writes that part (`make test-clients`)
+    python -m tests.clients.document guest REPORT      writes the other part, of a report from the guest (`make test-vm`)
+
+Each part is replaced as a whole, and only by its own run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.clients.operation import CLIENTS
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DOCUMENT = REPOSITORY / "docs/clients.md"
+REPORT = REPOSITORY / "build/clients.json"
+PARTS = {
+    "native": "On this machine's own kernel",
+    "guest": "In a guest with systemd and all controllers",
+}
+HEAD = """\
+# Clients, with gpurun and with runc
+
+Made by `make test-clients` and `make test-vm`, not by hand. Each line is an operation of a client, in
+`tests/clients/operations/`: real daemons do it once with gpurun and once with runc, both must say what the operation says
+they must, and what they say is compared line by line. Where it differs the test fails, unless the difference is listed, with its
+reason, in `tests/clients/differences.py`.
+
+- **pass**: it said what it must, and ended well. **same**: runc said the same in every line.
+- Not here: nerdctl and crictl, which are in no Debian or Ubuntu release, nor on PyPI.
+"""
+
+
+def escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+def row(operation: dict[str, Any]) -> str:
+    ours, theirs = operation.get("gpurun", "fail"), operation.get("runc", "-")
+    reasons = operation.get("reasons") or []
+    compared = "same" if operation["outcome"] == "passed" and theirs != "-" else "-" if theirs == "-" else "**differs**"
+    if reasons and compared == "same":
+        compared = "but for: " + "; ".join(reasons)
+    cells = [escape(operation["name"]), ours.replace("fail", "**fail**"), theirs.replace("fail", "**fail**"), compared]
+    return f"| {' | '.join(cells)} |"
+
+
+def part(name: str, report: dict[str, Any]) -> str:
+    """The text of one part."""
+    versions = ", ".join(f"{key} {value}".removeprefix("gpurun gpurun") for key, value in report["versions"].items())
+    lines = [f"## {PARTS[name]}", "", versions.strip() + ".", ""]
+    for client in CLIENTS:
+        mine = [o for o in report["operations"] if o["client"] == client]
+        run = [o for o in mine if o["outcome"] != "skipped"]
+        lines += [
+            f"### {client}",
+            "",
+            "| operation | gpurun | runc | line by line |",
+            "|---|---|---|---|",
+            *map(row, run),
+            "",
+        ]
+        left: dict[str, list[str]] = {}
+        for o in mine:
+            if o["outcome"] == "skipped" and not o["why"].startswith("runs "):
+                left.setdefault(o["why"], []).append(o["name"])
+        lines += [f"Not run here, {why}: {escape('; '.join(names))}.\n" for why, names in left.items()]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def write(name: str, report: dict[str, Any]) -> None:
+    """Replace the part of the document; the other stays."""
+    old = DOCUMENT.read_text() if DOCUMENT.exists() else ""
+    parts = {n: found[0] for n, title in PARTS.items() if (found := re.findall(rf"(?ms)^## {title}\n.*?(?=^## |\Z)", old))}
+    parts[name] = part(name, report)
+    DOCUMENT.write_text("\n".join([HEAD, *(parts[n].rstrip() + "\n" for n in PARTS if n in parts)]))
+
+
+def main(arguments: list[str]) -> int:
+    if arguments:
+        report = json.loads(Path(arguments[1]).read_text())
+        if any(o["outcome"] != "skipped" for o in report["operations"]):
+            write(arguments[0], report)
+        return 0
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.clients.report", f"--clients-report={REPORT}"]
+    rc = subprocess.run([*command, "tests/clients/test_operations.py"], cwd=REPOSITORY, check=False).returncode
+    report = json.loads(REPORT.read_text())
+    if any(o["outcome"] != "skipped" for o in report["operations"]):
+        write("native", report)
+    return rc
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,45 @@
+# containerd's own client: nothing between it and the shim that calls the runtime.
+IMAGE=docker.io/$IMAGE
+# run_ [OPTIONS] -- COMMAND: ctr wants the container's name in the midst.
+run_() {
+  local options=()
+  while [[ $1 != -- ]]; do options+=("$1") && shift; done
+  ctr run --runc-binary "$BINARY" "${options[@]}" "$IMAGE" "$C" "${@:2}"
+}
+up() { run_ -d "$@" -- sh -c "trap 'exit 0' TERM; echo up; sleep 1000 & wait" >/dev/null; }
+execs=0
+in_() { execs=$((execs + 1)) && ctr tasks exec --exec-id "e$execs.$BASHPID" "$C" "$@"; }
+status() { ctr tasks ls | awk -v c="$C" '$1 == c { print $3 }'; }
+pid() { ctr tasks ls | awk -v c="$C" '$1 == c { print $2 }'; }
+cgroup() { echo "/sys/fs/cgroup$(sed -n 's/^0:://p' "/proc/$(pid)/cgroup")"; }
+stopped() { [[ $(status) == STOPPED ]]; }
+# The end of a task takes a moment to be known.
+end() { ctr tasks kill -s KILL "$C" >/dev/null 2>&1 || :; until_ stopped; ctr tasks rm "$C" 2>&1 | sed 's/.*/task removed: &/'; ctr containers rm "$C"; }
+finish() {
+  cd /
+  [[ -z $(status) ]] || end >/dev/null 2>&1 || :
+  ctr containers rm "$C" >/dev/null 2>&1 || :
+  rm -rf "/run/t/$C"
+}
+trap finish EXIT
+export -f run_
+
+fails() {
+  local want=$1 rc=0
+  shift
+  "$@" || rc=$?
+  echo "exit code $rc"
+  # shellcheck disable=SC2053
+  [[ $rc == $want ]]
+}
+until_() {
+  local i
+  for i in {1..300}; do
+    if "$@" >/dev/null 2>&1; then return 0; fi
+    sleep .05
+  done
+  echo "never: $*"
+  return 1
+}
+mine() { mkdir -p "/run/t/$C" && cd "/run/t/$C"; }
+terminal() { "$BEDS/terminal" "$@"; }

@@ -1,0 +1,47 @@
+"""A pytest plugin (``-p tests.clients.report``): what the operations have shown, as JSON, for docs/clients.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import runtime_version
+
+VERSIONS = pytest.StashKey[dict[str, str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--clients-report", metavar="FILE", help="write what the operations of the clients have shown here")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if path := config.getoption("--clients-report"):
+        config.pluginmanager.register(Report(Path(path), config), "clients-report")
+
+
+class Report:
+    """Collects the outcome of each operation and writes them at the end."""
+
+    def __init__(self, path: Path, config: pytest.Config) -> None:
+        self.path, self.config = path, config
+        self.operations: list[dict[str, Any]] = []
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        operation = getattr(item, "callspec", None) and item.callspec.params.get("operation")  # type: ignore[attr-defined]
+        if operation and (report.when == "call" or report.skipped):
+            why = report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else ""
+            found = {"client": operation.client, "name": operation.name, "outcome": report.outcome, "why": why}
+            self.operations.append(found | dict(item.user_properties))
+        return report
+
+    def pytest_sessionfinish(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        known: dict[str, str] = self.config.stash.get(VERSIONS, {})
+        versions = {"gpurun": runtime_version(), **known}
+        self.path.write_text(json.dumps({"versions": versions, "operations": self.operations}, indent=1))
