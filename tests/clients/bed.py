@@ -18,6 +18,7 @@ BEDS = Path(__file__).resolve().parent.parent / "beds"
 GUEST = "gpurun-vm"  # the emulated guest's host name
 IMAGE = "test/busybox:1"
 NEEDED = ("containerd", "dockerd", "docker", "ctr", "podman", "busybox")
+PODMAN_JSON = Path("/etc/containers/containers.conf.d/json.conf")  # in the guest
 CONTROLLERS = frozenset(("cpu", "memory", "pids"))
 
 
@@ -138,6 +139,8 @@ class GuestBed(ClientBed):
             if known != "runc":
                 shutil.copy(path, str(binary))
             self.runtimes[name] = Registered(known, str(binary), path)
+        PODMAN_JSON.parent.mkdir(parents=True, exist_ok=True)
+        PODMAN_JSON.write_text('[engine]\nruntime_supports_json = ["crun", "runc", "gpurun"]\n')
         self._start([], {})
         loaded = self.run("ctr", "images", "import", str(self.archive()))
         if loaded.rc:

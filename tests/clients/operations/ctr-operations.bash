@@ -126,12 +126,12 @@ fails 42 in_ sh -c 'echo e >&2; exit 42'
 ### exec: command not found
 # says: .*executable file not found.*
 up
-fails 1 in_ nosuchcommand
+fails 1 ctr tasks exec --exec-id n $C nosuchcommand
 
 ### exec --user, --cwd
 # says: 1000 /tmp
 up
-ctr tasks exec --exec-id u --user 1000 --cwd /tmp $C sh -c 'echo $(id -u) $PWD'
+ctr tasks exec --exec-id u --user 1000 --cwd /tmp $C sh -c 'echo $(id -u) $PWD; sleep .3'
 
 ### exec -t
 # says: 27 87

@@ -8,7 +8,8 @@ run_() {
 }
 up() { run_ -d "$@" -- sh -c "trap 'exit 0' TERM; echo up; sleep 1000 & wait" >/dev/null; }
 execs=0
-in_() { execs=$((execs + 1)) && ctr tasks exec --exec-id "e$execs.$BASHPID" "$C" "$@"; }
+# ctr drops what it has not read when the process ends, with any runtime: a process that has said something lingers.
+in_() { execs=$((execs + 1)) && ctr tasks exec --exec-id "e$execs.$BASHPID" "$C" sh -c '"$@"; rc=$?; sleep .3; exit $rc' sh "$@"; }
 status() { ctr tasks ls | awk -v c="$C" '$1 == c { print $3 }'; }
 pid() { ctr tasks ls | awk -v c="$C" '$1 == c { print $2 }'; }
 cgroup() { echo "/sys/fs/cgroup$(sed -n 's/^0:://p' "/proc/$(pid)/cgroup")"; }

@@ -20,7 +20,7 @@ printf 'a\nb\n' | cli exec -i $C wc -l
 # says: code 7
 # guest
 up
-terminal --size 29x88 -- bash -c "cli exec -it $C sh -c 'test -t 0 && tty; until stty size | grep 29; do sleep .1; done; exit 7'" || echo code $?
+terminal --size 29x88 -- bash -c "cli exec -it $C sh -c 'test -t 0 && tty; until stty size 2>/dev/null | grep 29; do sleep .1; done; exit 7'" || echo code $?
 
 ### exec -it: what is typed
 # says: 42

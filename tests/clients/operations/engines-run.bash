@@ -118,9 +118,6 @@ run --rm --env-file env $IMAGE sh -c 'echo "$A-$B"'
 # says: 1001 1234
 run --rm -w /tmp -u 1000:1001 --group-add 1234 $IMAGE sh -c 'pwd; id -u; id -g; id -G'
 
-### run -u: unknown user
-fails 125 run --rm -u nosuchuser $IMAGE true || fails 126 run --rm -u nosuchuser $IMAGE true
-
 ### run --hostname
 # says: abc
 run --rm --hostname abc $IMAGE hostname
