@@ -29,8 +29,8 @@ HEAD = """\
 
 Made by `make test-clients` and `make test-vm`, not by hand. Each line is an operation of a client, in
 `tests/clients/operations/`: real daemons do it once with gpurun and once with runc, both must say what the operation says
-they must, and what they say is compared line by line. Where it differs the test fails, unless the difference is listed, with its
-reason, in `tests/clients/differences.py`.
+they must, and what they say is compared line by line. Where it differs the test fails, unless the difference is listed,
+with its reason, in `tests/clients/differences.py`.
 
 - **pass**: it said what it must, and ended well. **same**: runc said the same in every line.
 - Not here: nerdctl and crictl, which are in no Debian or Ubuntu release, nor on PyPI.

@@ -21,7 +21,7 @@ def docker(tmp_path_factory: pytest.TempPathFactory, names: Path, host: Simulate
         patch.setenv("PATH", f"{names}:{os.environ['PATH']}")
         patch.setenv("GPURUN_SYSROOT", str(host.path))  # the hook has the daemon's environment
         try:
-            made = ClientBed(str(names / "nvidia-container-runtime"), tmp_path_factory.mktemp("docker"), host.path)
+            made = ClientBed({"test": str(names / "nvidia-container-runtime")}, tmp_path_factory.mktemp("docker"), host.path)
         except ClientBedUnavailable as e:
             pytest.skip(str(e))
     yield made
