@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.errors import GpuError
+from gpurun.errors import ConfigError, GpuError
 from gpurun.hook import nvml_process
 from gpurun.hook.driver import Roots
-from gpurun.hook.nvml import find_nvml, mig_uuids, query
+from gpurun.hook.gpu import gpu_edits
+from gpurun.hook.nvml import find_nvml, query
 from tests.nvml import compile_stub
 from tests.simdriver import VERSION, Options, SimulatedDriver, bus_id, make, minor, uuid
 
@@ -132,10 +133,25 @@ def with_library(driver: SimulatedDriver, **how: object) -> Roots:
 def test_the_library_is_found_in_the_driver_root(tmp_path: Path) -> None:
     roots = with_library(make(tmp_path / "host", Options(nodes=False)), mig=True)
     assert find_nvml(roots).startswith(str(tmp_path)) and find_nvml(roots).endswith(f"libnvidia-ml.so.{VERSION}")
-    assert mig_uuids(roots) == {
-        "MIG-00000065-5197-5a6f-8c59-0a1b2c3d4e5f": (1, 1, 0),
-        "MIG-00000066-5197-5a6f-8c59-0a1b2c3d4e5f": (1, 2, 0),
-    }
+    assert [(g["busId"], len(g["migDevices"])) for g in query(find_nvml(roots))["gpus"]] == [(bus_id(0), 2), (bus_id(1), 0)]
+
+
+@pytest.mark.parametrize(("requirement", "met"), [("brand=nvidia", True), ("brand=tesla", False), ("arch>=10", False)])
+def test_requirements_that_procfs_cannot_decide(tmp_path: Path, requirement: str, met: bool) -> None:
+    driver = make(tmp_path / "host", Options(nodes=False))
+    with_library(driver)
+    env = ("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_REQUIRE_CUDA={requirement}")
+    if met:
+        assert gpu_edits(env, {}, False, driver.env)
+    else:
+        with pytest.raises(ConfigError, match="requirement error: unsatisfied condition"):
+            gpu_edits(env, {}, False, driver.env)
+
+
+def test_a_requirement_is_not_held_against_a_gpu_when_nvml_is_not_well(tmp_path: Path) -> None:
+    driver = make(tmp_path / "host", Options(nodes=False))
+    with_library(driver, mode="crash")
+    assert gpu_edits(("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=brand=tesla"), {}, False, driver.env)
 
 
 @pytest.mark.parametrize("options", [Options(no_userspace=True, nodes=False), Options(no_module=True)])

@@ -81,18 +81,6 @@ def find_nvml(roots: Roots) -> str:
     )
 
 
-def mig_uuids(roots: Roots) -> dict[str, tuple[int, int, int]]:
-    """UUID (as NVML writes it) → (minor of the GPU, GPU instance, compute instance) of all MIG devices of this host.
-
-    Takes up to a second; raises :class:`GpuError`.
-    """
-    found = {}
-    for gpu in query(find_nvml(roots), DEVICES)["gpus"]:
-        for mig in gpu.get("migDevices") or ():
-            found[str(mig["uuid"])] = (int(gpu["minor"]), int(mig["gpuInstance"]), int(mig["computeInstance"]))
-    return found
-
-
 def _start(library: str, what: str) -> tuple[int, int]:
     """The helper's pid and the descriptor of its answer."""
     command = child_command(_ENTRY)
