@@ -148,7 +148,9 @@ def _work(
             directory = call.value("cuda-compat-container-root", COMPAT_ROOT)
             compat = ForwardCompat(directory, call.value("host-driver-version"), reason)
         elif call.command == "disable-device-node-modification":
-            trees += _proc_trees(minors, nodes, own_env)
+            # The hook would see the host as its own environment says.
+            own = dict([e.split("=", 1) for e in hook.env if "=" in e])
+            trees += _proc_trees(minors, nodes, own if "GPURUN_SYSROOT" in own else own_env)
         elif call.command == "update-application-profile" and minors:
             from gpurun.hook.nvidia import application_profile
 
