@@ -15,13 +15,14 @@ from gpurun.errors import ConfigError, GpuError, GpurunError
 from gpurun.hook.cdi import annotated_devices, split_devices
 from gpurun.hook.cdi_document import CdiNode
 from gpurun.hook.cdi_files import read_registry
-from gpurun.hook.cdi_hooks import known_call
+from gpurun.hook.cdi_hooks import known_call, parse_call
 from gpurun.hook.cdi_inject import complete_node, inject
-from gpurun.hook.cdi_known import do_known_hooks
+from gpurun.hook.cdi_known import do_known_hooks, hook_work
 from gpurun.hook.edits import PROCESS_ID, ContainerEdits, Hook
 from gpurun.hook.gpu import Injected, gpu_edits
 from gpurun.hook.settings import Settings
 from gpurun.oci.config import Mount, OciHook, read_config
+from gpurun.record import replace
 from tests.simdriver import VERSION, SimulatedDriver
 
 Registered = Callable[..., Any]
@@ -373,3 +374,28 @@ def test_hooks_that_an_engine_has_put_in_are_taken_over(sim: SimulatedDriver) ->
 def test_a_config_with_foreign_hooks_only(sim: SimulatedDriver) -> None:
     hooks = (OciHook("/usr/bin/nvidia-cdi-hook", ("x", "unknown")), OciHook("/bin/foreign"))
     assert gpu_edits((), {}, False, sim.env, injected=Injected(hooks, (), ())) is None
+
+
+def test_the_hook_program_composes_the_cache_once(sim: SimulatedDriver) -> None:
+    """Under other runtimes each hook is a process; the one that writes the loader's cache knows of those beside it."""
+    source = next(sim.path.rglob(f"libcuda.so.{VERSION}"))
+    mounts = (Mount(f"/usr/lib64/{source.name}", "", str(source), ("ro", "rbind")),)
+    words = {
+        "links": ("create-symlinks", "--link", "libcuda.so.1::/usr/lib64/libcuda.so"),
+        "compat": ("enable-cuda-compat", "--host-driver-version=1.2"),
+        "cache": ("update-ldcache", "--folder", "/usr/lib64"),
+    }
+    hooks = tuple([OciHook("/usr/bin/nvidia-cdi-hook", ("nvidia-cdi-hook", *w)) for w in words.values()])
+
+    def work(name: str, beside: tuple[OciHook, ...] = hooks) -> ContainerEdits:
+        call = parse_call(words[name])
+        assert call is not None
+        return hook_work(call, beside, mounts, (), {})
+
+    assert work("compat") == ContainerEdits()
+    alone = work("compat", hooks[:2]).forward_compat
+    assert alone is not None and (alone.directory, alone.driver_version) == ("/usr/local/cuda/compat", "1.2")
+    cache = work("cache")
+    assert cache.forward_compat == replace(alone, reason=cache.forward_compat.reason if cache.forward_compat else "")
+    assert {e.soname for e in cache.ldcache} == {"libcuda.so.1", "libcuda.so"}
+    assert [link.path for link in work("links").links] == ["/usr/lib64/libcuda.so"] and not work("links").ldcache

@@ -32,7 +32,6 @@ _FLAGS = {
 _S_IFMT, _S_IFDIR, _S_IFREG = 0o170000, 0o040000, 0o100000
 _GPU_NODE = "/dev/nvidia"
 _MAX_LIBRARIES = 4096
-_LOADER_HOOKS = ("enable-cuda-compat", "update-ldcache")
 
 
 class _Bound(Record):
@@ -109,15 +108,17 @@ def hook_work(
     """The edits for one *call* of a hook in a container of another runtime, whose config has createContainer *hooks*,
     *mounts* and *devices*.
 
-    The loader's cache is composed once: an enable-cuda-compat is done with the update-ldcache beside it.
+    The loader's cache is composed once, with all that has to be in it: an update-ldcache does what the create-symlinks and
+    enable-cuda-compat beside it ask for as well, and the latter alone does nothing.
     """
     calls = [call]
-    if call.command in _LOADER_HOOKS:
+    if call.command in ("enable-cuda-compat", "update-ldcache"):
         every = [known_call(Hook("createContainer", hook.path, hook.args)) for hook in hooks]
-        beside = [one for one in every if one is not None and one.command in _LOADER_HOOKS and one != call]
-        if call.command == _LOADER_HOOKS[0] and beside:
+        beside = [one for one in every if one is not None]
+        if call.command == "enable-cuda-compat" and any(one.command == "update-ldcache" for one in beside):
             return ContainerEdits()
-        calls += [one for one in beside if one.command == _LOADER_HOOKS[0]]
+        if call.command == "update-ldcache":
+            calls += [one for one in beside if one.command in ("create-symlinks", "enable-cuda-compat")]
     bound = [_Bound(m.source, clean_path(m.destination)) for m in mounts if m.source.startswith("/") and _is_bind(m)]
     reason = Hook("createContainer", "", reason="the container's CDI devices")
     return _work([(reason, one) for one in calls], bound, devices, own_env)
