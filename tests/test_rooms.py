@@ -22,6 +22,7 @@ ROOMS = (
     ("gpurun.ns",),
     ("gpurun.launcher.child",),  # how the engine starts the container's init, and hook its helper
     ("gpurun.hook",),
+    ("gpurun.criu",),
     ("gpurun.engine",),
     ("gpurun.cli.output",),
     ("gpurun.commands",),

@@ -40,6 +40,19 @@ _CREATE = (
     ("preserve-fds", "", "number", "hand N more file descriptors to the container, from 3 on"),
     ("no-subreaper", "", "switch", "ignored: gpurun never needs one", False),
 )
+_CRIU = (
+    ("image-path", "", "dir", "the directory of the images (default: ./checkpoint)"),
+    ("work-path", "", "dir", "where CRIU keeps its log and temporary files (default: the images' directory)"),
+    ("tcp-established", "", "switch", "with open TCP connections"),
+    ("ext-unix-sk", "", "switch", "with Unix sockets that lead outside"),
+    ("shell-job", "", "switch", "with a terminal that is the caller's"),
+    ("file-locks", "", "switch", "with file locks"),
+    ("lazy-pages", "", "switch", "bring memory over when it is needed (userfaultfd)"),
+    ("auto-dedup", "", "switch", "drop memory images that are not needed any more"),
+    ("manage-cgroups-mode", "", "text", "how cgroups are treated: soft, full, strict or ignore"),
+    ("network-lock", "", "text", "what holds TCP connections meanwhile: iptables, nftables or skip"),
+    ("empty-ns", "", "texts", "a namespace to be left empty: network (which always is)", False),
+)
 _FORMAT = ("format", "f", "text", "table or json")
 
 #: name: (arguments, least, most, stop, handler, help, options), as in :class:`gpurun.cli.rows.Command`.
@@ -138,6 +151,36 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         (
             ("interval", "", "text", "time between two reports, like 5s or 100ms (default: 5s)"),
             ("stats", "", "switch", "print one report and end"),
+        ),
+    ),
+    "checkpoint": (
+        "ID", 1, 1, False, "gpurun.commands.checkpoint:checkpoint", "save a running container to files, with CRIU",
+        (
+            *_CRIU,
+            ("leave-running", "", "switch", "let it run on; else it is gone afterwards"),
+            ("pre-dump", "", "switch", "save its memory only, and let it run on"),
+            ("parent-path", "", "text", "images of the --pre-dump before, relative to --image-path"),
+            ("tcp-skip-in-flight", "", "switch", "without TCP connections that are being made"),
+            ("link-remap", "", "switch", "link deleted files back where it can be done"),
+            ("page-server", "", "text", "send memory to the page server at ADDRESS:PORT"),
+            ("status-fd", "", "number", "write a null byte there when the server of --lazy-pages is ready"),
+        ),
+    ),
+    "restore": (
+        "ID", 1, 1, False, "gpurun.commands.checkpoint:restore",
+        "make a container from what checkpoint has saved; without --detach wait and exit with its exit code",
+        (
+            _BUNDLE,
+            _CONFIG,
+            *_CRIU,
+            ("console-socket", "", "file", "send the terminal's master side to this Unix socket"),
+            ("detach", "d", "switch", "do not wait for the container"),
+            ("pid-file", "", "file", "write the pid of the container's first process to FILE"),
+            ("tcp-close", "", "switch", "close the TCP connections it had"),
+            ("lsm-profile", "", "text", "TYPE:NAME of the security profile to restore it with"),
+            ("lsm-mount-context", "", "text", "SELinux context of its mounts"),
+            ("no-pivot", "", "switch", "ignored: CRIU makes the root", False),
+            ("no-subreaper", "", "switch", "ignored: gpurun never needs one", False),
         ),
     ),
     "spec": (

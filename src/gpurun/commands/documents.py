@@ -64,7 +64,18 @@ def built() -> Built:
         intel_rdt=True,
         idmap=True,
         net_devices=True,
+        checkpoint=_has_criu(),
     )
+
+
+def _has_criu() -> bool:
+    from gpurun.criu.swrk import find_criu
+
+    try:
+        find_criu()
+    except GpurunError:
+        return False
+    return True
 
 
 def _seccomp() -> tuple[dict[str, Any] | None, str]:

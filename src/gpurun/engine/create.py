@@ -177,24 +177,30 @@ def create(options: CreateOptions) -> Created:
     """
     store.check_id(options.id)
     data, plan = plan_bundle(options, prepare=True)
-    _check_rootfs(plan)
+    check_rootfs(plan)
     _check_descriptors(options, plan)
-    plan = _with_filter(plan, options.root)
+    plan = with_filter(plan, options.root)
     undo: list[Callable[[], None]] = []
     try:
-        created = _apply(options, plan, data, undo)
+        return _apply(options, plan, data, undo)
     except BaseException:
-        for step in reversed(undo):
-            try:
-                step()
-            except (OSError, GpurunError) as e:
-                # The first error is the one to tell; what could not be undone is left for delete --force.
-                log.warning(f"while undoing what create had made: {e}")
+        take_back(undo)
         raise
-    return created
 
 
-def _with_filter(plan: Plan, root: str) -> Plan:
+def take_back(undo: list[Callable[[], None]]) -> None:
+    """Take the steps of *undo*, the last one first.
+
+    The first error is the one to tell; what could not be undone is left for delete --force.
+    """
+    for step in reversed(undo):
+        try:
+            step()
+        except (OSError, GpurunError) as e:
+            log.warning(f"while undoing what create had made: {e}")
+
+
+def with_filter(plan: Plan, root: str) -> Plan:
     """*plan* with its seccomp profile compiled; raises while nothing is made yet."""
     if plan.seccomp is None:
         return plan
@@ -204,7 +210,8 @@ def _with_filter(plan: Plan, root: str) -> Plan:
     return replace(plan, init=replace(plan.init, process=process))
 
 
-def _check_rootfs(plan: Plan) -> None:
+def check_rootfs(plan: Plan) -> None:
+    """Raise :class:`ConfigError` unless the rootfs is a directory."""
     try:
         found = posix.stat(plan.rootfs)
     except OSError as e:
@@ -223,7 +230,8 @@ def _check_descriptors(options: CreateOptions, plan: Plan) -> None:
     check_preserved_fds(plan.init.preserve_fds)
 
 
-def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[[], None]]) -> Created:
+def record(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[[], None]]) -> store.State:
+    """Make the state directory and write what is known of the container that is to be; *data* is its config.json."""
     state = store.State(
         options.id,
         plan.bundle,
@@ -234,16 +242,23 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
         unit=plan.cgroup.scope.unit if plan.cgroup.scope is not None else "",
         session_keyring=plan.init.session_keyring,
         manager=plan.cgroup.scope.manager if plan.cgroup.scope is not None else "",
+        streams="" if plan.init.process.terminal else store.own_streams(),
     )
     directory = store.make_directory(options.root, options.id)
     undo.append(lambda: store.remove_directory(options.root, options.id))
     store.save(options.root, state)
-    journal = _journal(options, plan, undo)
     store.write_atomically(f"{directory}/config.json", data, 0o600)
     store.save_edits(options.root, options.id, plan.init.edits.env, plan.init.edits.additional_gids)
     store.save_gpus(options.root, options.id, gpu_minors(plan.init.edits))
     if plan.init.process.seccomp is not None:
         store.save_seccomp(options.root, options.id, *plan.init.process.seccomp)
+    return state
+
+
+def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[[], None]]) -> Created:
+    state = record(options, plan, data, undo)
+    journal = _journal(options, plan, undo)
+    directory = store.directory(options.root, options.id)
     if posix.environ.get(b"NOTIFY_SOCKET"):
         posix.mkdir(f"{directory}/notify", 0o755)
     fifo = store.fifo_path(options.root, options.id)
@@ -274,7 +289,7 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
     state = replace(state, created=store.rfc3339_now())
     store.save(options.root, state)
     if options.pid_file:
-        _write_pid_file(options.pid_file, pid)
+        store.write_pid_file(options.pid_file, pid)
     return Created(state, plan, pidfd, master, placeholder)
 
 
@@ -330,7 +345,7 @@ def _spawn_init(
         exec_child(child, arguments, keep)
 
     pid, pidfd = spawn(plan.namespaces, joins, cgroup_fd, in_child)
-    undo.append(lambda: _kill(pid, pidfd))
+    undo.append(lambda: end_child(pid, pidfd))
     for fd in (to_init_r, from_init_w, fifo_fd, child.executable, cgroup_fd, console, its_trees, nodes, journal):
         if fd >= 0:
             posix.close(fd)
@@ -417,7 +432,8 @@ def _how_it_ended(pid: int, plan: Plan) -> str:
     return f"the container's init {how} before the container was made"
 
 
-def _kill(pid: int, pidfd: int) -> None:
+def end_child(pid: int, pidfd: int) -> None:
+    """Kill our child *pid*, wait for it, and close its *pidfd*."""
     try:
         send_signal(pidfd, SIGKILL)
     except ProcessLookupError:
@@ -427,10 +443,3 @@ def _kill(pid: int, pidfd: int) -> None:
     except ChildProcessError:
         pass  # it has been waited for
     posix.close(pidfd)
-
-
-def _write_pid_file(path: str, pid: int) -> None:
-    try:
-        store.write_atomically(path, str(pid).encode(), 0o644)
-    except OSError as e:
-        raise StepError("write the pid file", path, e.errno) from None

@@ -302,10 +302,7 @@ def _hand_over(options: ExecOptions, ours: int, pid: int, pidfd: int) -> int:
 
         send_pidfd(options.pidfd_socket, pidfd, b"setns")
     if options.pid_file:
-        try:
-            store.write_atomically(options.pid_file, str(pid).encode(), 0o644)
-        except OSError as e:
-            raise StepError("write the pid file", options.pid_file, e.errno) from None
+        store.write_pid_file(options.pid_file, pid)
     return master
 
 

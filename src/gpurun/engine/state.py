@@ -48,6 +48,7 @@ class State(Record):
     session_keyring: bool = True  # whether its processes have a session keyring of their own
     manager: str = ""  # where the unit's service manager is reached, if it is not the system's
     keeper: int = 0  # a process in the cgroup that is none of the container's; 0 for none
+    streams: str = ""  # what its descriptors 0 to 2 are, if they were the caller's: see own_streams
 
 
 def check_id(container_id: str) -> str:
@@ -126,6 +127,14 @@ def write_atomically(path: str, data: bytes, mode: int) -> None:
     posix.rename(temporary, path)
 
 
+def write_pid_file(path: str, pid: int) -> None:
+    """Write the pid, without a newline, by rename: go-runc and conmon-rs parse the raw bytes."""
+    try:
+        write_atomically(path, str(pid).encode(), 0o644)
+    except OSError as e:
+        raise StepError("write the pid file", path, e.errno) from None
+
+
 def load(root: str, container_id: str) -> State:
     """The saved state; raises :class:`ContainerNotFound` when there is none and says so when it cannot be read."""
     path = f"{directory(root, container_id)}/state"
@@ -135,7 +144,7 @@ def load(root: str, container_id: str) -> State:
         raise ContainerNotFound from None
     except OSError as e:
         raise StepError("read", path, e.errno) from None
-    values = {"manager": "", "keeper": "0"}  # a container that an older gpurun has made says nothing of these
+    values = {"manager": "", "keeper": "0", "streams": ""}  # a container that an older gpurun has made says nothing of these
     for line in text.split("\n"):
         name, equals, value = line.partition("=")
         if equals:
@@ -146,6 +155,19 @@ def load(root: str, container_id: str) -> State:
     for name in ("private_pid", "session_keyring"):
         typed[name] = values[name] == "1"
     return State(**{name: typed[name] for name in State._fields})
+
+
+def own_streams() -> str:
+    """What our descriptors 0 to 2 are (``pipe:[123]``, a path), a tab between: a checkpoint must tell a pipe that leads out
+    of the container from one inside it."""
+    names = []
+    for fd in (0, 1, 2):
+        try:
+            name = posix.readlink(f"/proc/self/fd/{fd}")
+        except OSError:  # no procfs
+            name = ""
+        names.append(name if name.isprintable() else "?")  # a path that nobody needs to know, and that must stay one line
+    return "\t".join(names)
 
 
 def save_edits(root: str, container_id: str, env: tuple[str, ...], gids: tuple[int, ...]) -> None:

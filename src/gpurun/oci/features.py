@@ -59,7 +59,9 @@ def features_document(built: Built) -> dict[str, Any]:
         "annotations": {
             "io.github.gpurun.version": __version__,
             "io.github.gpurun.checkpoint.enabled": "true" if built.checkpoint else "false",
+            # The name that clients look for.
+            "org.opencontainers.runc.checkpoint.enabled": "true" if built.checkpoint else "false",
             **({"io.github.seccomp.libseccomp.version": built.libseccomp} if built.libseccomp else {}),
         },
-        "potentiallyUnsafeConfigAnnotations": ["bundle"],
+        "potentiallyUnsafeConfigAnnotations": ["bundle", "org.criu.config"],
     }

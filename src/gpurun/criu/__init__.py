@@ -1,0 +1,1 @@
+"""CRIU, which saves and restores processes: the conversation with it.  Knows no containers."""
