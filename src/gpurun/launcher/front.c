@@ -117,7 +117,8 @@ static long long number(const char *digits)
 
 /* In the order of State in gpurun/engine/state.py, from where the build has the names. */
 enum field {
-	ID, BUNDLE, ROOTFS, CGROUP, PRIVATE_PID, PID, START_TIME, CREATED, ANNOTATIONS, UNIT, SESSION_KEYRING, MANAGER, KEEPER, FIELDS
+	ID, BUNDLE, ROOTFS, CGROUP, PRIVATE_PID, PID, START_TIME, CREATED, ANNOTATIONS, UNIT, SESSION_KEYRING, MANAGER, KEEPER,
+	STREAMS, FIELDS
 };
 static const char *const field_names[] = { STATE_FIELDS };
 _Static_assert(sizeof field_names / sizeof *field_names == FIELDS,
