@@ -44,7 +44,7 @@ def bed() -> Iterator[ClientBed]:
         command = [path, "cdi", "generate", "--output", str(spec), *_for_old_podman()]
         subprocess.run(command, env=os.environ | host.env, check=True)
         try:
-            made = ClientBed(path, directory, host.path)
+            made = ClientBed({"test": path}, directory, host.path)
         except ClientBedUnavailable as e:
             pytest.skip(str(e))
         # /run is the bed's own.
@@ -75,7 +75,7 @@ def run(request: pytest.FixtureRequest, bed: ClientBed) -> Run:
         options += [word for device in devices for word in ("--device", device)]
         if client == "docker":
             return bed.run("docker", "run", "--runtime", runtime, *options, IMAGE, "sh", "-c", script)
-        path = str(bed.wrapper) if runtime == "test" else shutil.which(runtime) or runtime
+        path = bed.runtimes["test"].binary if runtime == "test" else shutil.which(runtime) or runtime
         return bed.run("podman", "--runtime", path, "run", *options, IMAGE, "sh", "-c", script)
 
     return call
