@@ -174,7 +174,7 @@ def _apply(
     posix.mkdir(root, 0o700)
     externals = _prepare_mount_points(plan)
     asked = _with_cgroups(replace(asked, root=root, ext_mnt=externals), options, plan)
-    placeholder = cgroup.make(plan, undo)
+    placeholder = cgroup.make(plan, undo, f"{directory}/exclusive")
     program_fd = cgroup.load_devices(plan)
     cgroup_fd = manager.open_dir(plan.cgroup.path) if plan.cgroup.path else -1
 
@@ -316,7 +316,7 @@ class _Serving:
         root = self.options.create.root
         self.state = replace(self.state, pid=pid, start_time=found[1], created=store.rfc3339_now())
         _save_config(root, self.plan.id, pid)
-        cgroup.restrict(self.plan, self.program_fd)
+        cgroup.restrict(self.plan, self.program_fd, f"{store.directory(root, self.plan.id)}/exclusive")
         store.save(root, self.state)
 
 
