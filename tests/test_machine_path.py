@@ -84,6 +84,7 @@ def reachable(*roots: str) -> set[str]:
 #: The programs there are, and the modules of the commands that shims call; some are still to come.
 ROOTS = ["gpurun.__main__", "gpurun.launcher.boot", "gpurun.engine.init"]
 ROOTS += ["gpurun.hook.nvml"]  # asked by create for MIG devices named by UUID
+ROOTS += ["gpurun.toolkit.runtime"]  # create, called as nvidia-container-runtime
 ROOTS += [f"gpurun.commands.{name}" for name in ("lifecycle", "control", "exec", "update")]
 
 

@@ -22,18 +22,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_standard_descriptors()
     words = list(sys.argv if argv is None else argv)
     name = words[0].rpartition("/")[2] if words else ""
+    site = None
     if name.startswith("nvidia-"):  # a link with the name of one of NVIDIA's programs; each has a command line of its own
-        from gpurun.toolkit.names import program
+        from gpurun.toolkit.names import RUNTIMES, program
 
         found = program(name)
         if found is not None:
             return found(words[1:])
+        site = RUNTIMES.get(name)
     if b"_GPURUN_COMPLETE" in posix.environ:
         from gpurun.cli.human import complete
 
         return complete()
     try:
-        code = _run(words[1:])
+        code = _run(words[1:], site)
     except KeyboardInterrupt:
         code = 130
     except BaseException as e:
@@ -42,9 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], site: str | None) -> int:
+    """Run the command line *words*; *site* is the mode that NVIDIA's runtime is called for, None for gpurun itself."""
     options, rest = parse_globals(words)
     log.open_log(options)
+    if site is not None:
+        from gpurun.toolkit.runtime import enter
+
+        enter(site)
     invocation = parse_command(options, rest)
     if invocation.command == "version":
         from gpurun.cli.version import version

@@ -29,6 +29,8 @@ class _Log:
     json = False
     debug = False
     waiting: list[str] = []
+    copy = -1  # a second file, where the site wants one
+    copy_debug = False
 
 
 def open_log(options: Globals) -> None:
@@ -46,6 +48,15 @@ def open_log(options: Globals) -> None:
         raise GpurunError(f"cannot open the log file {oserror_text(e)}") from None
 
 
+def copy_to(path: str, debug: bool) -> None:
+    """Write text records to the file *path* as well, with *debug* all of them; one that cannot be opened is a warning."""
+    try:
+        _Log.copy = posix.open(path, posix.O_WRONLY | posix.O_CREAT | posix.O_APPEND | posix.O_CLOEXEC, 0o644)
+        _Log.copy_debug = debug
+    except OSError as e:
+        warning(f"cannot open the log file {oserror_text(e)}")
+
+
 def close(success: bool) -> None:
     """Write the warnings that waited, if the command was a *success*."""
     if success and _Log.waiting:
@@ -55,6 +66,7 @@ def close(success: bool) -> None:
 
 def error(message: str) -> None:
     """Say why the command failed: once, as the last thing."""
+    _copy("error", message)
     _write(_Log.fd, record("error", message))
     if _Log.fd != _STDERR:
         _write(_STDERR, message + "\n")
@@ -62,6 +74,7 @@ def error(message: str) -> None:
 
 def warning(message: str) -> None:
     """Say what may surprise, but stops nothing."""
+    _copy("warning", message)
     if _Log.json and _Log.fd != _STDERR and not _Log.debug:
         _Log.waiting = [*_Log.waiting, record("warning", message)]
     else:
@@ -72,10 +85,12 @@ def debug(message: str) -> None:
     """Say what is being done, with ``--debug``.  Where the text costs something to make, ask :func:`debugging` first."""
     if _Log.debug:
         _write(_Log.fd, record("debug", message))
+    if _Log.copy_debug:
+        _copy("debug", message)
 
 
 def debugging() -> bool:
-    return _Log.debug
+    return _Log.debug or _Log.copy_debug
 
 
 def record(level: str, message: str) -> str:
@@ -88,7 +103,16 @@ def record(level: str, message: str) -> str:
     if _Log.fd == _STDERR and posix.isatty(_STDERR):
         shown = _printable(message, keep='"\\')
         return f"\x1b[{_COLOURS[level]}m{_TTY_NAMES[level]}\x1b[0m[0000] {shown}\n"
+    return _text(level, message)
+
+
+def _text(level: str, message: str) -> str:
     return f'time="{now()}" level={level} msg="{_printable(message)}"\n'
+
+
+def _copy(level: str, message: str) -> None:
+    if _Log.copy >= 0:
+        _write(_Log.copy, _text(level, message.rstrip("\n")))
 
 
 def now() -> str:

@@ -205,3 +205,22 @@ def test_the_kernel_is_asked(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         capable = subprocess.run(["capsh", "--has-p=cap_sys_admin"], capture_output=True, check=False).returncode == 0
         assert (verdict == "ok") == capable
+
+
+def test_cdi_files(tmp_path: Path, capfd: pytest.CaptureFixture[str], clean: pytest.MonkeyPatch) -> None:
+    """A file of this driver is good; after an update of the driver it is stale; one that nobody can read is told of."""
+    driver = make(tmp_path, Options(nodes=False))
+    assert findings(driver, "CDI") == []
+    clean.setenv("GPURUN_SYSROOT", str(tmp_path))
+    (tmp_path / "etc/cdi").mkdir()
+    assert main(["gpurun", "cdi", "generate", f"--output={tmp_path}/etc/cdi/nvidia.yaml"]) == 0
+    capfd.readouterr()
+    [(verdict, text)] = findings(driver, "CDI")
+    assert verdict == "ok" and text.startswith("1 files, ")
+    file = tmp_path / "etc/cdi/nvidia.yaml"
+    file.write_text(file.read_text().replace("999.88.77", "888.66.55"))
+    [(verdict, text)] = findings(driver, "CDI")
+    assert verdict == "note" and "was written for the NVIDIA driver 888.66.55" in text
+    file.write_text("kind: [")
+    [(verdict, text)] = findings(driver, "CDI")
+    assert verdict == "note" and "nvidia.yaml" in text

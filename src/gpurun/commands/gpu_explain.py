@@ -13,7 +13,7 @@ from gpurun.hook.edits import ContainerEdits
 from gpurun.hook.explain import Item, Question, edit_items, missing_items
 from gpurun.hook.gpu import gpu_edits, roots_of
 from gpurun.hook.request import read_request
-from gpurun.hook.settings import read_settings, settings_path
+from gpurun.hook.settings import site_settings
 from gpurun.jsontext import dumps
 from gpurun.paths import absolute_path
 from gpurun.record import to_plain
@@ -71,7 +71,7 @@ def answer_for(asked: Question, env: Mapping[str, str]) -> dict[str, Any]:
     """
     answer: dict[str, Any] = {"request": None, "driverVersion": "", "items": [], "missing": [], "error": ""}
     try:
-        settings = read_settings(settings_path(env))
+        settings = site_settings(env)
         request = read_request(asked.env, asked.annotations, asked.privileged, settings.policy, asked.mounts)
         if request is not None:
             answer["request"] = _request(request)

@@ -16,7 +16,7 @@ from gpurun.errors import GpurunError
 from gpurun.hook.driver import module_version, read_gpus
 from gpurun.hook.gpu import roots_of
 from gpurun.hook.nvml import USAGE, find_nvml, query
-from gpurun.hook.settings import Settings, read_settings, settings_path
+from gpurun.hook.settings import Settings, site_settings
 from gpurun.jsontext import dumps
 
 TYPE_CHECKING = False
@@ -45,7 +45,7 @@ def list_gpus(env: Mapping[str, str], form: str, roots: tuple[str, ...], process
 def site_roots(env: Mapping[str, str]) -> Roots:
     """Where the site's settings say the driver is; a file that cannot be read is the doctor's business."""
     try:
-        settings = read_settings(settings_path(env))
+        settings = site_settings(env)
     except GpurunError:
         settings = Settings()
     return roots_of(env, settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpurun.errors import GpurunError
-from gpurun.hook.doctor_host import Finding, device_program, mig, modules, nodes, other_cards
+from gpurun.hook.doctor_host import Finding, cdi_files, device_program, mig, modules, nodes, other_cards
 from gpurun.hook.driver import Driver, Roots, module_version, read_driver, read_gpus
 from gpurun.hook.settings import read_settings, settings_path
 
@@ -29,7 +29,7 @@ def examine(env: Mapping[str, str]) -> tuple[Finding, ...]:
         found += _gpus(roots) + other_cards(roots) + modules(roots) + [_compute(compute)]
         found += nodes(roots, compute.nodes if isinstance(compute, Driver) else utility.nodes) + mig(roots)
         found += _params(utility) + _persistence(utility)
-    found += [_device_cgroup(), device_program()]
+    found += cdi_files(env) + [_device_cgroup(), device_program()]
     return tuple(found)
 
 

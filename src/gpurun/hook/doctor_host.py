@@ -10,6 +10,10 @@ from gpurun.hook.gpus import Gpu, read_gpus
 from gpurun.hook.host import HostNode, Roots, dev_root, names_in, read_majors, read_text
 from gpurun.record import Record
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 _VENDOR = "0x10de"
 _DISPLAY = ("0x0300", "0x0302")  # PCI classes: VGA controller, 3D controller
 
@@ -115,6 +119,27 @@ def _mig_of(gpu: Gpu) -> Finding:
         text = f"GPU {gpu.index}: the host lacks {', '.join(dict.fromkeys(absent))}: `nvidia-modprobe -f` makes them"
         return Finding("MIG", "note", text)
     return Finding("MIG", "ok", f"GPU {gpu.index} is divided into {listed}")
+
+
+def cdi_files(env: Mapping[str, str]) -> list[Finding]:
+    """The CDI files of this host: those that no runtime can read, and those of another driver than the loaded one."""
+    from gpurun.hook.cdi import spec_dirs
+    from gpurun.hook.cdi_files import read_registry
+    from gpurun.hook.cdi_stale import stale_files
+    from gpurun.hook.gpu import roots_of
+    from gpurun.hook.settings import site_settings
+
+    try:
+        settings = site_settings(env)
+        registry = read_registry(spec_dirs(settings, env))
+        stale = stale_files(registry, roots_of(env, settings))
+    except GpurunError as e:
+        return [Finding("CDI", "note", str(e))]
+    found = [Finding("CDI", "note", text) for text in stale]
+    found += [Finding("CDI", "note", text) for _, text in registry.errors]
+    if registry.files and not found:
+        return [Finding("CDI", "ok", f"{len(registry.files)} files, {len(registry.devices)} devices")]
+    return found
 
 
 def device_program() -> Finding:

@@ -30,7 +30,7 @@ WRONG_MODE = (
     "Please use the NVIDIA Container Runtime (e.g. specify the --runtime=nvidia flag) instead"
 )
 _CDI_PROGRAMS = ("/nvidia-cdi-hook", "/nvidia-ctk", "/gpurun")
-_SETTINGS = ("GPURUN_SYSROOT", "NVIDIA_CTK_CONFIG_FILE_PATH", "XDG_CONFIG_HOME")
+_SETTINGS = ("GPURUN_SYSROOT", "NVIDIA_CTK_CONFIG_FILE_PATH", "XDG_CONFIG_HOME", "GPURUN_MODE")
 
 
 class Injected(Record):
@@ -94,9 +94,9 @@ def _requested(
         asked = any(e.startswith(_REQUESTS) for e in env)
         if not asked and not _has_settings(own_env):
             return None
-        from gpurun.hook.settings import read_settings, settings_path
+        from gpurun.hook.settings import site_settings
 
-        settings = read_settings(settings_path(own_env))
+        settings = site_settings(own_env)
     if settings.load_kmods and not prepare:
         settings = replace(settings, load_kmods=False)
     from gpurun.hook.request import read_request

@@ -10,7 +10,7 @@ from gpurun.errors import ConfigError
 from gpurun.hook.request import CAPABILITIES, Policy
 from gpurun.hook.toml import parse
 from gpurun.linux.files import read_file
-from gpurun.record import Record
+from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _IGNORE_IMEX, _NO_GIDS, _NO_IMEX_NODES = (
     "no-additional-gids-for-device-nodes",
     "disable-imex-channel-creation",
 )
+MODES = ("auto", "cdi", "csv", "jit-cdi", "legacy")
 _COMPAT_MODES = ("ldconfig", "mount", "disabled", "hook")
 
 #: Keys of the toolkit that change nothing here, and why.
@@ -100,6 +101,18 @@ def settings_path(env: Mapping[str, str]) -> str:
     if env.get("XDG_CONFIG_HOME"):
         return env["XDG_CONFIG_HOME"] + "/nvidia-container-runtime/config.toml"
     return env.get("GPURUN_SYSROOT", "").rstrip("/") + DEFAULT_PATH
+
+
+def site_settings(env: Mapping[str, str]) -> Settings:
+    """The settings that hold in the environment *env* of gpurun itself: its file's, but with the mode of GPURUN_MODE.
+
+    Raises :class:`ConfigError`.
+    """
+    settings = read_settings(settings_path(env))
+    mode = env.get("GPURUN_MODE", "")
+    if mode not in ("", *MODES):
+        raise ConfigError("GPURUN_MODE", f'"{mode}" is no mode, known are {", ".join(MODES)}')
+    return replace(settings, mode=mode) if mode else settings
 
 
 def read_settings(path: str) -> Settings:

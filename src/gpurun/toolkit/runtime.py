@@ -1,0 +1,25 @@
+"""``nvidia-container-runtime``: gpurun, with the log file and the mode that NVIDIA's runtime has of its own."""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun import log
+from gpurun.errors import GpurunError
+from gpurun.hook.settings import read_settings, settings_path
+
+
+def enter(mode: str) -> None:
+    """Take up the site's settings for the runtime; *mode* is the one that the name forces (``cdi``, ``legacy``), or empty.
+
+    A file that cannot be read is reported by the command that needs more of it: containers without GPUs can be deleted.
+    """
+    if mode:
+        posix.environ[b"GPURUN_MODE"] = mode.encode()
+    env = {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
+    try:
+        settings = read_settings(settings_path(env))
+    except GpurunError:
+        return
+    if settings.log_file:
+        log.copy_to(settings.log_file, settings.log_level in ("debug", "trace"))
