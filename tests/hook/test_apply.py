@@ -14,7 +14,7 @@ import pytest
 
 from gpurun.errors import GpurunError
 from gpurun.hook.apply import apply_edits
-from gpurun.hook.edits import ContainerEdits, DeviceNode, EditMount, Link
+from gpurun.hook.edits import Chmod, ContainerEdits, DeviceNode, EditMount, FileEdit, Link, ProcTree
 from gpurun.hook.gpu import gpu_edits
 from gpurun.hook.ldcache import parse
 from gpurun.hook.rewrite import MAX_SIZE
@@ -385,3 +385,55 @@ def test_a_link_over_something_of_the_image_that_no_library_can_cover(rootfs: Pa
     with pytest.raises(GpurunError, match="make the link /etc/x"):
         in_mount_namespace(lambda: applied(rootfs, edits))
     assert (rootfs / "etc/x").read_text() == "the image's"
+
+
+def test_modes_of_the_containers_own_dev_alone(rootfs: Path, in_mount_namespace: Any, tmp_path: Path) -> None:
+    """A directory of the image, one of the host bound into /dev, a file and a name that is not there keep what they have."""
+    (tmp_path / "of-the-host").mkdir(mode=0o700)
+    (rootfs / "opt").mkdir(mode=0o700)
+
+    def look() -> list[int]:
+        mount("tmpfs", str(rootfs / "dev"), "tmpfs", 0)
+        for name in ("own", "bound"):
+            (rootfs / "dev" / name).mkdir(mode=0o700)
+        (rootfs / "dev/file").touch(mode=0o600)
+        (rootfs / "dev/link").symlink_to("/opt")
+        mount("tmpfs", str(tmp_path / "of-the-host"), "tmpfs", 0, "mode=700")  # the same kind as the container's own
+        mount(str(tmp_path / "of-the-host"), str(rootfs / "dev/bound"), "none", MS_BIND)
+        names = ("/dev/own", "/dev/bound", "/dev/file", "/dev/link", "/dev/absent", "/opt")
+        applied_alone(rootfs, ContainerEdits(chmods=tuple([Chmod(name, 0o755) for name in names])))
+        paths = [rootfs / "dev/own", tmp_path / "of-the-host", rootfs / "dev/file", rootfs / "opt"]
+        return [path.stat().st_mode & 0o7777 for path in paths]
+
+    assert in_mount_namespace(look) == [0o755, 0o700, 0o600, 0o700]
+
+
+def test_a_tree_of_proc_holds_files_and_directories_of_the_host_at_any_depth(
+    rootfs: Path, in_mount_namespace: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "caps/gpu0/mig/gi1").mkdir(parents=True)
+    (tmp_path / "caps/gpu0/mig/gi1/access").write_text("DeviceFileMinor: 12")
+    path = "/proc/driver/nvidia"
+    name = "capabilities/gpu0/mig/gi1"
+    bind = EditMount(f"{tmp_path}/caps/gpu0/mig/gi1/access", f"{path}/{name}/access", ("ro", "nosuid"), "file")
+    directory = EditMount(f"{tmp_path}/caps", f"{path}/a/b", ("ro",), "dir")
+    tree = ProcTree(path, (FileEdit(f"{path}/c/d/e", b"content"),), (bind, directory))
+
+    def look() -> tuple[str, str, list[str], str]:
+        applied(rootfs, ContainerEdits(proc_trees=(tree,)))
+        at = rootfs / path.lstrip("/")
+        try:
+            (at / name / "access").write_text("changed")
+        except OSError as e:
+            refused = str(e.strerror)
+        return (at / name / "access").read_text(), (at / "c/d/e").read_text(), os.listdir(at / "a/b"), refused
+
+    assert in_mount_namespace(look) == ("DeviceFileMinor: 12", "content", ["gpu0"], "Read-only file system")
+
+
+def test_a_tree_of_proc_takes_no_other_kind_than_it_was_told(rootfs: Path, in_mount_namespace: Any, tmp_path: Path) -> None:
+    (tmp_path / "dir").mkdir()
+    path = "/proc/driver/nvidia"
+    tree = ProcTree(path, (), (EditMount(f"{tmp_path}/dir", f"{path}/x", ("ro",), "file"),))
+    with pytest.raises(GpurunError, match=f"mount {tmp_path}/dir: invalid argument"):
+        in_mount_namespace(lambda: applied(rootfs, ContainerEdits(proc_trees=(tree,))))

@@ -8,7 +8,7 @@ what is made in the image is written in a journal first, so that ``delete`` leav
 from __future__ import annotations
 
 import posix
-from errno import EEXIST, EINVAL, ELOOP, ENOENT, ENOTDIR
+from errno import EEXIST, EINVAL, ELOOP, ENOENT, ENOTDIR, EXDEV
 
 from gpurun.errors import StepError
 from gpurun.hook.loader import tell_loaders
@@ -17,7 +17,16 @@ from gpurun.hook.private import failed, mask_tree, open_source
 from gpurun.hook.target import Target
 from gpurun.linux import mount as lm
 from gpurun.linux.files import read_file
-from gpurun.linux.fs import TMPFS_MAGIC, fstatfs_type
+from gpurun.linux.fs import (
+    O_DIRECTORY,
+    O_PATH,
+    RESOLVE_BENEATH,
+    RESOLVE_NO_SYMLINKS,
+    RESOLVE_NO_XDEV,
+    TMPFS_MAGIC,
+    fstatfs_type,
+    openat2,
+)
 from gpurun.ns.devices import is_there, make_device
 from gpurun.ns.mount import bind_fd
 from gpurun.ns.options import parse_options
@@ -194,20 +203,23 @@ def _mount_id(fd: int) -> bytes:
 
 
 def _chmod(target: Target, chmod: Chmod) -> None:
-    """The mode of a directory on the container's own /dev; what is the image's or the host's keeps its mode."""
-    step = "change the mode of"
-    try:
-        fd = open_in_root(target.root_fd, chmod.path)
-    except FileNotFoundError:
+    """The mode of a directory on the container's own /dev; what is the image's, a volume's or the host's keeps its mode."""
+    if not chmod.path.startswith("/dev/"):
         return
-    except OSError as e:
-        raise failed(step, chmod.path, e) from None
     try:
-        inner = path_in_root(target.root_fd, fd, "")
-        own = inner.startswith("dev/") and fstatfs_type(fd) == TMPFS_MAGIC
-        if own and posix.fstat(fd).st_mode & _S_IFMT == _S_IFDIR:
-            posix.chmod(f"/proc/self/fd/{fd}", chmod.mode & 0o7777)
+        dev = openat2(target.root_fd, "dev", O_PATH | O_DIRECTORY, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS)
+        try:
+            if fstatfs_type(dev) != TMPFS_MAGIC or posix.fstat(dev).st_dev == posix.stat("/dev").st_dev:
+                return  # not a tmpfs of this container (a devtmpfs looks like one, but is the host's)
+            inside = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
+            fd = openat2(dev, chmod.path.removeprefix("/dev/"), O_PATH | O_DIRECTORY, inside)
+        finally:
+            posix.close(dev)
     except OSError as e:
-        raise failed(step, chmod.path, e) from None
+        if e.errno in (ENOENT, ENOTDIR, ELOOP, EXDEV):
+            return
+        raise failed("change the mode of", chmod.path, e) from None
+    try:
+        posix.chmod(f"/proc/self/fd/{fd}", chmod.mode & 0o7777)
     finally:
         posix.close(fd)
