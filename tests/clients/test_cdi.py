@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.bed import IMAGE, ClientBed, ClientBedUnavailable
+from tests.clients.bed import IMAGE, ClientBed, ClientBedUnavailable, GuestBed, make_bed
 from tests.conftest import runtime_path
 from tests.native.runtime import Result
 from tests.simdriver import MULTIARCH, Options, bus_id, make
@@ -43,15 +44,26 @@ def bed() -> Iterator[ClientBed]:
         spec = directory / "nvidia.yaml"
         command = [path, "cdi", "generate", "--output", str(spec), *_for_old_podman()]
         subprocess.run(command, env=os.environ | host.env, check=True)
+        directory.chmod(0o755)
         try:
-            made = ClientBed({"test": path}, directory, host.path)
+            made = make_bed({"test": path}, host.path)
         except ClientBedUnavailable as e:
             pytest.skip(str(e))
-        # /run is the bed's own.
+        # /run is the bed's own, or that of the guest, which is thrown away.
         copied = made.run("sh", "-c", f"mkdir -p /run/cdi && cp {spec} /run/cdi/")
         assert copied.rc == 0, copied.text
+        if isinstance(made, GuestBed):
+            _let_docker_take_cdi()
         yield made
         made.close()
+        shutil.rmtree(made.directory)
+
+
+def _let_docker_take_cdi() -> None:
+    """The guest's daemon is not told so from the start."""
+    config = Path("/etc/docker/daemon.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"features": {"cdi": True}}))
+    subprocess.run(["systemctl", "restart", "docker"], check=True, timeout=300)
 
 
 def _for_old_podman() -> list[str]:
@@ -74,9 +86,10 @@ def run(request: pytest.FixtureRequest, bed: ClientBed) -> Run:
         options = ["--rm", "--net=none", "--security-opt", "seccomp=unconfined"]
         options += [word for device in devices for word in ("--device", device)]
         if client == "docker":
-            return bed.run("docker", "run", "--runtime", runtime, *options, IMAGE, "sh", "-c", script)
+            name = bed.runtimes["test"].docker if runtime == "test" else runtime
+            return bed.run("docker", "run", "--runtime", name, *options, IMAGE, "sh", "-c", script, timeout=bed.timeout)
         path = bed.runtimes["test"].binary if runtime == "test" else shutil.which(runtime) or runtime
-        return bed.run("podman", "--runtime", path, "run", *options, IMAGE, "sh", "-c", script)
+        return bed.run("podman", "--runtime", path, "run", *options, IMAGE, "sh", "-c", script, timeout=bed.timeout)
 
     return call
 
