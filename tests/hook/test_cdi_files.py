@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpurun.errors import ConfigError
-from gpurun.hook.cdi_files import read_registry, read_spec_file
+from gpurun.hook.cdi_files import read_registry, read_spec_file, resolve_conflicts
 from gpurun.hook.cdi_stale import driver_versions, stale_files
 from gpurun.hook.host import Roots
 from tests.simdriver import VERSION, SimulatedDriver
@@ -159,3 +159,12 @@ def test_stale_files(tmp_path: Path, write: Write, sim: SimulatedDriver) -> None
     assert stale_files(registry, Roots(sysroot=str(tmp_path))) == (), "no driver on this host: nothing to compare with"
     (text,) = stale_files(registry, Roots(sysroot=str(sim.path)))
     assert text.startswith(f"{tmp_path}/etc/old.json was written for the NVIDIA driver 1.2.3, this host runs {VERSION}: ")
+
+
+def test_the_order_in_which_files_are_read_does_not_matter(tmp_path: Path, write: Write) -> None:
+    write("etc/a.json", "0")
+    write("run/a.json", "0")
+    files = read_registry((str(tmp_path / "etc"), str(tmp_path / "run"))).files
+    for order in (files, files[::-1]):
+        devices, conflicts = resolve_conflicts(order)
+        assert devices["v.com/d=0"].file.path == f"{tmp_path}/run/a.json" and not conflicts

@@ -18,7 +18,7 @@ from gpurun.hook.cdi_files import read_registry
 from gpurun.hook.cdi_hooks import known_call, parse_call
 from gpurun.hook.cdi_inject import complete_node, inject
 from gpurun.hook.cdi_known import do_known_hooks, hook_work
-from gpurun.hook.edits import PROCESS_ID, ContainerEdits, Hook
+from gpurun.hook.edits import PROCESS_ID, ContainerEdits, EditMount, Hook, Link, ProcTree, combine
 from gpurun.hook.gpu import Injected, gpu_edits
 from gpurun.hook.settings import Settings
 from gpurun.oci.config import Mount, OciHook, read_config
@@ -399,3 +399,25 @@ def test_the_hook_program_composes_the_cache_once(sim: SimulatedDriver) -> None:
     assert cache.forward_compat == replace(alone, reason=cache.forward_compat.reason if cache.forward_compat else "")
     assert {e.soname for e in cache.ldcache} == {"libcuda.so.1", "libcuda.so"}
     assert [link.path for link in work("links").links] == ["/usr/lib64/libcuda.so"] and not work("links").ldcache
+
+
+def test_two_edits_together_have_nothing_twice() -> None:
+    def edits(reason: str, bus: str) -> ContainerEdits:
+        mount = EditMount("/h", "/c", ("ro",), "file", reason)
+        tree = ProcTree("/proc/x", (), (EditMount(f"/h/{bus}", f"/proc/x/{bus}", (), "dir", reason),), reason)
+        hook = Hook("createRuntime", "/bin/a", reason=reason)
+        return ContainerEdits(
+            env=("A=b",),
+            mounts=(mount,),
+            links=(Link("/l", "t", reason),),
+            proc_trees=(tree,),
+            hooks=(hook,),
+            warnings=(bus,),
+        )
+
+    both = combine(edits("one", "0"), edits("two", "1"))
+    assert [len(x) for x in (both.env, both.mounts, both.links, both.proc_trees, both.hooks, both.warnings)] == [1] * 5 + [2]
+    assert both.mounts[0].reason == "two"
+    assert [bind.host_path for bind in both.proc_trees[0].binds] == ["/h/0", "/h/1"], (
+        "what either lets through is to be seen"
+    )
