@@ -30,7 +30,7 @@ def clients() -> Iterator[ClientBed]:
     tar = debian_tar()
     with tempfile.TemporaryDirectory(prefix="gpurun-clients.", dir="/var/tmp") as name:
         try:
-            bed = ClientBed(path, Path(name), make(Path(name) / "driver", Options(gpus=2)).path)
+            bed = ClientBed({"test": path}, Path(name), make(Path(name) / "driver", Options(gpus=2)).path)
         except ClientBedUnavailable as e:
             pytest.skip(str(e))
         imported = bed.run("docker", "import", str(tar), DEBIAN, timeout=120)
@@ -65,6 +65,6 @@ def test_a_read_only_container_of_docker(clients: ClientBed) -> None:
 def test_a_read_only_snapshot_of_containerd(clients: ClientBed) -> None:
     """``ctr run --read-only`` gives a file system that nobody can make a mount point in."""
     look = "/usr/bin/nvidia-smi -L; touch /usr/bin/x"
-    ctr = ("ctr", "run", "--rm", "--read-only", "--runc-binary", str(clients.wrapper), *ASKING)
+    ctr = ("ctr", "run", "--rm", "--read-only", "--runc-binary", clients.runtimes["test"].binary, *ASKING)
     done = clients.run(*ctr, f"docker.io/{IMAGE}", f"t{secrets.token_hex(4)}", "sh", "-c", look)
     assert "GPU 1:" in done.out and "Read-only file system" in done.err, done.text
