@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,11 @@ def docker(tmp_path_factory: pytest.TempPathFactory, names: Path, host: Simulate
         patch.setenv("PATH", f"{names}:{os.environ['PATH']}")
         patch.setenv("GPURUN_SYSROOT", str(host.path))  # the hook has the daemon's environment
         try:
-            made = ClientBed({"test": str(names / "nvidia-container-runtime")}, tmp_path_factory.mktemp("docker"), host.path)
+            made = ClientBed(
+                {"test": str(names / "nvidia-container-runtime"), "other": shutil.which("runc") or "runc"},
+                tmp_path_factory.mktemp("docker"),
+                host.path,
+            )
         except ClientBedUnavailable as e:
             pytest.skip(str(e))
     yield made
@@ -57,3 +62,16 @@ def test_no_gpu_without_a_request(docker: ClientBed) -> None:
 def test_an_unknown_gpu(docker: ClientBed) -> None:
     done = docker.run("docker", "run", "--rm", "--runtime", "test", "--gpus", "device=7", IMAGE, "true")
     assert done.rc == 125 and "7: unknown device" in done.text
+
+
+@pytest.mark.parametrize("runtime", ["test", "other"])
+def test_ctr_gpus(docker: ClientBed, runtime: str) -> None:
+    """``ctr run --gpus`` adds a hook that calls the nvidia-container-cli on PATH."""
+    if runtime == "other" and not shutil.which("runc"):
+        pytest.skip("runc is not installed")
+    options = ("--rm", "--gpus", "1", "--runc-binary", docker.runtimes[runtime].binary)
+    done = docker.run("ctr", "run", *options, f"docker.io/{IMAGE}", f"gpus-{runtime}", "sh", "-c", LOOK)
+    words = done.text.split()
+    assert done.rc == 0, done.text
+    assert {"nvidiactl", f"nvidia{minor(1, 2)}", bus_id(1)} <= set(words)
+    assert f"nvidia{minor(0, 2)}" not in words and bus_id(0) not in words

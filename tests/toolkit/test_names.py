@@ -76,3 +76,17 @@ def test_a_source_tree_cannot_be_called_by_other_names(tmp_path: Path) -> None:
     from gpurun.__main__ import main
 
     assert main(["gpurun", "install-names", str(tmp_path)]) == 1 and not list(tmp_path.iterdir())
+
+
+def test_the_compiled_front_has_the_names_too(tmp_path: Path) -> None:
+    fast = PROGRAM.with_name("gpurun-fast")
+    if not fast.exists():
+        pytest.skip(f"{fast} is not there (make build makes it where there is a C compiler)")
+    subprocess.run([fast, "install-names", tmp_path], check=True, capture_output=True, timeout=60)
+    for name, flag, words in (
+        ("nvidia-container-cli", "-V", "cli-version: 1."),
+        ("nvidia-container-runtime", "-v", "gpurun "),
+    ):
+        assert os.readlink(tmp_path / name) == str(fast)
+        done = subprocess.run([tmp_path / name, flag], capture_output=True, text=True, timeout=60, check=True)
+        assert words in done.stdout
