@@ -35,7 +35,7 @@ test-clients: setup-test build
 
 # What needs systemd and all controllers, in an emulated guest (about a minute to build, once; then some to run).
 test-vm: setup-test
-	@tests/beds/vm-suite tests/vm tests/clients/test_operations.py
+	@tests/beds/vm-suite tests/vm tests/clients/test_operations.py tests/clients/test_cdi.py
 
 # Everything, beside the runc and crun on PATH; BENCH=--short for a look, RUNTIMES="path ..." for others.
 bench: setup-test build
