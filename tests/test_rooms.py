@@ -14,7 +14,7 @@ TREE = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PAC
 #: From the bottom up.  A room may import from itself and from those before it.
 ROOMS = (
     ("gpurun", "gpurun.record", "gpurun.errors", "gpurun.paths", "gpurun.jsontext"),
-    ("gpurun.invocation", "gpurun.log"),
+    ("gpurun.invocation", "gpurun.log", "gpurun.logsocket"),
     ("gpurun.linux",),
     ("gpurun.oci",),
     ("gpurun.security",),

@@ -14,6 +14,8 @@ from gpurun.errors import GpurunError, oserror_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpurun.invocation import Globals
 
 _STDERR = 2
@@ -31,19 +33,28 @@ class _Log:
     waiting: list[str] = []
     copy = -1  # a second file, where the site wants one
     copy_debug = False
+    send: Callable[[str, str], None] | None = None  # (level, message) → a daemon of the host's
 
 
 def open_log(options: Globals) -> None:
-    """Send records where *options* say, from now on.  The file is made with mode 0644 and appended to.
+    """Send records where *options* say, from now on.  The file is made with mode 0644 and appended to; ``file:PATH``,
+    ``journald:NAME`` and ``syslog:NAME`` are taken as crun takes them.
 
     Raises :class:`GpurunError` when it cannot be opened: an error nobody can read must not come after a container is made.
     """
     _Log.json = options.log_format == "json"
     _Log.debug = options.debug
-    if not options.log:
+    kind, colon, rest = options.log.partition(":")
+    if colon and kind in ("journald", "syslog"):
+        from gpurun.logsocket import sender
+
+        _Log.send = sender(kind, rest or "gpurun")
+        return
+    path = rest if colon and kind == "file" else options.log
+    if not path:
         return
     try:
-        _Log.fd = posix.open(options.log, posix.O_WRONLY | posix.O_CREAT | posix.O_APPEND | posix.O_CLOEXEC, 0o644)
+        _Log.fd = posix.open(path, posix.O_WRONLY | posix.O_CREAT | posix.O_APPEND | posix.O_CLOEXEC, 0o644)
     except OSError as e:
         raise GpurunError(f"cannot open the log file {oserror_text(e)}") from None
 
@@ -67,8 +78,8 @@ def close(success: bool) -> None:
 def error(message: str) -> None:
     """Say why the command failed: once, as the last thing."""
     _copy("error", message)
-    _write(_Log.fd, record("error", message))
-    if _Log.fd != _STDERR:
+    _put("error", message)
+    if _Log.fd != _STDERR or _Log.send is not None:
         _write(_STDERR, message + "\n")
 
 
@@ -78,19 +89,26 @@ def warning(message: str) -> None:
     if _Log.json and _Log.fd != _STDERR and not _Log.debug:
         _Log.waiting = [*_Log.waiting, record("warning", message)]
     else:
-        _write(_Log.fd, record("warning", message))
+        _put("warning", message)
 
 
 def debug(message: str) -> None:
     """Say what is being done, with ``--debug``.  Where the text costs something to make, ask :func:`debugging` first."""
     if _Log.debug:
-        _write(_Log.fd, record("debug", message))
+        _put("debug", message)
     if _Log.copy_debug:
         _copy("debug", message)
 
 
 def debugging() -> bool:
     return _Log.debug or _Log.copy_debug
+
+
+def _put(level: str, message: str) -> None:
+    if _Log.send is not None:
+        _Log.send(level, message.rstrip("\n"))
+    else:
+        _write(_Log.fd, record(level, message))
 
 
 def record(level: str, message: str) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: The options before the command: (name, short, kind, help[, visible]), as in :class:`gpurun.cli.rows.Option`.
 GLOBALS: tuple[tuple[Any, ...], ...] = (
     ("root", "", "dir", "keep the state of containers in DIR (default: /run/gpurun, or under $XDG_RUNTIME_DIR)"),
-    ("log", "", "file", "append what goes wrong to FILE; without it, it goes to stderr"),
+    ("log", "", "file", "append what goes wrong to FILE (or journald:NAME, syslog:NAME); without it, it goes to stderr"),
     ("log-format", "", "text", "format of the log: text or json"),
     ("debug", "", "switch", "log each step"),
     ("systemd-cgroup", "", "switch", "let systemd make the cgroup; cgroupsPath is then slice:prefix:name"),

@@ -14,6 +14,12 @@ COMMIT = ""
 def version(invocation: Invocation) -> int:
     """Print the lines that clients parse: go-runc looks for ``commit: `` and ``spec: `` at the start of a line, dockerd
     takes the name and the version from any line with the word ``version``, so there is one such line only."""
+    from gpurun.linux.libseccomp import Library, find
+
+    try:
+        libseccomp = f"libseccomp: {Library(find()[0]).version()}\n"
+    except OSError:  # not installed
+        libseccomp = ""
     commit = f"commit: {COMMIT}\n" if COMMIT else ""
-    write_stdout(f"gpurun version {__version__}\n{commit}spec: {SPEC_VERSION}\n")
+    write_stdout(f"gpurun version {__version__}\n{commit}spec: {SPEC_VERSION}\n{libseccomp}")
     return 0

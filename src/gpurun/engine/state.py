@@ -84,12 +84,17 @@ def make_directory(root: str, container_id: str) -> str:
 
 
 def make_store(root: str) -> None:
-    """Make the state root, 0700; one that is there already stays as it is."""
+    """Make the state root, 0700; one that is there already stays as it is.
+
+    The one in $XDG_RUNTIME_DIR is sticky, or systemd-tmpfiles would clear it away after six hours (file-hierarchy(7)).
+    """
     path = ""
+    runtime_dir = posix.environ.get(b"XDG_RUNTIME_DIR", b"").decode("utf-8", "surrogateescape").rstrip("/")
+    sticky = bool(runtime_dir) and root.startswith(f"{runtime_dir}/")
     for part in root.strip("/").split("/"):
         path += "/" + part
         try:
-            posix.mkdir(path, 0o700)
+            posix.mkdir(path, 0o1700 if sticky and path == root else 0o700)
         except FileExistsError:
             pass  # made before, or by another gpurun just now
         except OSError as e:
