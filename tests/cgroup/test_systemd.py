@@ -495,10 +495,10 @@ def test_who_is_outside_is_moved_in(
     monkeypatch.setattr("gpurun.cgroup.tree.own_cgroup", lambda: own)
     manager.answers["StartTransientUnit"] = [JOB]
     manager.signals = [(1, "/job/1", f"gpurun-{os.getpid()}.scope", "done")]
-    systemd.enter(Endpoint(str(tmp_path / "private"), user=True).text)
+    systemd.enter(Endpoint(str(tmp_path / "private"), user=True).text, 4711)
     assert manager.members() == ["Get", "StartTransientUnit"] if moved else ["Get"]
     if moved:
-        assert dict(manager.calls[-1][1][2])["PIDs"] == ("au", (os.getpid(),))
+        assert dict(manager.calls[-1][1][2])["PIDs"] == ("au", (os.getpid(), 4711))
 
 
 def test_who_hangs_up(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:

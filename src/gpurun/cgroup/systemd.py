@@ -93,8 +93,8 @@ def find_user_manager(root: str) -> UserManager:
     return UserManager(endpoint, cgroup, tuple(controllers))
 
 
-def enter(manager: str) -> None:
-    """Move this process to where the user's *manager* may give out cgroups, unless it is there.
+def enter(manager: str, *children: int) -> None:
+    """Move this process and its *children* to where the user's *manager* may give out cgroups, unless it is there.
 
     The kernel lets nobody put a process into a cgroup when both are only below one that is not theirs, and a login session
     is beside the user's manager, not below it.  So we get a scope of our own there, as systemd-run(1) would make it.
@@ -108,7 +108,7 @@ def enter(manager: str) -> None:
         if f"{own_cgroup()}/".startswith(f"{cgroup}/"):
             return
         pid = posix.getpid()
-        properties = (Property("PIDs", "au", (pid,)), Property("Description", "s", "gpurun at work"))
+        properties = (Property("PIDs", "au", (pid, *children)), Property("Description", "s", "gpurun at work"))
         _start(bus, f"gpurun-{pid}.scope", _on_wire(properties))
     finally:
         bus.close()

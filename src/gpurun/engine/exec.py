@@ -102,6 +102,10 @@ def _start(options: ExecOptions, started: Started, made: list[int]) -> tuple[tup
     init = open_init(state)
     if init is None:
         raise GpurunError("cannot exec in a stopped container")
+    if state.manager:
+        from gpurun.cgroup.systemd import enter
+
+        enter(state.manager, started.pid)  # else nothing that it makes could be in the container's cgroup
     cgroup, other_cgroup = open_cgroups(state, options.cgroup)
     ours, its = _console(options)
     files = {"init": init, "cgroup": cgroup, "other_cgroup": other_cgroup, "console": its}
@@ -134,10 +138,6 @@ def open_cgroups(state: store.State, sub: str) -> tuple[int, int]:
         cgroup = -1  # removed by the container, which has a tree of its own
     if sub:
         return _open_sub_cgroup(cgroup, sub), -1
-    if state.manager:
-        from gpurun.cgroup.systemd import enter
-
-        enter(state.manager)  # else we could not be in the cgroup of a process that we make
     own = _cgroup_of(state.pid)
     if cgroup >= 0 and own and state.cgroup.endswith(own):
         return cgroup, -1
