@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpurun.hook.driver import Roots, read_driver
+from gpurun.hook.edits import ContainerEdits
+from gpurun.toolkit import container_cli
 from gpurun.toolkit.container_cli import _configure_parser as configure_parser
 from gpurun.toolkit.container_cli import info_csv, info_text, request_variables
 from gpurun.toolkit.inventory import NvmlAnswer, ask_nvml
@@ -216,3 +218,23 @@ def test_it_needs_no_other_program(host: SimulatedDriver, names: Path) -> None:
         [names / "nvidia-container-cli", "list", "-l"], env=host.env, capture_output=True, text=True, check=True
     )
     assert f"libcuda.so.{VERSION}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "forward"),
+    [("", True), ("--cuda-compat-mode=mount", True), ("--cuda-compat-mode=disabled", False), ("--no-cntlibs", False)],
+)
+def test_compatibility_libraries_of_the_image(
+    words: str, forward: bool, rootfs: Path, host: SimulatedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The edits that would be applied have the rule for them, or not."""
+    applied: list[ContainerEdits] = []
+    monkeypatch.setenv("GPURUN_SYSROOT", str(host.path))
+    monkeypatch.setattr(container_cli, "apply_here", lambda rootfs, edits: applied.append(edits))
+    assert container_cli.main(["configure", "--device=0", "--compute", *words.split(), str(rootfs)]) == 0
+    assert (applied[0].forward_compat is not None) == forward
+
+
+def test_an_unknown_compatibility_mode(call: Call) -> None:
+    done = call("nvidia-container-cli", "configure", "--device=0", "--cuda-compat-mode=never", "/rootfs")
+    assert done.returncode == 1 and "invalid choice" in done.stderr

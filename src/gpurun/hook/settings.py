@@ -27,7 +27,7 @@ _IGNORE_IMEX, _NO_GIDS, _NO_IMEX_NODES = (
     "disable-imex-channel-creation",
 )
 MODES = ("auto", "cdi", "csv", "jit-cdi", "legacy")
-_COMPAT_MODES = ("ldconfig", "mount", "disabled", "hook")
+COMPAT_MODES = ("ldconfig", "mount", "disabled", "hook")
 
 #: Keys of the toolkit that change nothing here, and why.
 UNUSED = {
@@ -138,7 +138,7 @@ def read_settings(path: str) -> Settings:
         load_kmods=read.flag(f"{_CLI}.load-kmods", True),
         ldcache=read.path(f"{_CLI}.ldcache"),
         cli_environment=read.environment(f"{_CLI}.environment"),
-        cuda_compat_mode=read.choice(f"{modes}.legacy.cuda-compat-mode", _COMPAT_MODES),
+        cuda_compat_mode=read.choice(f"{modes}.legacy.cuda-compat-mode", COMPAT_MODES),
         log_file="" if debug == "/dev/null" else debug,
         log_level=read.text(f"{_RUNTIME}.log-level", "info"),
         annotation_prefixes=read.texts(f"{modes}.cdi.annotation-prefixes", ("cdi.k8s.io/",)),

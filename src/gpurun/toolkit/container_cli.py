@@ -16,7 +16,7 @@ from gpurun.hook.driver import Driver, read_driver, roots_from_environment
 from gpurun.hook.gpu import gpu_edits
 from gpurun.hook.prestart import apply_here, apply_in, container_cgroup
 from gpurun.hook.request import CAPABILITIES, Policy
-from gpurun.hook.settings import Settings
+from gpurun.hook.settings import COMPAT_MODES, Settings
 from gpurun.record import replace
 from gpurun.toolkit.inventory import INTERFACE_VERSION, NvmlAnswer, ask_nvml, cuda_version
 
@@ -231,10 +231,10 @@ def _device_paths(driver: Driver, options: argparse.Namespace, devices: list[str
     return paths
 
 
-def _edits(options: argparse.Namespace, variables: dict[str, str]) -> ContainerEdits:
+def _edits(options: argparse.Namespace, variables: dict[str, str], compat: str = "ldconfig") -> ContainerEdits:
     """The edits for a container whose environment had *variables*: whoever calls this program may ask for everything."""
     env = tuple([f"{name}={value}" for name, value in variables.items()])
-    settings = Settings(policy=Policy(), driver_root=options.root)
+    settings = Settings(policy=Policy(), driver_root=options.root, cuda_compat_mode=compat)
     try:
         edits = gpu_edits(env, {}, True, _environment(), settings, prepare=options.load_kmods)
     except GpuError as e:
@@ -254,7 +254,8 @@ def _configure(options: argparse.Namespace, words: list[str]) -> int:
     chosen = _configure_parser().parse_args(words)
     if not chosen.rootfs.startswith("/") or os.path.normpath(chosen.rootfs) == "/":
         raise StageError("input", f"invalid rootfs directory: {chosen.rootfs} must be an absolute path and not /")
-    edits = _without(_edits(options, request_variables(chosen)), chosen)
+    compat = "disabled" if chosen.no_cntlibs else chosen.cuda_compat_mode
+    edits = _without(_edits(options, request_variables(chosen), compat), chosen)
     for warning in edits.warnings:
         sys.stderr.write(f"nvidia-container-cli: {warning}\n")
     try:
@@ -296,7 +297,13 @@ def _configure_parser() -> argparse.ArgumentParser:
     parser.add_argument("--mig-config", metavar="ID", action="append", default=[], help="allow the configuration of MIG")
     parser.add_argument("--mig-monitor", metavar="ID", action="append", default=[], help="allow the monitoring of MIG")
     parser.add_argument("--imex-channel", metavar="ID", action="append", default=[], help="IMEX channels")
-    parser.add_argument("--cuda-compat-mode", metavar="MODE", default="ldconfig", help="ldconfig, mount or disabled")
+    parser.add_argument(
+        "--cuda-compat-mode",
+        metavar="MODE",
+        default="ldconfig",
+        choices=COMPAT_MODES,
+        help="how compatibility libraries get in",
+    )
     parser.add_argument("--no-persistenced", action="store_true", help="leave out the socket of nvidia-persistenced")
     parser.add_argument("--no-fabricmanager", action="store_true", help="leave out the socket of the fabric manager")
     parser.add_argument("--no-cntlibs", action="store_true", help="ignore the image's own compatibility libraries")
