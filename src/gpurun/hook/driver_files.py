@@ -42,6 +42,9 @@ BINARIES = {
     "compute": ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server"),
     "graphics": ("nvidia-xconfig",),
 }  # fmt: skip
+#: Why the directory of the MPS daemon is mounted: by it, the mount is known again.
+MPS_REASON = "pipes of the MPS daemon, capability compute"
+
 BINARY_DIRS = (
     "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/run/current-system/sw/bin",
 )  # fmt: skip

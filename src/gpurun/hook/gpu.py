@@ -117,7 +117,18 @@ def _requested(
 
     if request.denied:
         return ContainerEdits(warnings=(request.denied,))
-    return _from_driver(request, settings, own_env)
+    return _with_mps(_from_driver(request, settings, own_env), env, mounts)
+
+
+def _with_mps(made: ContainerEdits, env: tuple[str, ...], mounts: tuple[tuple[str, str], ...]) -> ContainerEdits:
+    from gpurun.hook.driver_files import MPS_REASON
+
+    pipes = [m for m in made.mounts if m.reason == MPS_REASON]
+    if not pipes:
+        return made
+    from gpurun.hook.mps import with_mps
+
+    return with_mps(made, pipes[0], env, mounts)
 
 
 def _from_files(

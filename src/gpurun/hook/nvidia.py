@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from gpurun.errors import GpuError
 from gpurun.hook.driver import library_capabilities
+from gpurun.hook.driver_files import MPS_REASON
 from gpurun.hook.edits import CacheEntry, ContainerEdits, DeviceNode, EditMount, FileEdit, ForwardCompat, Link, ProcTree
 from gpurun.hook.host import bus_order
 from gpurun.hook.ldconf import conf_files
@@ -182,9 +183,10 @@ def _library_mount(library: Library, needed: tuple[str, ...]) -> EditMount:
 def _file_mount(file: HostFile) -> EditMount:
     if file.kind == "firmware":
         return EditMount(file.host_path, file.path, FILE_OPTIONS, "file", "firmware of the driver")
-    if file.kind in ("socket", "mps"):
-        kind = "dir" if file.kind == "mps" else "file"
-        return EditMount(file.host_path, file.path, SOCKET_OPTIONS, kind, f"service of capability {file.capability}")
+    if file.kind == "mps":
+        return EditMount(file.host_path, file.path, SOCKET_OPTIONS, "dir", MPS_REASON)
+    if file.kind == "socket":
+        return EditMount(file.host_path, file.path, SOCKET_OPTIONS, "file", f"service of capability {file.capability}")
     return EditMount(file.host_path, file.path, FILE_OPTIONS, "file", f"{file.kind} of capability {file.capability}")
 
 
