@@ -57,7 +57,8 @@ def test_a_directory_elsewhere_is_named_in_the_container(make_sim: MakeSim, by: 
 @pytest.mark.parametrize(
     ("mounts", "warned"),
     [
-        ((), True),
+        ((), False),
+        ((("proc", "/proc"),), True),
         ((("tmpfs", "/dev"), ("shm", "/dev/shm")), True),
         ((("/dev/shm", "/dev/shm"), ("tmpfs", "/dev/shm/")), True),
         ((("/dev/shm", "/dev/shm"),), False),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from gpurun.hook.edits import ContainerEdits
     from gpurun.hook.host import Roots
+    from gpurun.hook.identity import GpuIdentity, Resolver
     from gpurun.hook.request import GpuRequest
     from gpurun.hook.settings import Settings
     from gpurun.oci.config import Mount, OciHook
@@ -151,7 +152,6 @@ def _from_driver(request: GpuRequest, settings: Settings, own_env: Mapping[str, 
         if made is not None:
             return made
     from gpurun.hook.driver import read_driver
-    from gpurun.hook.identity import resolver
     from gpurun.hook.nvidia import edits
 
     where = (
@@ -170,10 +170,24 @@ def _from_driver(request: GpuRequest, settings: Settings, own_env: Mapping[str, 
         driver = read_driver(*where)
     if not settings.forward_compat:
         request = replace(request, forward_compat=False)
-    made = edits(request, driver, resolver(roots))
+    made = edits(request, driver, _resolver(roots))
     if made.additional_gids and not settings.additional_gids:
         made = replace(made, additional_gids=())
     return made
+
+
+def _resolver(roots: Roots) -> Resolver:
+    """What asks NVML, at most once; nothing of that is imported before."""
+    answers: list[tuple[GpuIdentity, ...]] = []
+
+    def resolve() -> tuple[GpuIdentity, ...]:
+        if not answers:
+            from gpurun.hook.identity import ask
+
+            answers.append(ask(roots))
+        return answers[0]
+
+    return resolve
 
 
 def _has_gpus(roots: Roots) -> bool:

@@ -1,4 +1,4 @@
-"""What only NVML knows of GPUs, asked at most once and only when a request cannot be answered without it."""
+"""What only NVML knows of GPUs; asked only when a request cannot be answered without it."""
 
 from __future__ import annotations
 
@@ -65,15 +65,3 @@ def ask(roots: Roots) -> tuple[GpuIdentity, ...]:
 def _mig(mig: dict[str, object]) -> MigIdentity:
     index, gi, ci = [int(str(mig[name])) for name in ("index", "gpuInstance", "computeInstance")]
     return MigIdentity(index, gi, ci, str(mig["uuid"]), str(mig.get("profile") or ""))
-
-
-def resolver(roots: Roots) -> Resolver:
-    """:func:`ask` for *roots*, done when first called and remembered."""
-    answers: list[tuple[GpuIdentity, ...]] = []
-
-    def resolve() -> tuple[GpuIdentity, ...]:
-        if not answers:
-            answers.append(ask(roots))
-        return answers[0]
-
-    return resolve

@@ -24,14 +24,15 @@ def with_mps(
     """*made*, which mounts the directory *pipes*, with what a container with that *env* and those *mounts* lacks.
 
     *mounts* are pairs of source and destination.  A directory that is not where CUDA looks by itself is named in the
-    environment, unless the container names one.  Without a running daemon nothing is said of shared memory.
+    environment, unless the container names one.  Nothing is said of shared memory without a running daemon, nor when the
+    mounts are not known (none at all: a container configured from outside).
     """
     directory = pipes.container_path
     if directory != DEFAULT_DIRECTORY and not any(e.startswith(VARIABLE + "=") for e in env):
         made = replace(made, env=(*made.env, f"{VARIABLE}={directory}"))
     sources = [source for source, destination in mounts if destination.rstrip("/") == "/dev/shm"]
     shared = bool(sources) and sources[-1].startswith("/")  # else a tmpfs of its own, or none
-    if shared or not exists(f"{pipes.host_path}/control"):
+    if not mounts or shared or not exists(f"{pipes.host_path}/control"):
         return made
     text = (
         f"the MPS daemon of this host ({directory}) cannot serve the container, whose /dev/shm is its own: share the host's "
