@@ -43,6 +43,10 @@ def test_create_killed_at_any_moment(
         b.user_namespace()
     before = exact_listing(b.rootfs)
     half_made = 0
+    start = time.monotonic()
+    whole = runtime.create(b, env=ENVIRONMENT | host.env)
+    duration = time.monotonic() - start  # of this machine, under the load that it has now
+    assert whole.delete("--force").rc == 0
     for _ in range(ROUNDS):
         container_id = runtime.new_id()
         b.linux.pop("cgroupsPath", None)
@@ -51,7 +55,7 @@ def test_create_killed_at_any_moment(
         process = runtime.popen(
             "create", "--bundle", str(b.directory), container_id, files=files, env=ENVIRONMENT | host.env
         )
-        time.sleep(moments.uniform(0, 0.09))
+        time.sleep(moments.uniform(0, 1.2 * duration))
         process.kill()
         process.wait()
         now = exact_listing(b.rootfs)
@@ -62,7 +66,7 @@ def test_create_killed_at_any_moment(
         # A directory's time comes back when its journal was finished; without that it stays what the kill made of it.
         assert {k: v[:5] + v[6:] for k, v in after.items()} == {k: v[:5] + v[6:] for k, v in before.items()}
         before = after
-    assert half_made, "no create was killed after it had made something: the moments are too early"
+    assert half_made, "no create was killed after it had made something"
 
 
 def test_damaged_state_does_not_hide_the_journal(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver) -> None:
