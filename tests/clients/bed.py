@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -165,7 +166,14 @@ def abilities(bed: ClientBed) -> frozenset[str]:
     found = {"systemd"} if isinstance(bed, GuestBed) else set()
     if f"CapEff:\t{(1 << last + 1) - 1:016x}" in status:
         found.add("every-capability")
+    if _criu_works():
+        found.add("criu")
     return bed.controllers | found
+
+
+@functools.cache
+def _criu_works() -> bool:
+    return bool(shutil.which("criu")) and not subprocess.run(["criu", "check"], capture_output=True, check=False).returncode
 
 
 def versions(bed: ClientBed) -> dict[str, str]:

@@ -4,7 +4,7 @@ A client's files are bash.  ``CLIENT.bash`` comes before each of its operations;
 
     ### exec: command not found
     # says: exit code 127         a line of what is said that this pattern must fit as a whole; any number of these
-    # needs: memory systemd       controllers of cgroup v2, systemd, every-capability; else it is skipped
+    # needs: memory systemd       controllers of cgroup v2, systemd, every-capability, criu; else it is skipped
     # on: native                  or `guest`: run it only there
     # guest                       run it in the emulated guest too, which is slow, although it needs nothing of it
     # gpurun                      only gpurun has it: there is nothing to compare with
