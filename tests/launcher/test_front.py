@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import shutil
@@ -15,7 +16,7 @@ import pytest
 
 from gpurun.engine.state import State
 from gpurun.engine.state import save as save_state
-from gpurun.launcher.build import assemble, real_interpreter
+from gpurun.launcher.build import PACKAGE, assemble, real_interpreter
 from gpurun.launcher.front import BASE, compile_front, compiler, join
 from gpurun.linux.proc import stat
 
@@ -306,6 +307,83 @@ def test_deletes_with_more_to_undo(places: Path, store: Store, special: str) -> 
     elif special != "running":
         (store.container / special).mkdir()
     doubts(places, store, "--root", store.root, "delete", "c")
+
+
+# ---- the child of create, run and exec
+
+CHILD_PROBE = """
+from __future__ import annotations
+import posix
+import sys
+from gpurun.engine.child import dismiss, start_child
+INIT_ENTRY = "gpurun.engine.init:main"
+def create(invocation):
+    given = "gpurun-child" in sys._xoptions
+    started = start_child(INIT_ENTRY, invocation.number("preserve-fds"))
+    words = open(f"/proc/{started.pid}/cmdline").read().split(chr(0))
+    said = (words[4:5], posix.readlink(f"/proc/{started.pid}/exe"), posix.get_inheritable(started.channel), given)
+    dismiss(started)
+    print(repr(said))
+    return 0
+"""
+
+
+@pytest.fixture
+def orphans() -> Iterator[None]:
+    """Fails the test when a process that is no child of ours is left to us, or one that is."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    yield
+    libc.prctl(36, 0, 0, 0, 0)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the front starts a child only where it may make mounts")
+
+
+@needs_root
+@pytest.mark.parametrize("options", [[], ["--preserve-fds", "0"]])
+def test_the_launcher_uses_the_child_of_the_front(tmp_path: Path, orphans: None, options: list[str]) -> None:
+    """With the option that hands descriptors down the launcher starts one itself, which is another one in nothing."""
+    package = shutil.copytree(PACKAGE, tmp_path / "gpurun", ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "commands/lifecycle.py").write_text(CHILD_PROBE)
+    program = tmp_path / "program"
+    program.write_bytes(join(compile_front(compiler()), assemble(real_interpreter(), package=package, base=BASE)))
+    program.chmod(0o755)
+    done = run(program, "create", *options, "x")
+    assert (done.returncode, done.stderr) == (0, "")
+    # The program it runs is the root of a mount of its own: sealed.
+    assert done.stdout == repr((["gpurun.engine.init:main"], "/", False, not options)) + "\n"
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["create", "--bundle", "/nowhere", "x"],
+        ["create", "--nonsense", "x"],
+        ["create"],
+        ["create", "--help"],
+        ["run", "--bundle", "/nowhere", "x"],
+        ["exec", "missing", "true"],
+        ["exec", "--process", "/nowhere", "missing"],
+        ["exec", "--preserve-fds", "1", "missing", "true"],
+    ],
+)
+def test_refused_commands_leave_no_child(places: Path, tmp_path: Path, orphans: None, words: list[str]) -> None:
+    store_words = ["--log", str(tmp_path / "log"), "--root", str(tmp_path / "none"), *words]
+    whole, pure = [run(places / name, *store_words) for name in ("whole", "pure")]
+    assert (whole.returncode, whole.stdout, whole.stderr) == (pure.returncode, pure.stdout, pure.stderr)
+    assert "Traceback" not in whole.stderr
+
+
+@needs_root
+def test_an_8_bit_locale_keeps_the_child(places: Path, tmp_path: Path, orphans: None) -> None:
+    env = {"LC_ALL": "de_DE.ISO-8859-1", "LANG": "de_DE.ISO-8859-1"}
+    done = run(places / "whole", "--root", tmp_path / "none", "exec", "missing", "true", env=env)
+    assert done.returncode == 255
+    assert "container does not exist" in done.stderr
 
 
 # ---- the command line

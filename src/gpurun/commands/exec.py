@@ -27,19 +27,19 @@ class ExecError(GpurunError):
 def execute(invocation: Invocation) -> int:
     """``exec ID COMMAND...`` or ``exec --process FILE ID``: the exit code of the process, or 255."""
     try:
-        from gpurun.engine.child import check_preserved_fds, start_child
+        from gpurun.engine.child import check_preserved_fds, dismiss, start_child
 
         count = invocation.number("preserve-fds")
         if count < 0:
             raise GpurunError("--preserve-fds must not be negative")
         check_preserved_fds(count)
         started = start_child(EXEC_ENTRY, count)
-        from gpurun.engine.exec import exec_process, undo_start  # read while the child reads its own modules
+        from gpurun.engine.exec import exec_process  # read while the child reads its own modules
 
         try:
             options = exec_options(invocation)
         except BaseException:
-            undo_start(started, 0)
+            dismiss(started)
             raise
         return exec_process(options, started)
     except GpurunError as e:

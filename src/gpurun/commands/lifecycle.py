@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from gpurun.engine.create import Created, CreateOptions
     from gpurun.invocation import Invocation
 
+INIT_ENTRY = "gpurun.engine.init:main"
+
 
 def create_options(invocation: Invocation) -> CreateOptions:
     """The options of create and run."""
@@ -34,11 +36,26 @@ def create_options(invocation: Invocation) -> CreateOptions:
     )
 
 
-def create(invocation: Invocation) -> int:
-    """``create``: returns when the container waits for ``start``."""
+def _make(invocation: Invocation) -> Created:
+    """Create the container; the child that is to make its init is started before anything else is even read."""
+    from gpurun.engine.child import check_preserved_fds, dismiss, listen_fds, start_child
+
+    count = invocation.number("preserve-fds") + listen_fds()
+    check_preserved_fds(count)
+    started = start_child(INIT_ENTRY, count)
     from gpurun.engine.create import create as make
 
-    _tell(make(create_options(invocation)).plan.warnings)
+    try:
+        options = create_options(invocation)
+    except BaseException:
+        dismiss(started)
+        raise
+    return make(options, started)
+
+
+def create(invocation: Invocation) -> int:
+    """``create``: returns when the container waits for ``start``."""
+    _tell(_make(invocation).plan.warnings)
     return 0
 
 
@@ -73,12 +90,11 @@ def start(invocation: Invocation) -> int:
 
 def run(invocation: Invocation) -> int:
     """``run``: create and start; in the foreground wait, delete, and return the container's exit code."""
+    created = _make(invocation)
     from gpurun.engine import lifecycle
-    from gpurun.engine.create import create as make
     from gpurun.engine.signals import block_signals
 
     options = create_options(invocation)
-    created = make(options)
     _tell(created.plan.warnings)
     if not options.detached:
         block_signals()  # from now on they are the container's

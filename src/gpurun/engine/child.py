@@ -10,17 +10,13 @@ import posix
 from errno import EINVAL
 from fcntl import fcntl
 
+from gpurun.engine.signals import SIGKILL, send_signal
+from gpurun.engine.sync import receive
 from gpurun.errors import GpurunError, StepError
-from gpurun.launcher.child import Child, child_command
+from gpurun.launcher.child import Child, child_command, given_child
 from gpurun.linux import mount as lm
-from gpurun.linux import process as lp
 from gpurun.linux.fs import CLOSE_RANGE_CLOEXEC, close_range
 from gpurun.record import Record
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 _MFD_CLOEXEC, _MFD_ALLOW_SEALING, _MFD_EXEC = 1, 2, 0x10
 _F_ADD_SEALS = 1033
@@ -81,8 +77,13 @@ def start_child(entry: str, preserve_fds: int = 0) -> Started:
     """Start a sealed child that calls *entry*, in our own namespaces and cgroup; ``sys.argv[1]`` is its end of the socket.
 
     It gets 0 to 2, the *preserve_fds* descriptors from 3 on, and no other of the caller's.  It touches nothing before it is
-    told: it is started first of all, and reads its modules while we read ours and find out what there is to do.
+    told: it is started first of all, and reads its modules while we read ours and find out what there is to do.  Behind the
+    compiled front (launcher/front.c) it has been started even before us.
     """
+    given = None if preserve_fds else given_child()  # which knows of no descriptors to be handed down
+    if given is not None:
+        posix.set_inheritable(given[1], False)
+        return Started(*given)
     from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socketpair
 
     child = sealed_child(entry)
@@ -105,15 +106,61 @@ def start_child(entry: str, preserve_fds: int = 0) -> Started:
     return Started(pid, ours.detach())
 
 
-def exec_child(child: SealedChild, arguments: tuple[str, ...], keep: Iterable[int]) -> None:
-    """Become the child: it gets *arguments*, the descriptors *keep* (negative ones are none) and 0 to 2, and no other."""
-    close_range(3, flags=CLOSE_RANGE_CLOEXEC)
-    for fd in keep:
-        if fd >= 0:
-            posix.set_inheritable(fd, True)
-    if child.command.fd is not None:
-        posix.set_inheritable(child.command.fd, True)
-    lp.execveat(child.executable, (*child.command.argv, *arguments), ())
+def dismiss(started: Started) -> None:
+    """End what :func:`start_child` has started, and what that made without our having heard of it; reap all."""
+    from _socket import AF_UNIX, SHUT_WR, SOCK_STREAM, socket
+
+    channel = socket(AF_UNIX, SOCK_STREAM, 0, started.channel)
+    try:
+        channel.shutdown(SHUT_WR)
+    except OSError:
+        pass  # the other side is gone
+    try:
+        posix.waitpid(started.pid, 0)  # it ends by itself: having done its part, or for want of a plan
+    except ChildProcessError:
+        pass  # reaped before
+    posix.set_blocking(started.channel, False)
+    try:
+        while True:
+            message = receive(started.channel)
+            if message is None:
+                break
+            if message[0] == "child":
+                kill_child(message[1])
+    except BlockingIOError:
+        pass  # all that was said before the first child ended has been read
+    channel.close()
+
+
+def kill_child(pid: int) -> None:
+    """SIGKILL our child *pid* and reap it; one that has been reaped is not ours to touch any more."""
+    try:
+        if posix.waitpid(pid, posix.WNOHANG)[0] == 0:
+            posix.kill(pid, 9)
+            posix.waitpid(pid, 0)
+    except ChildProcessError:
+        pass
+
+
+def end_child(pid: int, pidfd: int) -> None:
+    """Kill our child *pid*, wait for it, and close its *pidfd*."""
+    try:
+        send_signal(pidfd, SIGKILL)
+    except ProcessLookupError:
+        pass  # it has ended by itself
+    try:
+        posix.waitpid(pid, 0)
+    except ChildProcessError:
+        pass  # it has been waited for
+    posix.close(pidfd)
+
+
+def listen_fds() -> int:
+    """How many sockets systemd has handed to us for the container (sd_listen_fds(3))."""
+    count = posix.environ.get(b"LISTEN_FDS", b"")
+    if posix.environ.get(b"LISTEN_PID") != b"%d" % posix.getpid() or not count.isdigit():
+        return 0
+    return int(count)
 
 
 def check_preserved_fds(count: int) -> None:

@@ -12,10 +12,9 @@ from gpurun import log
 from gpurun.cgroup import manager, tree
 from gpurun.engine import cgroup, place, sync
 from gpurun.engine import state as store
-from gpurun.engine.child import check_preserved_fds, exec_child, sealed_child
+from gpurun.engine.child import dismiss, kill_child, listen_fds
 from gpurun.engine.hooks import in_directory, run_hooks
 from gpurun.engine.plan import Host, Plan, make_plan
-from gpurun.engine.signals import SIGKILL, send_signal
 from gpurun.engine.site import read_site, site_path
 from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
 from gpurun.hook.edits import ContainerEdits
@@ -24,7 +23,7 @@ from gpurun.linux import proc
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC, read_file
 from gpurun.ns.namespaces import host_id
-from gpurun.ns.spawn import open_joins, spawn
+from gpurun.ns.spawn import open_joins
 from gpurun.oci.config import Config, read_config
 from gpurun.record import Record, replace, to_wire
 
@@ -32,7 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-INIT_ENTRY = "gpurun.engine.init:main"
+    from gpurun.engine.child import Started
 
 
 class CreateOptions(Record):
@@ -134,14 +133,14 @@ def device_edits(config: Config, prepare: bool = False) -> ContainerEdits:
 def plan_bundle(options: CreateOptions, prepare: bool = False) -> tuple[bytes, Plan]:
     """Read everything and plan; touches nothing but, with *prepare*, nodes of devices that the host should have."""
     data, config = read_bundle(options.bundle, options.config)
-    listen_fds = _listen_fds()
+    sockets = listen_fds()
     edits = device_edits(config, prepare)
     if edits != ContainerEdits():
         from gpurun.engine.edited import edited, saved_config
 
         data = saved_config(data, edits)
         config, edits = edited(config, edits)
-    first_env: tuple[str, ...] = (f"LISTEN_FDS={listen_fds}", "LISTEN_PID=1") if listen_fds else ()
+    first_env: tuple[str, ...] = (f"LISTEN_FDS={sockets}", "LISTEN_PID=1") if sockets else ()
     if posix.environ.get(b"NOTIFY_SOCKET"):
         from gpurun.engine.notify import NOTIFY_ENV, with_notify
 
@@ -155,36 +154,28 @@ def plan_bundle(options: CreateOptions, prepare: bool = False) -> tuple[bytes, P
         edits,
         options.no_pivot,
         options.new_keyring,
-        options.preserve_fds + listen_fds,
+        options.preserve_fds + sockets,
         first_env,
         options.cgroup_manager,
     )
     return data, plan
 
 
-def _listen_fds() -> int:
-    """How many sockets systemd has handed to us for the container (sd_listen_fds(3))."""
-    count = posix.environ.get(b"LISTEN_FDS", b"")
-    if posix.environ.get(b"LISTEN_PID") != b"%d" % posix.getpid() or not count.isdigit():
-        return 0
-    return int(count)
-
-
-def create(options: CreateOptions) -> Created:
-    """Make the container of *options*, up to the point where its init waits for ``start``.
+def create(options: CreateOptions, started: Started) -> Created:
+    """Make the container of *options*, up to the point where its init waits for ``start``; *started* makes the init.
 
     Raises :class:`GpurunError`; then nothing of the container is left.
     """
-    store.check_id(options.id)
-    data, plan = plan_bundle(options, prepare=True)
-    check_rootfs(plan)
-    _check_descriptors(options, plan)
-    plan = with_filter(plan, options.root)
     undo: list[Callable[[], None]] = []
     try:
-        return _apply(options, plan, data, undo)
+        store.check_id(options.id)
+        data, plan = plan_bundle(options, prepare=True)
+        check_rootfs(plan)
+        _check_console(options, plan)
+        plan = with_filter(plan, options.root)
+        return _apply(options, plan, data, started, undo)
     except BaseException:
-        take_back(undo)
+        take_back([*undo, lambda: dismiss(started)])
         raise
 
 
@@ -220,14 +211,13 @@ def check_rootfs(plan: Plan) -> None:
         raise ConfigError("root.path", f'invalid rootfs: "{plan.rootfs}" is not a directory')
 
 
-def _check_descriptors(options: CreateOptions, plan: Plan) -> None:
-    """Whether what the caller says of terminals and descriptors is there and goes together."""
+def _check_console(options: CreateOptions, plan: Plan) -> None:
+    """Whether what the caller says of terminals is there and goes together."""
     terminal = plan.init.process.terminal
     if terminal or options.console_socket:
         from gpurun.engine.terminal import check_console
 
         check_console(terminal, options.detached, options.console_socket)
-    check_preserved_fds(plan.init.preserve_fds)
 
 
 def record(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[[], None]]) -> store.State:
@@ -255,7 +245,7 @@ def record(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
     return state
 
 
-def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[[], None]]) -> Created:
+def _apply(options: CreateOptions, plan: Plan, data: bytes, started: Started, undo: list[Callable[[], None]]) -> Created:
     state = record(options, plan, data, undo)
     journal = _journal(options, plan, undo)
     directory = store.directory(options.root, options.id)
@@ -266,17 +256,13 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
     placeholder = cgroup.make(plan, undo, f"{directory}/exclusive")
 
     ours, its = _console(options, plan)
-    receive, send, pid, pidfd = _spawn_init(plan, fifo, its, journal, undo)
+    pid, pidfd, done = _spawn_init(plan, started, fifo, its, journal, undo)
     if options.detached or not cgroup.keep(plan, placeholder):
         cgroup.release(placeholder)
         placeholder = 0
     state = replace(state, pid=pid, start_time=_start_time(pid), keeper=placeholder)
     store.save(options.root, state)
-    try:
-        _serve_init(options, plan, state, (receive, send), undo)
-    finally:
-        posix.close(receive)
-        posix.close(send)
+    _serve_init(options, plan, state, started.channel, undo)
     master = -1
     if ours >= 0:
         from gpurun.engine.terminal import receive_master
@@ -290,6 +276,9 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
     store.save(options.root, state)
     if options.pid_file:
         store.write_pid_file(options.pid_file, pid)
+    posix.close(started.channel)
+    for child in done:
+        posix.waitpid(child, 0)
     return Created(state, plan, pidfd, master, placeholder)
 
 
@@ -324,39 +313,58 @@ def _journal(options: CreateOptions, plan: Plan, undo: list[Callable[[], None]])
 
 
 def _spawn_init(
-    plan: Plan, fifo: str, console: int, journal: int, undo: list[Callable[[], None]]
-) -> tuple[int, int, int, int]:
-    """Make the init and send it its plan; returns (pipe from it, pipe to it, pid, pidfd)."""
-    child = sealed_child(INIT_ENTRY)
-    to_init_r, to_init_w = posix.pipe2(O_CLOEXEC)
-    from_init_r, from_init_w = posix.pipe2(O_CLOEXEC)
-    # Both ends in one descriptor: the init's read blocks until start writes, and start's open fails if no init is there.
-    fifo_fd = posix.open(fifo, posix.O_RDWR | O_CLOEXEC)
+    plan: Plan, started: Started, fifo: str, console: int, journal: int, undo: list[Callable[[], None]]
+) -> tuple[int, int, tuple[int, ...]]:
+    """Have the init made by *started*, and let it go its way; returns (pid, pidfd, children that are to be reaped)."""
     joins = open_joins(plan.namespaces)
-    mount_namespace = next((fd for join, fd in joins if join.flag == lp.CLONE_NEWNS), -1)
     trees, its_trees = place.source_channel(plan)
-    nodes = place.lend_nodes(plan)
-    keep = [to_init_r, from_init_w, fifo_fd, mount_namespace, its_trees, console, nodes, journal]
-    keep += range(3, 3 + plan.init.preserve_fds)
-    arguments = (str(to_init_r), str(from_init_w), str(fifo_fd))
-    cgroup_fd = manager.open_dir(plan.cgroup.path) if plan.cgroup.path else -1
-
-    def in_child() -> None:
-        exec_child(child, arguments, keep)
-
-    pid, pidfd = spawn(plan.namespaces, joins, cgroup_fd, in_child)
-    undo.append(lambda: end_child(pid, pidfd))
-    for fd in (to_init_r, from_init_w, fifo_fd, child.executable, cgroup_fd, console, its_trees, nodes, journal):
-        if fd >= 0:
-            posix.close(fd)
-    descriptors = sync.Descriptors(to_init_r, from_init_w, fifo_fd, mount_namespace, its_trees, console, nodes, journal)
+    files = {
+        # Both ends in one descriptor: the init's read blocks until start writes, and start's open fails if no init is there.
+        "fifo": posix.open(fifo, posix.O_RDWR | O_CLOEXEC),
+        "cgroup": manager.open_dir(plan.cgroup.path) if plan.cgroup.path else -1,
+        "trees": its_trees,
+        "console": console,
+        "nodes": place.lend_nodes(plan),
+        "journal": journal,
+        **{f"{join.type} namespace": fd for join, fd in joins},
+    }
+    files = {name: fd for name, fd in files.items() if fd >= 0}
+    message = ("plan", to_wire(plan.namespaces), to_wire(plan.init), tuple(files))
+    try:
+        sync.send_files(started.channel, tuple(files.values()), *message)
+    except BrokenPipeError:
+        pass  # it has ended; its last message, if any, says why
+    pid, done = _await_init(started, undo)
+    pidfd = lp.pidfd_open(pid)
     place.lend(plan, pid, f"{fifo.rpartition('/')[0]}/resctrl", undo)
     if trees is not None:
         place.hand_over_sources(plan, trees, pid, joins)
-    for _, fd in joins:
+    for fd in files.values():
         posix.close(fd)
-    sync.send(to_init_w, "plan", to_wire(plan.init), to_wire(descriptors))
-    return from_init_r, to_init_w, pid, pidfd
+    sync.send(started.channel, "go")
+    return pid, pidfd, done
+
+
+def _await_init(started: Started, undo: list[Callable[[], None]]) -> tuple[int, tuple[int, ...]]:
+    """The pid of the init, once it is in its namespaces, and those of our children that have done their part."""
+    made: list[int] = []
+
+    def end_them() -> None:
+        for pid in made:
+            kill_child(pid)
+
+    undo.append(end_them)
+    while True:
+        message = sync.receive(started.channel)
+        if message is None:
+            raise GpurunError("the process that makes the container's init ended without a word")
+        word, what = message
+        if word == "failed":
+            raise GpurunError(what)
+        if word == "child":
+            made.append(what)
+        else:
+            return int(what), (started.pid, *[pid for pid in made if pid != what])
 
 
 def _own_streams(plan: Plan) -> None:
@@ -377,18 +385,17 @@ def _serve_init(
     options: CreateOptions,
     plan: Plan,
     state: store.State,
-    pipes: tuple[int, int],
+    channel: int,
     undo: list[Callable[[], None]],
 ) -> None:
     """Answer the init until it has said ``created``."""
-    receive, send = pipes
     pid = state.pid
     program_fd = cgroup.load_devices(plan)
     limited = False
     if plan.hooks.poststop:
         undo.insert(0, lambda: run_hooks("poststop", plan.hooks.poststop, store.state_json(state, "stopped")))
     while True:
-        message = sync.receive(receive)
+        message = sync.receive(channel)
         if message is None:
             raise GpurunError(_how_it_ended(pid, plan))
         word, *rest = message
@@ -416,7 +423,7 @@ def _serve_init(
                     lp.prlimit(pid, resource, soft, hard)
                 except OSError as e:
                     raise StepError("set the limit", f"{resource} to {soft}:{hard}", e.errno) from None
-        sync.send(send, "go")
+        sync.send(channel, "go")
 
 
 def _how_it_ended(pid: int, plan: Plan) -> str:
@@ -430,16 +437,3 @@ def _how_it_ended(pid: int, plan: Plan) -> str:
     code = posix.waitstatus_to_exitcode(status)
     how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
     return f"the container's init {how} before the container was made"
-
-
-def end_child(pid: int, pidfd: int) -> None:
-    """Kill our child *pid*, wait for it, and close its *pidfd*."""
-    try:
-        send_signal(pidfd, SIGKILL)
-    except ProcessLookupError:
-        pass  # it has ended by itself
-    try:
-        posix.waitpid(pid, 0)
-    except ChildProcessError:
-        pass  # it has been waited for
-    posix.close(pidfd)

@@ -12,6 +12,7 @@ from gpurun import log
 from gpurun.cgroup import control
 from gpurun.engine import state as store
 from gpurun.engine import sync
+from gpurun.engine.child import dismiss, kill_child
 from gpurun.engine.lifecycle import open_init, wait_foreground
 from gpurun.errors import ConfigError, GpurunError, StepError
 from gpurun.linux import process as lp
@@ -77,7 +78,9 @@ def exec_process(options: ExecOptions, started: Started) -> int:
     try:
         warnings, pidfd, master = _start(options, started, made)
     except BaseException:
-        undo_start(started, made[0])
+        if made[0]:
+            kill_child(made[0])
+        dismiss(started)
         raise
     for warning in warnings:
         log.warning(warning)
@@ -254,7 +257,7 @@ def _serve(plan: ExecPlan, started: Started, files: dict[str, int], state: store
                 return pid
     except BaseException:
         if pid:
-            _kill(pid)
+            kill_child(pid)
         raise
 
 
@@ -304,42 +307,3 @@ def _hand_over(options: ExecOptions, ours: int, pid: int, pidfd: int) -> int:
     if options.pid_file:
         store.write_pid_file(options.pid_file, pid)
     return master
-
-
-def undo_start(started: Started, pid: int) -> None:
-    """End what was started.  The process may have been made without our having heard of it."""
-    from _socket import AF_UNIX, SHUT_WR, SOCK_STREAM, socket
-
-    if pid:
-        _kill(pid)
-    channel = socket(AF_UNIX, SOCK_STREAM, 0, started.channel)
-    try:
-        channel.shutdown(SHUT_WR)
-    except OSError:
-        pass  # the other side is gone
-    channel.detach()
-    try:
-        posix.waitpid(started.pid, 0)  # it ends by itself: having done its part, or for want of a plan
-    except ChildProcessError:
-        pass  # reaped before
-    posix.set_blocking(started.channel, False)
-    try:
-        while True:
-            message = sync.receive(started.channel)
-            if message is None:
-                break
-            if message[0] == "child":
-                _kill(int(message[1]))
-    except BlockingIOError:
-        pass  # all that was said before the first child ended has been read
-    posix.close(started.channel)
-
-
-def _kill(pid: int) -> None:
-    """SIGKILL our child *pid* and reap it; one that has been reaped is not ours to touch any more."""
-    try:
-        if posix.waitpid(pid, posix.WNOHANG)[0] == 0:
-            posix.kill(pid, 9)
-            posix.waitpid(pid, 0)
-    except ChildProcessError:
-        pass

@@ -1,8 +1,10 @@
 """The container's init, from its interpreter's start to execve(2) of the user's process.
 
-It runs in a fresh, isolated interpreter, from a sealed executable, in the container's namespaces and cgroup.  It gets its
-part of the plan over a pipe and imports everything it will ever need before it leaves the host's tree: what is imported
-later would come from the image, with the host's privileges.
+It begins in a fresh, isolated interpreter, from a sealed executable, that create starts before it knows what is to be
+made.  With the plan this starter clones the init into the container's namespaces and cgroup, as a child of create, and ends:
+so what its interpreter takes of memory is not the container's, and none of the caller's memory is in it.  The init imports
+everything it will ever need before it leaves the host's tree: what is imported later would come from the image, with the
+host's privileges.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ from gpurun.linux.mount import open_tree_path
 from gpurun.linux.sched import reset_affinity
 from gpurun.ns import devices, rootfs
 from gpurun.ns.loopback import loopback_up
+from gpurun.ns.namespaces import NamespacePlan
 from gpurun.ns.path import make_dirs
+from gpurun.ns.spawn import spawn
 from gpurun.record import from_wire
 
 TYPE_CHECKING = False
@@ -52,14 +56,15 @@ _NEW_LISTENER = 8  # SECCOMP_FILTER_FLAG_NEW_LISTENER
 
 
 def main() -> NoReturn:
-    """Entry point of the child interpreter: ``argv[1]`` is the descriptor of the pipe with the plan."""
-    lp.prctl(lp.PR_SET_DUMPABLE, 0)
-    fds = sync.Descriptors(receive=int(sys.argv[1]), send=int(sys.argv[2]), fifo=int(sys.argv[3]))
+    """Entry point of the child interpreter: ``argv[1]`` is the descriptor of the socket."""
+    channel = int(sys.argv[1])
+    posix.set_inheritable(channel, False)
     try:
-        _run(fds)
+        plan, fds = _become_init(channel)
+        _run(plan, fds)
     except BaseException as e:  # nothing may leave here but by _exit: the parent tells the error
         try:
-            sync.send(fds.send, "failed", _error_text(e))
+            sync.send(channel, "failed", _error_text(e))
         except OSError:
             posix.write(2, f"gpurun init: {_error_text(e)}\n".encode("utf-8", "replace"))
     posix._exit(1)
@@ -71,12 +76,38 @@ def _error_text(e: BaseException) -> str:
     return oserror_text(e) if isinstance(e, OSError) else f"{type(e).__name__}: {e}"
 
 
-def _run(fds: sync.Descriptors) -> None:
-    message = sync.receive(fds.receive)
-    if message is None:
-        posix._exit(1)  # the parent is gone, and with it whoever could be told
-    plan: InitPlan = from_wire(message[1])
-    fds = from_wire(message[2])
+def _become_init(channel: int) -> tuple[InitPlan, sync.Descriptors]:
+    """The starter's part: make the init and end; returns in the init, where the parent has lent it what it lends."""
+    received = sync.receive_files(channel)
+    if received is None:
+        posix._exit(1)  # the parent has refused what it was asked for, and told why
+    (_, namespaces_wire, plan_wire, names), files = received
+    if len(names) != len(files):
+        raise GpurunError(f"{len(names)} files were sent, {len(files)} came: the limit RLIMIT_NOFILE is too low")
+    named = dict(zip(names, files))  # noqa: B905 - as many: looked at above
+    namespaces: NamespacePlan = from_wire(namespaces_wire)
+    joins = tuple([(join, named.pop(f"{join.type} namespace")) for join in namespaces.joins])
+    cgroup = named.pop("cgroup", -1)
+    pid = spawn(namespaces, joins, cgroup, lambda pid: sync.send(channel, "child", pid))
+    if pid:
+        sync.send(channel, "spawned", pid)
+        posix._exit(0)
+    # Only now: of one that may not be looked into, not even its parent could write the id maps.
+    lp.prctl(lp.PR_SET_DUMPABLE, 0)
+    for join, fd in joins:
+        if join.flag == lp.CLONE_NEWNS:
+            named["mount_namespace"] = fd
+        else:
+            posix.close(fd)
+    if cgroup >= 0:
+        posix.close(cgroup)
+    fds = sync.Descriptors(channel, **named)
+    _expect_go(fds)
+    plan: InitPlan = from_wire(plan_wire)
+    return plan, fds
+
+
+def _run(plan: InitPlan, fds: sync.Descriptors) -> None:
     posix.setsid()
     posix.umask(0)
     reset_affinity()
@@ -105,7 +136,7 @@ def _run(fds: sync.Descriptors) -> None:
     if apply_edits:
         apply_edits(plan, root_fd, fds.journal)
     if plan.parent_hooks:
-        sync.send(fds.send, "hooks")
+        sync.send(fds.channel, "hooks")
         _expect_go(fds)
     state = State(plan.id, plan.bundle, plan.rootfs, plan.cgroup_path, True, posix.getpid(), annotations=plan.annotations)
     if plan.create_container:
@@ -144,19 +175,18 @@ def _run(fds: sync.Descriptors) -> None:
         from gpurun.engine.knobs import apply_knobs  # imported before the host's tree was left
 
         apply_knobs(plan.process.knobs)
-    sync.send(fds.send, "ready")
+    sync.send(fds.channel, "ready")
     _expect_go(fds)
     path = become_process(plan.process, env)
     seccomp = plan.process.seccomp
     if seccomp is not None and seccomp[1] & _NEW_LISTENER:
         listener, become = notify_first(path, plan.process.args, env, 3 + plan.preserve_fds, seccomp)
-        sync.send(fds.send, "created", listener)
+        sync.send(fds.channel, "created", listener)
         _wait_for_start(fds.fifo)
         _run_start_hooks(plan, state, env, None)
         become()
-    sync.send(fds.send, "created")
-    posix.close(fds.send)
-    posix.close(fds.receive)
+    sync.send(fds.channel, "created")
+    posix.close(fds.channel)
     _wait_for_start(fds.fifo)
     _run_start_hooks(plan, state, env, seccomp)
     execute(path, plan.process.args, env, 3 + plan.preserve_fds, seccomp)
@@ -243,7 +273,7 @@ def _join_keyring(plan: InitPlan, proc_fd: int) -> None:
 
 
 def _expect_go(fds: sync.Descriptors) -> None:
-    if sync.receive(fds.receive) != ("go",):
+    if sync.receive(fds.channel) != ("go",):
         posix._exit(1)  # the parent gave up (and has told why) or was killed
 
 

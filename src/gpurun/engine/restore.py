@@ -15,12 +15,12 @@ from gpurun.criu import rpc
 from gpurun.criu.swrk import FIRST_EXTRA, Swrk, find_criu
 from gpurun.engine import cgroup, place
 from gpurun.engine import state as store
+from gpurun.engine.child import end_child
 from gpurun.engine.create import (
     Created,
     CreateOptions,
     check_rootfs,
     device_edits,
-    end_child,
     plan_bundle,
     read_bundle,
     record,

@@ -1,14 +1,19 @@
-"""The messages between the parent (create) and the container's init: a small set, over two pipes.
+"""The messages between the parent (create) and the container's init: a small set, over one Unix socket.
+
+    starter → parent  child PID                 a process was made, the parent's to end and to reap
+                      spawned PID               the init, in its namespaces and cgroup; the starter ends
+                      failed TEXT               the init could not be made
+    parent → starter  plan NAMESPACES PLAN      with the open files that both need (:func:`send_files`)
 
     init → parent   hooks                       the mounts are made, the parent's hooks may run
                     ready                       all but the process itself is set up
                     created [LISTENER]          nothing can fail any more but execve, create may return; LISTENER: number,
                                                 in the init, of the seccomp listener when the profile has an agent
                     failed TEXT                 the error, told once, by the parent
-    parent → init   plan PLAN, go
+    parent → init   go                          after spawned (what is lent to it is there), hooks, ready
 
 A message is a tuple, marshalled, after its length in four bytes.  Both ends are the same build of the same interpreter.
-exec and its process speak over one Unix socket instead, because open files go with the plan (:func:`send_files`).
+exec's processes speak the same way (setns_init.py).
 """
 
 from __future__ import annotations
@@ -28,10 +33,9 @@ _MAX_FILES = 16
 
 
 class Descriptors(Record):
-    """The numbers of the open files the init is started with; -1 for none.  *trees*: the socket that brings mount trees."""
+    """The open files that the init has, besides; -1 for none.  *trees*: the socket that brings mount trees."""
 
-    receive: int
-    send: int
+    channel: int  # the socket to the parent
     fifo: int
     mount_namespace: int = -1
     trees: int = -1

@@ -97,7 +97,8 @@ def boot(fd: int, index: dict[str, Any], entry: str = "") -> NoReturn:
     else:
         sys.argv = sys.argv[1:]
         if sys.getfilesystemencoding() != "utf-8":  # an 8-bit locale, but the paths in JSON documents are UTF-8
-            posix.execv(index["python"], [index["python"], "-IS", "-Xutf8", "-c", index["main_code"], *sys.argv])
+            given = [f"-X{name}={value}" for name, value in sys._xoptions.items()]
+            posix.execv(index["python"], [index["python"], "-IS", "-Xutf8", *given, "-c", index["main_code"], *sys.argv])
         low = []
         while fd < 3:  # started with closed descriptors: leave 0 to 2 to what belongs there
             low.append(fd)
@@ -109,6 +110,10 @@ def boot(fd: int, index: dict[str, Any], entry: str = "") -> NoReturn:
     sys.gpurun_bundle = bundle  # type: ignore[attr-defined]
     module, _, function = (entry or "gpurun.__main__:main").partition(":")
     code = getattr(bundle.load(module), function)()
+    if sys._xoptions.get("gpurun-child"):  # the compiled front has started a child, and the command has not come to use it
+        child = int(str(sys._xoptions["gpurun-child"]).partition(",")[0])
+        posix.kill(child, 9)
+        posix.waitpid(child, 0)
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:

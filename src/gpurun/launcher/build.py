@@ -155,6 +155,9 @@ def assemble(python: str, commit: str = "", package: Path = PACKAGE, base: int =
         )
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     text = f"{line}# gpurun {__version__}, for CPython {version}; what follows is its bytecode (made by `make build`).\n"
+    text += f"# child: {CHILD_CODE.format(size=size, start=start)}\n"
+    if len(text) >= START:
+        raise ValueError(f"{python} is too long a path")
     header = text.encode() + b"#" * (START - len(text.encode()) - 1) + b"\n"
     return header + data.ljust(size, b"\0") + b"".join(body.blobs) + tail
 

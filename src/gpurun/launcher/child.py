@@ -10,6 +10,8 @@ import sys
 
 from gpurun.record import Record
 
+#: How the compiled front says which child it has started: ``-X gpurun-child=PID,DESCRIPTOR`` (see ``front.c``).
+CHILD_OPTION = "gpurun-child"
 _SOURCE_CODE = "import sys;sys.path.insert(0,{!r});from gpurun.launcher.child import run;run()"
 
 
@@ -36,6 +38,15 @@ def child_command(entry: str) -> Child:
     python = str(getattr(sys, "_base_executable", sys.executable))
     source = sys.modules["gpurun"].__path__[0].rpartition("/")[0]
     return Child((python, "-ISBc", _SOURCE_CODE.format(source), "-", entry), python, None)
+
+
+def given_child() -> tuple[int, int] | None:
+    """(pid, descriptor) of the child that the compiled front has started, once; None when there is none (any more)."""
+    given = sys._xoptions.pop(CHILD_OPTION, "")
+    if not isinstance(given, str) or not given:
+        return None
+    pid, _, fd = given.partition(",")
+    return int(pid), int(fd)
 
 
 def run() -> None:

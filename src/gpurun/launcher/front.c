@@ -4,7 +4,8 @@
  * It is never needed.  It does what gpurun/engine/lifecycle.py and gpurun/commands/inspect.py do, from the same files, for
  * the plainest form of these four commands, and becomes the launcher that is appended to it (execve of the interpreter line
  * at byte BASE) for every other command, for every container with something more to do, and on any doubt or error: so every
- * rare path and every error text is in Python only.  The rule that makes this safe: until all doubts are settled nothing is
+ * rare path and every error text is in Python only.  For `create`, `run` and `exec` it starts the interpreter that will make
+ * the container's process while the launcher's own starts.  The rule that makes this safe: until all doubts are settled nothing is
  * changed, and what is changed first leaves a container that the launcher can go on with.
  *
  * No memory is allocated but the C library's for reading a directory; all buffers have a fixed size, and what does not fit
@@ -20,16 +21,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/mount.h>
 #include <sys/auxv.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-#ifndef SYS_pidfd_open
-#define SYS_pidfd_open 434
-#endif
-#ifndef SYS_pidfd_send_signal
-#define SYS_pidfd_send_signal 424
+#ifndef CLOSE_RANGE_CLOEXEC
+#define CLOSE_RANGE_CLOEXEC 4
 #endif
 
 #define HOOK_NAME "nvidia-container-runtime-hook"
@@ -40,31 +41,79 @@ enum { PATH_BYTES = 4096, STATE_BYTES = 256 << 10, CONFIG_BYTES = 4 << 20, OUTPU
 static char **arguments;
 static int argument_count;
 
-/* Become the launcher, with the arguments that we were given. */
-static _Noreturn void launcher(void)
+/* Start the interpreter that is to make the container's process, of which start_child in gpurun/engine/child.py tells: sealed,
+ * with its end of a socket.  Returns what the launcher is told of it, NULL when there is none: then the launcher starts one. */
+static const char *start_child(char *python, char *code, const char *self, const char *entry)
 {
-	static char line[LINE_MAX_BYTES + 1];
+	static char option[64], file[16], socket[16];
+	struct mount_attr sealed = { .attr_set = MOUNT_ATTR_RDONLY };
+	char *const words[] = { python, "-ISBc", code, file, (char *)(uintptr_t)entry, socket, NULL }, *const empty[] = { NULL };
+	int tree = (int)syscall(SYS_open_tree, AT_FDCWD, python, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+	int fd = open(self, O_RDONLY | O_CLOEXEC), ends[2];
+	volatile bool failed = false; /* set by the child, which has our memory until it execs */
+
+	if (tree < 0 || fd < 0 || syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &sealed, sizeof sealed) < 0 ||
+	    socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
+		return NULL;
+	snprintf(file, sizeof file, "%d", fd);
+	snprintf(socket, sizeof socket, "%d", ends[1]);
+	pid_t pid = vfork();
+	if (pid == 0) {
+		if (syscall(SYS_close_range, 3, ~0U, CLOSE_RANGE_CLOEXEC) == 0 && fcntl(fd, F_SETFD, 0) == 0 &&
+		    fcntl(ends[1], F_SETFD, 0) == 0)
+			syscall(SYS_execveat, tree, "", words, empty, AT_EMPTY_PATH);
+		failed = true;
+		_exit(1);
+	}
+	close(tree);
+	close(fd);
+	close(ends[1]);
+	if (pid < 0 || failed || fcntl(ends[0], F_SETFD, 0) < 0) {
+		close(ends[0]);
+		if (pid > 0)
+			waitpid(pid, NULL, 0);
+		return NULL;
+	}
+	snprintf(option, sizeof option, CHILD_OPTION "=%d,%d", (int)pid, ends[0]);
+	return option;
+}
+
+/* Become the launcher, with the arguments that we were given; with `entry`, a child that will call it is started before. */
+static _Noreturn void launcher_with(const char *entry)
+{
+	static char header[LINE_MAX_BYTES + 1];
 	const char *self = (const char *)getauxval(AT_EXECFN);
-	char **words = calloc((size_t)argument_count + 3, sizeof *words);
-	int fd = self ? open(self, O_RDONLY | O_CLOEXEC) : -1;
+	char **words = calloc((size_t)argument_count + 5, sizeof *words);
+	int fd = self ? open(self, O_RDONLY | O_CLOEXEC) : -1, count = 0;
 
-	if (fd >= 0 && words && pread(fd, line, LINE_MAX_BYTES, BASE) > 0) {
-		char *end = strchr(line, '\n');
-		char *blank = strchr(line, ' ');
+	if (fd >= 0 && words && pread(fd, header, LINE_MAX_BYTES, BASE) > 0) {
+		/* "#!python -ISBc<code>", a comment, "# child: <code>": see build.py */
+		char *end = strchr(header, '\n'), *blank = strchr(header, ' ');
+		char *code = strstr(header, "\n# child: "), *code_end = code ? strchr(code + 1, '\n') : NULL;
 
-		if (end && blank && blank < end && line[0] == '#' && line[1] == '!') {
-			*end = *blank = '\0';
-			words[0] = line + 2;
-			words[1] = blank + 1;
-			words[2] = (char *)(uintptr_t)self;
-			for (int i = 1; i < argument_count; i++)
-				words[i + 2] = arguments[i];
+		if (end && blank && blank < end && code_end && header[0] == '#' && header[1] == '!') {
+			*end = *blank = *code_end = '\0';
 			close(fd);
+			const char *child = entry ? start_child(header + 2, code + strlen("\n# child: "), self, entry) : NULL;
+			words[count++] = header + 2;
+			if (child) {
+				words[count++] = "-X";
+				words[count++] = (char *)(uintptr_t)child;
+			}
+			words[count++] = blank + 1;
+			words[count++] = (char *)(uintptr_t)self;
+			for (int i = 1; i < argument_count; i++)
+				words[count++] = arguments[i];
 			execv(words[0], words);
 		}
 	}
 	dprintf(2, "gpurun: cannot become the launcher in %s: %s\n", self ? self : "this program", strerror(errno));
 	_exit(1);
+}
+
+static _Noreturn void launcher(void)
+{
+	launcher_with(NULL);
 }
 
 /* A path made of parts; one that is too long is a doubt. */
@@ -402,6 +451,19 @@ static const char *default_root(void)
 	return "/run/gpurun";
 }
 
+/* What the child of this command begins with, NULL for one that needs none or that is handed descriptors for it. */
+static const char *child_entry(const char *command)
+{
+	for (int i = 1; i < argument_count; i++)
+		if (strstr(arguments[i], "preserve-fds"))
+			return NULL;
+	if (getenv("LISTEN_FDS"))
+		return NULL;
+	if (strcmp(command, "create") == 0 || strcmp(command, "run") == 0)
+		return INIT_ENTRY;
+	return strcmp(command, "exec") == 0 ? EXEC_ENTRY : NULL;
+}
+
 int main(int argc, char **argv)
 {
 	static struct container c;
@@ -429,6 +491,9 @@ int main(int argc, char **argv)
 	}
 	if (argc - at < 2)
 		launcher();
+	const char *entry = child_entry(argv[at]);
+	if (entry)
+		launcher_with(entry);
 	const char *command = argv[at], *id = argv[at + 1], *more = argc - at == 3 ? argv[at + 2] : NULL;
 	bool to_kill = strcmp(command, "kill") == 0, to_delete = strcmp(command, "delete") == 0;
 	if (to_delete && more && (strcmp(id, "--force") == 0 || strcmp(id, "-f") == 0)) {

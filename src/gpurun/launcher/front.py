@@ -16,8 +16,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from gpurun.commands.exec import EXEC_ENTRY
+from gpurun.commands.lifecycle import INIT_ENTRY
 from gpurun.engine.state import State
 from gpurun.launcher.build import PACKAGE, assemble, git_commit, put, real_interpreter
+from gpurun.launcher.child import CHILD_OPTION
 from gpurun.oci.version import SPEC_VERSION
 
 #: Where in the file the launcher begins: more than the program needs.
@@ -37,9 +40,15 @@ def compiler() -> list[str]:
 
 
 def constants() -> tuple[str, ...]:
-    """What the program takes over from gpurun: the fields of the state file, the version of the state document."""
+    """What the program takes over from gpurun: the fields of the state file, the entries of its children, and so on."""
     fields = ",".join(f'"{name}"' for name in State._fields)
-    return (f"-DBASE={BASE}", f"-DSTATE_FIELDS={fields}", f'-DSPEC_VERSION="{SPEC_VERSION}"')
+    texts = {
+        "SPEC_VERSION": SPEC_VERSION,
+        "INIT_ENTRY": INIT_ENTRY,
+        "EXEC_ENTRY": EXEC_ENTRY,
+        "CHILD_OPTION": CHILD_OPTION,
+    }
+    return (f"-DBASE={BASE}", f"-DSTATE_FIELDS={fields}", *[f'-D{name}="{text}"' for name, text in texts.items()])
 
 
 def compile_front(command: list[str], more: tuple[str, ...] = ()) -> bytes:

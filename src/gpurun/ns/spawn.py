@@ -1,10 +1,10 @@
 """Making the container's first process in its namespaces and its cgroup (clone3(2), setns(2), user_namespaces(7)).
 
 The usual case is one clone3(2): the child is born in all new namespaces and in its cgroup.  When a user or pid namespace is
-joined, or a time namespace made, a helper goes first: it enters or makes these, clones the child as its own sibling
-(CLONE_PARENT, so that the caller is the parent and can wait for it) and ends.
+joined, or a time namespace made, a helper goes first: it enters or makes these, clones the child and ends.  All are made as
+siblings of the caller (CLONE_PARENT), which is a child of create itself: create is to be their parent and to wait for them.
 
-The child runs in a copy of this interpreter until it execs, so what it does here is little and imports nothing.
+The child runs in a copy of this interpreter, so what it does here is little and imports nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from gpurun.linux.process import (
     CLONE_NEWUSER,
     CLONE_PARENT,
     clone3,
-    pidfd_open,
     setns,
     unshare,
 )
@@ -45,39 +44,39 @@ def open_joins(plan: NamespacePlan) -> tuple[tuple[Join, int], ...]:
     return tuple(opened)
 
 
-def spawn(
-    plan: NamespacePlan, joins: tuple[tuple[Join, int], ...], cgroup_fd: int, child: Callable[[], None]
-) -> tuple[int, int]:
-    """Make the process that runs ``child()`` in the namespaces of *plan*, born in the cgroup; returns (pid, pidfd).
+def spawn(plan: NamespacePlan, joins: tuple[tuple[Join, int], ...], cgroup_fd: int, told: Callable[[int], None]) -> int:
+    """Make a process in the namespaces of *plan*, born in the cgroup; returns its pid, and 0 in the process itself.
 
-    *child* must exec; if it returns or raises, the process ends with status 1 and the text of the error is raised here or,
-    once this function has returned, lost: *child* tells its own errors.  A mount namespace to join is left to the init
-    (its interpreter must still see the host's files).
+    ``told(pid)`` is called for each process that is made, at once, so that our parent can end and reap it; after an error
+    (raised in the caller) all have been told.  A mount namespace to join is left to the new process: it still has to see the
+    host's files.
     """
     ask_r, ask_w = posix.pipe2(O_CLOEXEC)
     answer_r, answer_w = posix.pipe2(O_CLOEXEC)
     flags = plan.new & ~CLONE_NEWCGROUP
     helper = plan.needs_helper
-    pid, pidfd = clone3(0 if helper else flags, cgroup_fd)
+    pid, pidfd = clone3(CLONE_PARENT | (0 if helper else flags), cgroup_fd)
     if pid == 0:
-        _in_child(plan, joins, child, (ask_w, answer_r), helper)
-    posix.close(ask_w)
-    posix.close(answer_r)
+        posix.close(ask_r)
+        posix.close(answer_w)
+        _in_child(plan, joins, (ask_w, answer_r), helper)
+        posix.close(ask_w)
+        posix.close(answer_r)
+        return 0
+    for fd in (pidfd, ask_w, answer_r):
+        posix.close(fd)
+    told(pid)
     try:
-        answered = _serve(plan, pid, ask_r, answer_w)
-        if helper:
-            posix.close(pidfd)
-            posix.waitpid(pid, 0)
-            pid = answered
-            pidfd = pidfd_open(pid)
-        return pid, pidfd
+        made = _serve(plan, pid, ask_r, answer_w)
     except BaseException:
         posix.kill(pid, 9)
-        posix.waitpid(pid, 0)
         raise
     finally:
         posix.close(ask_r)
         posix.close(answer_w)
+    if made != pid:
+        told(made)
+    return made
 
 
 def _serve(plan: NamespacePlan, pid: int, ask_r: int, answer_w: int) -> int:
@@ -146,14 +145,8 @@ def _write_proc(pid: int, name: str, text: str) -> None:
         raise StepError("write", f'"{text.strip()}" to {path}', e.errno) from None
 
 
-def _in_child(
-    plan: NamespacePlan,
-    joins: tuple[tuple[Join, int], ...],
-    child: Callable[[], None],
-    pipes: tuple[int, int],
-    helper: bool,
-) -> None:
-    """The road from clone3 to exec; never returns."""
+def _in_child(plan: NamespacePlan, joins: tuple[tuple[Join, int], ...], pipes: tuple[int, int], helper: bool) -> None:
+    """The new process' part; returns in all namespaces, or ends having told why not."""
     ask_w, answer_r = pipes
 
     def ask(word: str) -> None:
@@ -188,8 +181,8 @@ def _in_child(
             unshare(CLONE_NEWCGROUP)
         if not helper:
             posix.write(ask_w, b"done\n")
-        child()
-    except BaseException as e:  # whatever it is, this copy of the parent must not go on as the parent
+        return
+    except BaseException as e:  # whatever it is, this copy of the caller must not go on as the caller
         text = oserror_text(e) if isinstance(e, OSError) else str(e)
         posix.write(ask_w, b"error " + text.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")
     posix._exit(1)
