@@ -1,7 +1,8 @@
 """What a runtime's own init costs a container in memory, before the container's program runs.
 
 Where cgroup2 has the memory controller: the peak that the cgroup was charged with, and the smallest limit with which a
-container starts.  Elsewhere only what /proc says of the init that waits for ``start``.
+container starts.  Elsewhere only what /proc says of the init that waits for ``start``, which is an upper bound for gpurun's:
+pages that it has from its starter are charged to the caller's cgroup, and only what it has written since to its own.
 """
 
 from __future__ import annotations

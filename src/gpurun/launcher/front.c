@@ -8,8 +8,8 @@
  * the container's process while the launcher's own starts.  The rule that makes this safe: until all doubts are settled nothing is
  * changed, and what is changed first leaves a container that the launcher can go on with.
  *
- * No memory is allocated but the C library's for reading a directory; all buffers have a fixed size, and what does not fit
- * is a doubt.
+ * Nothing is allocated but the launcher's words and what the C library needs to read a directory; all buffers have a fixed
+ * size, and what does not fit is a doubt.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
