@@ -413,6 +413,8 @@ def test_an_8_bit_locale_keeps_the_child(places: Path, tmp_path: Path, orphans: 
         ["--root=relative", "state", "c"],
         ["--root=/", "state", "c"],
         ["--log=/nowhere/at/all", "state", "c"],
+        ["--log=journald:x", "state", "c"],
+        ["--log=syslog:", "kill", "c", "0"],
         ["--", "state", "c"],
     ],
 )

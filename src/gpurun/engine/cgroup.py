@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from gpurun.engine.state import State
 
 
-def make(plan: Plan, undo: list[Callable[[], None]], record: str) -> int:
+def make(plan: Plan, undo: list[Callable[[], None]], record: str, *children: int) -> int:
     """Make the cgroup of *plan*; returns the pid of the placeholder that holds it until the init is in it, 0 for none.
 
-    What undoes it is added to *undo* (last first); *record* is for :func:`restrict`.  Raises :class:`GpurunError`.
+    Where we have to be moved for it, our *children* are moved along.  What undoes it is added to *undo* (last first);
+    *record* is for :func:`restrict`.  Raises :class:`GpurunError`.
     """
     cgroup = plan.cgroup
     if not cgroup.path:
@@ -38,7 +39,7 @@ def make(plan: Plan, undo: list[Callable[[], None]], record: str) -> int:
     from gpurun.cgroup import systemd
 
     if scope.manager:
-        systemd.enter(scope.manager)
+        systemd.enter(scope.manager, *children)
     placeholder = systemd.start_scope(scope)
     undo.append(lambda: systemd.stop_unit(scope.unit, cgroup.path, scope.manager))
 

@@ -253,7 +253,7 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, started: Started, un
         posix.mkdir(f"{directory}/notify", 0o755)
     fifo = store.fifo_path(options.root, options.id)
     posix.mkfifo(fifo, 0o600)
-    placeholder = cgroup.make(plan, undo, f"{directory}/exclusive")
+    placeholder = cgroup.make(plan, undo, f"{directory}/exclusive", started.pid)
 
     ours, its = _console(options, plan)
     pid, pidfd, done = _spawn_init(plan, started, fifo, its, journal, undo)

@@ -33,7 +33,6 @@
 #define CLOSE_RANGE_CLOEXEC 4
 #endif
 
-#define HOOK_NAME "nvidia-container-runtime-hook"
 #define LINE_MAX_BYTES 512 /* the launcher's first line and comment take no more */
 
 enum { PATH_BYTES = 4096, STATE_BYTES = 256 << 10, CONFIG_BYTES = 4 << 20, OUTPUT_BYTES = 320 << 10 };
@@ -473,7 +472,8 @@ int main(int argc, char **argv)
 	arguments = argv;
 	argument_count = argc;
 	const char *slash = self ? strrchr(self, '/') : NULL;
-	if (!self || strcmp(slash ? slash + 1 : self, HOOK_NAME) == 0 || getenv("_GPURUN_COMPLETE"))
+	/* Under the name of one of NVIDIA's programs gpurun is that one. */
+	if (!self || strncmp(slash ? slash + 1 : self, "nvidia-", 7) == 0 || getenv("_GPURUN_COMPLETE"))
 		launcher();
 	for (int fd = 0; fd < 3; fd++)
 		if (fcntl(fd, F_GETFD) < 0)
@@ -505,7 +505,7 @@ int main(int argc, char **argv)
 		launcher();
 	if (!root)
 		root = default_root();
-	if (!is_clean(root))
+	if (!is_clean(root) || (log && *log && *log != '/')) /* a log may be journald's or syslog's */
 		launcher();
 	if (log && *log) { /* made even where nothing is said */
 		int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
