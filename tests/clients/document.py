@@ -47,6 +47,8 @@ def row(operation: dict[str, Any]) -> str:
     compared = "same" if operation["outcome"] == "passed" and theirs != "-" else "-" if theirs == "-" else "**differs**"
     if reasons and compared == "same":
         compared = "but for: " + "; ".join(reasons)
+    if operation.get("alone"):
+        compared = "runc: not asked, " + operation["alone"]
     cells = [escape(operation["name"]), ours.replace("fail", "**fail**"), theirs.replace("fail", "**fail**"), compared]
     return f"| {' | '.join(cells)} |"
 

@@ -18,7 +18,6 @@ printf 'a\nb\n' | cli exec -i $C wc -l
 # says: /dev/pts/.*
 # says: 29 88
 # says: code 7
-# guest
 up
 terminal --size 29x88 -- bash -c "cli exec -it $C sh -c 'test -t 0 && tty; until stty size 2>/dev/null | grep 29; do sleep .1; done; exit 7'" || echo code $?
 
@@ -85,7 +84,6 @@ in_ ps -o comm
 
 ### top
 # says: sleep
-# guest
 up
 cli top $C | wc -l
 cli top $C -eo pid,comm | tail -n +2 | awk '{print $2}' | sort
@@ -113,7 +111,6 @@ state
 ### kill
 # says: 137
 # says: exited 137
-# guest
 up
 cli kill $C >/dev/null
 cli wait $C
@@ -186,7 +183,6 @@ cli kill $C >/dev/null 2>&1 && cli wait $C || echo refused
 
 ### rm -f
 # says: gone
-# guest
 up
 g=$(cgroup)
 p=$(pid)

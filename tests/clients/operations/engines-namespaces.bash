@@ -37,7 +37,6 @@ run --rm $IMAGE sh -c 'echo $$; set -- /proc/[0-9]*; echo $*'
 
 ### --pid host
 # says: 1
-# guest
 run --rm --pid host $IMAGE sh -c 'readlink /proc/self/ns/pid' | grep -cF "$(readlink /proc/self/ns/pid)"
 
 ### --pid host: its processes die with it
@@ -52,7 +51,6 @@ echo gone
 
 ### --pid container:
 # says: sleep
-# guest
 up
 cli run --rm --network none --pid container:$C $IMAGE sh -c 'ps -o comm | grep sleep'
 

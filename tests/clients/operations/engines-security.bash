@@ -1,7 +1,6 @@
 ### capabilities
 # says: CapInh:\t0000000000000000
 # says: CapAmb:\t0000000000000000
-# guest
 run --rm $IMAGE grep Cap /proc/self/status
 
 ### --cap-drop ALL
@@ -64,7 +63,6 @@ run --rm --device /dev/loop-control:/dev/lc:r $IMAGE sh -c ': </dev/lc && echo r
 ### devices: what is not granted
 # says: .*Operation not permitted
 # says: refused
-# guest
 run --rm --cap-add MKNOD $IMAGE sh -c 'mknod /root/m c 1 1; : </root/m' || echo refused
 
 ### --device-cgroup-rule

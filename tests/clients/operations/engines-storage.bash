@@ -1,7 +1,6 @@
 ### -v
 # says: hi
 # says: w
-# guest
 mine
 echo hi >f
 run --rm -v $PWD:/v $IMAGE sh -c 'cat /v/f; echo w >/v/g'
@@ -84,7 +83,6 @@ run --rm --tmpfs /t:size=2m,mode=1770,noexec $IMAGE sh -c 'stat -c %a /t; grep "
 ### --read-only
 # says: refused
 # says: .*Read-only file system.*
-# guest
 run --rm --read-only $IMAGE sh -c 'touch /x; touch /etc/x' || echo refused
 
 ### --read-only --tmpfs
