@@ -8,7 +8,8 @@ trap 'podman --runtime $BINARY pod rm -f -t 0 $C >/dev/null 2>&1; finish' EXIT
 cli run -d --pod $C --name $C-a $IMAGE sh -c 'mkdir /w; echo page >/w/p; exec httpd -f -p 127.0.0.1:80 -h /w' >/dev/null
 until_ cli run --rm --pod $C $IMAGE wget -qO- http://127.0.0.1/p
 cli run --rm --pod $C $IMAGE wget -qO- http://127.0.0.1/p
-[[ $(cli exec $C-a readlink /proc/self/ns/ipc) == $(cli run --rm --pod $C $IMAGE readlink /proc/self/ns/ipc) ]] && echo same ipc
+ipc=$(cli exec $C-a readlink /proc/self/ns/ipc)
+[[ $ipc == ipc:* && $ipc == "$(cli run --rm --pod $C $IMAGE readlink /proc/self/ns/ipc)" ]] && echo same ipc || echo "$ipc; $(cli inspect -f '{{.HostConfig.IpcMode}}' $C-a)"
 cli pod stop -t 1 $C >/dev/null
 cli pod ps --filter name=$C --format '{{.Status}}'
 
