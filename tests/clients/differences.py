@@ -35,6 +35,12 @@ DIFFERENCES: tuple[Difference, ...] = (
         "podman: --userns: exec",
     ),
     Difference(
+        "59",
+        "20",
+        "cpu.shares become cpu.weight by the formula of runc 1.3 and later, in which the defaults meet",
+        ".*: --cpu-shares",
+    ),
+    Difference(
         r"rshared 1",
         r"rshared 0",
         "a shared rootfsPropagation makes / shared, as the specification has it; runc 1.1 shares the mounts above it only",

@@ -24,7 +24,7 @@ cli inspect -f '{{.State.OOMKilled}} {{.State.ExitCode}}' $C
 # needs: pids
 up --pids-limit 20
 cat $(cgroup)/pids.max
-in_ sh -c 'for i in $(seq 30); do sleep 5 & done' 2>&1 | grep -c "can't fork"
+{ in_ sh -c 'for i in $(seq 30); do sleep 5 & done' 2>&1 || :; } | grep -c "can't fork"
 
 ### --cpus
 # says: 50000 100000
@@ -47,7 +47,7 @@ in_ grep Cpus_allowed_list /proc/self/status
 ### --blkio-weight
 # needs: io
 up --blkio-weight 300
-cat $(cgroup)/io.weight $(cgroup)/io.bfq.weight 2>&1 | sed 's,/sys.*:,:,'
+{ cat $(cgroup)/io.weight $(cgroup)/io.bfq.weight 2>&1 || :; } | sed 's,/sys.*:,:,'
 
 ### update --memory
 # says: 100663296
