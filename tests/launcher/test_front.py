@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.engine.state import State
+from gpurun.engine.state import State, own_streams
 from gpurun.engine.state import save as save_state
 from gpurun.launcher.build import PACKAGE, assemble, real_interpreter
 from gpurun.launcher.front import BASE, compile_front, compiler, join
 from gpurun.linux.proc import stat
+from gpurun.record import replace
 
 pytestmark = pytest.mark.skipif(not compiler(), reason="there is no C compiler here")
 
@@ -67,6 +68,7 @@ class Store:
         found = stat(pid)
         assert found is not None
         self.state = State("c", "/bundle", "/bundle/rootfs", str(self.cgroup), True, pid, found[1], "2026-01-02T03:04:05.6Z")
+        self.state = replace(self.state, streams=own_streams() or '["a\t\u00fc"]')
         self.save()
         (self.container / "config.json").write_text('{"process":{}}')
 

@@ -289,12 +289,13 @@ static void printable(const char *value, bool json)
 static int do_state(const struct container *c)
 {
 	static char out[OUTPUT_BYTES];
+	static const enum field shown[] = { ID, BUNDLE, ROOTFS, CREATED, ANNOTATIONS };
 	const char *now = status(c);
 
 	if (!now)
 		launcher(); /* it may have to say that memory ran out */
-	for (int field = 0; field < FIELDS; field++)
-		printable(c->values[field], field == ANNOTATIONS);
+	for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
+		printable(c->values[shown[i]], shown[i] == ANNOTATIONS);
 	bool annotated = strcmp(c->values[ANNOTATIONS], "{}") != 0;
 	int size = snprintf(out, sizeof out,
 			    "{\n  \"ociVersion\": \"" SPEC_VERSION "\",\n  \"id\": \"%s\",\n  \"pid\": %lld,\n  \"status\": \"%s\",\n"
