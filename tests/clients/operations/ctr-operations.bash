@@ -106,8 +106,9 @@ ctr run --rm --runc-binary $BINARY --with-ns network:/proc/$(pid)/ns/net $IMAGE 
 
 ### run --uidmap, --gidmap
 # on: guest
-# says: \s+0\s+200000\s+65536
-run_ --rm --uidmap 0:200000:65536 --gidmap 0:200000:65536 -- cat /proc/self/uid_map
+# says: 0 <base> 65536
+base=$((200000 + BASHPID)) # ctr names the snapshot after it
+run_ --rm --uidmap 0:$base:65536 --gidmap 0:$base:65536 -- cat /proc/self/uid_map | tr -s ' ' | sed "s/^ //;s/$base/<base>/"
 
 ### run --rootfs-propagation
 # says: private 0

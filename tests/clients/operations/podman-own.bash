@@ -1,6 +1,5 @@
 ### pod: one network, one ipc namespace
 # alone natively: runc 1.1 of Debian 12 cannot open /dev/null in Podman's infra container here
-# guest
 # says: page
 # says: same ipc
 cli pod create --name $C --network none >/dev/null
