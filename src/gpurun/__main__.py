@@ -49,14 +49,14 @@ def _run(words: list[str], site: str | None) -> int:
     options, rest = parse_globals(words)
     log.open_log(options)
     if site is not None:
-        from gpurun.toolkit.runtime import enter
+        from gpurun.toolkit.runtime import enter, first_lines
 
         enter(site)
     invocation = parse_command(options, rest)
     if invocation.command == "version":
         from gpurun.cli.version import version
 
-        return version(invocation)
+        return version(invocation, first_lines() if site is not None else "")
     if invocation.command == "help":
         from gpurun.cli.human import show_help
 

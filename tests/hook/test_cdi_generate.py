@@ -22,9 +22,12 @@ from gpurun.hook.cdi_modes import generate_mode
 from gpurun.hook.cdi_transform import moved, transform_root
 from gpurun.hook.cdi_write import to_text
 from gpurun.hook.cdi_yaml import read_subset
+from gpurun.hook.gpu import Injected, gpu_edits
 from gpurun.hook.host import Roots
 from gpurun.hook.identity import GpuIdentity, MigIdentity
-from tests.simdriver import MULTIARCH, Options, SimulatedDriver, bus_id, mig_minor, mig_uuid, uuid
+from gpurun.hook.settings import Settings
+from gpurun.oci.config import OciHook
+from tests.simdriver import MULTIARCH, Options, SimulatedDriver, bus_id, mig_minor, mig_uuid, minor, uuid
 
 GOLDEN = Path(__file__).parent / "golden/cdi.yaml"
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -250,6 +253,37 @@ def test_other_modes(extra_nodes: Path, mode: str, devices: list[str], nodes: li
     assert parse_spec(to_text(spec, "yaml").encode(), "x.yaml") == spec
 
 
+def test_management(make_sim: MakeSim) -> None:
+    """Every node of the driver, its files, and nothing that hides or filters: for those who administer the host."""
+    sim = make_sim(Options(gpus=2, mig=((0, 1, 0),), extras=True))
+    if not sim.real_nodes:
+        pytest.skip("device nodes need root")
+    done = gpurun(sim, "cdi", "generate", "--mode", "management")
+    assert (done.returncode, done.stderr) == (0, "")
+    spec = parse_spec(done.stdout.encode(), "x.yaml")
+    assert (spec.kind, names(spec)) == ("management.nvidia.com/gpu", ["all"])
+    nodes = {n.path for d in spec.devices for n in d.edits.device_nodes}
+    there = {f"/{p.relative_to(sim.path)}" for p in (sim.path / "dev").rglob("nvidia*") if p.is_char_device()}
+    there |= {f"/{p.relative_to(sim.path)}" for p in (sim.path / "dev/nvidia-caps-imex-channels").glob("*")}
+    left_out = {p for p in there if "nvidia-fs" in p or "nvswitch" in p or "nvlink" in p}
+    assert nodes == there - left_out and left_out
+    assert {"/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"} <= nodes
+    assert any("/nvidia-caps/" in n for n in nodes) and any("imex-channels/" in n for n in nodes)
+    assert hooks(spec) and "disable-device-node-modification" not in hooks(spec)
+    common = made(sim)
+    assert spec.edits.mounts == common.edits.mounts and spec.edits.env == common.edits.env
+
+
+def test_files_of_configuration_are_looked_for_where_told(make_sim: MakeSim) -> None:
+    sim = make_sim(Options(gpus=1))
+    (sim.path / "opt/conf/vulkan/icd.d").mkdir(parents=True)
+    (sim.path / "opt/conf/vulkan/icd.d/nvidia_icd.json").write_text("{}")
+    done = gpurun(sim, "cdi", "generate", "--format", "json", "--config-search-path", "/opt/conf")
+    mounts = json.loads(done.stdout)["containerEdits"]["mounts"]
+    found = [m["hostPath"] for m in mounts if m["containerPath"].endswith("/vulkan/icd.d/nvidia_icd.json")]
+    assert found == [f"{sim.path}/opt/conf/vulkan/icd.d/nvidia_icd.json"]
+
+
 def test_a_mode_without_devices(tmp_path: Path) -> None:
     with pytest.raises(GpuError, match="no GDRCopy device on this host: there is no /dev/gdrdrv"):
         generate_mode("gdrcopy", str(tmp_path), GenerateOptions())
@@ -326,7 +360,9 @@ def test_formats_and_transform_on_the_command_line(sim: SimulatedDriver, tmp_pat
         (("generate", "more"), "no such command"),
         (("other",), "no such command"),
         (("transform", "root"), "--from: is missing"),
-        (("generate", "--mode", "csv"), "is not done here"),
+        (("generate", "--mode", "other"), "is not done here"),
+        (("generate", "--mode", "csv"), "told by devices.csv"),
+        (("generate", "--mode", "wsl"), "this is no WSL"),
         (("generate", "--format", "xml"), "neither yaml nor json"),
         (("generate", "--mode", "gdrcopy"), "no GDRCopy device"),
     ],
@@ -335,3 +371,22 @@ def test_wrong_command_lines(sim: SimulatedDriver, args: tuple[str, ...], words:
     done = gpurun(sim, "cdi", *args, stdin=json.dumps({"cdiVersion": "0.5.0", "kind": "a/b", "devices": [
         {"name": "0", "containerEdits": {"env": ["A=b"]}}]}))  # fmt: skip
     assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_numa_nodes_of_devices_from_files(make_sim: MakeSim) -> None:
+    """Placement near the GPUs does not depend on who looked the devices up: gpurun in the files, or an engine before it."""
+    sim = make_sim(Options(gpus=4))
+    if not sim.real_nodes:
+        pytest.skip("device nodes need root")
+    path = sim.path / "etc/cdi/nvidia.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(to_text(made(sim), "yaml"))
+    asked = {"0": (0,), "1": (1,), "1,2": (0, 1), "all": (0, 1)}
+    for ids, expected in asked.items():
+        names = ",".join([f"nvidia.com/gpu={i}" for i in ids.split(",")])
+        read = gpu_edits((f"NVIDIA_VISIBLE_DEVICES={names}",), {}, False, sim.env, Settings())
+        assert read is not None and tuple(sorted(set(read.numa_nodes))) == expected
+    hooks = tuple([OciHook(h.path, h.args, h.env, None) for h in made(sim).edits.hooks])
+    nodes = ("/dev/nvidiactl", f"/dev/nvidia{minor(3, 4)}", "/dev/nvidia9", "/dev/nvidia-uvm", "/dev/sda")
+    taken = gpu_edits((), {}, False, sim.env, Settings(), injected=Injected(hooks, (), nodes))
+    assert taken is not None and taken.numa_nodes == (1,)

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpurun.hook.compat import compat_libraries, is_newer, plan_compat
+from gpurun.hook.compat import compat_libraries, is_newer
 from gpurun.hook.edits import ForwardCompat
 from gpurun.hook.elf import read_note
 from gpurun.hook.gpu import gpu_edits
+from gpurun.hook.nvidia import plan_compat
 from gpurun.hook.settings import Settings
 from tests.simdriver import Options, SimulatedDriver
 from tests.simdriver.elf import shared_library

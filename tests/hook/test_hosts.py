@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.commands.cdi import generate_spec
 from gpurun.errors import ConfigError, GpuError
+from gpurun.hook.cdi_generate import GenerateOptions
+from gpurun.hook.cdi_write import to_text
 from gpurun.hook.edits import ContainerEdits
 from gpurun.hook.gpu import gpu_edits
+from gpurun.hook.host import Roots
 from gpurun.hook.settings import Settings
 from tests.hook.rendering import rendered, same_as_golden
 from tests.simdriver import Options, SimulatedDriver, bus_id, make, make_tegra, make_wsl, mig_uuid, uuid
@@ -222,7 +226,7 @@ def test_tegra(tmp_path: Path) -> None:
 
 def test_tegra_without_lists(tmp_path: Path) -> None:
     host = make_tegra(tmp_path)
-    with pytest.raises(GpuError, match=r"this is a Tegra system, and .*/nowhere has none of devices\.csv"):
+    with pytest.raises(GpuError, match=r"told by devices\.csv, .*/nowhere has none of them"):
         plan(host, Settings(csv_dir="/nowhere"), "NVIDIA_VISIBLE_DEVICES=0")
     (tmp_path / "etc/nv_tegra_release").unlink()
     assert plan(host, Settings(), "NVIDIA_VISIBLE_DEVICES=0")  # /sys tells it as well
@@ -234,3 +238,63 @@ def test_lines_that_are_none_of_a_list(tmp_path: Path, line: str) -> None:
     (tmp_path / "etc/nvidia-container-runtime/host-files-for-container.d/l4t.csv").write_text(f"# x\n{line}\n")
     with pytest.raises(ConfigError, match=r"l4t\.csv: line 2: is not one of dev, dir, lib, sym"):
         plan(host, Settings(), "NVIDIA_VISIBLE_DEVICES=0")
+
+
+def test_patterns_in_the_lists_of_a_tegra(tmp_path: Path) -> None:
+    host = make_tegra(tmp_path)
+    plain = plan(host, Settings(), "NVIDIA_VISIBLE_DEVICES=0")
+    lists = tmp_path / "etc/nvidia-container-runtime/host-files-for-container.d"
+    (lists / "devices.csv").write_text("dev, /dev/nv*\n")
+    directory = next((tmp_path / "usr/lib").glob("*-linux-gnu"))
+    shown = f"/{directory.relative_to(tmp_path)}"
+    (lists / "drivers.csv").write_text(f"lib, {shown}/tegra/lib*.so*\nsym, {shown}/te[g]ra/libcuda.so.?\n")
+    (lists / "l4t.csv").write_text("lib, /nowhere/*.so\n")
+    made = plan(host, Settings(), "NVIDIA_VISIBLE_DEVICES=0")
+    assert [n.path for n in made.device_nodes] == ["/dev/nvhost-ctrl", "/dev/nvmap"]
+    assert {"libcuda.so.1.1", "libnvrm_gpu.so"} <= paths(made)
+    assert [link.path for link in made.links] == [f"{shown}/tegra/libcuda.so.1"]
+    assert {n.path for n in made.device_nodes} == {n.path for n in plain.device_nodes}
+
+
+@pytest.mark.parametrize(
+    ("build", "devices", "path"), [(make_wsl, ["all"], "/dev/dxg"), (make_tegra, ["0", "all"], "/dev/nvmap")]
+)
+@pytest.mark.parametrize("mode", ["auto", "own"])
+def test_cdi_files_of_other_platforms(
+    tmp_path: Path, build: Callable[[Path], SimulatedDriver], devices: list[str], path: str, mode: str
+) -> None:
+    """What the file says is what a request gets, and gpurun reads its own file back."""
+    host = build(tmp_path)
+    own = "wsl" if build is make_wsl else "csv"
+    asked = own if mode == "own" else mode
+    spec = generate_spec(asked, Roots(sysroot=str(tmp_path)), GenerateOptions(), host.env).spec
+    assert spec == generate_spec(asked, Roots(sysroot=str(tmp_path)), GenerateOptions(), host.env).spec
+    assert [device.name for device in spec.devices] == devices
+    assert [hook.args[1] for hook in spec.edits.hooks] == ["create-symlinks", "update-ldcache"]
+    file = tmp_path / "etc/cdi/x.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(to_text(spec, "yaml"))
+    direct = plan(host, Settings(), "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
+    read = plan(host, Settings(), f"NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu={devices[0]}")
+    assert path in [n.path for n in read.device_nodes] and paths(read) | {"tegra-egl"} >= paths(direct)
+    assert {(n.path, n.major, n.minor) for n in read.device_nodes} == {
+        (n.path, n.major, n.minor) for n in direct.device_nodes
+    }
+    assert {link.path for link in read.links} >= {link.path for link in direct.links}
+    assert {entry.soname for entry in read.ldcache} >= {entry.soname for entry in direct.ldcache}
+
+
+def test_lists_named_and_paths_left_out(tmp_path: Path) -> None:
+    host = make_tegra(tmp_path)
+    (tmp_path / "mine.csv").write_text("dev, /dev/nvmap\ndev, /dev/nvhost-ctrl\nlib, /etc/nv_tegra_release\n")
+    options = GenerateOptions(csv_files=(f"{tmp_path}/mine.csv",), csv_ignored=("/dev/nvhost-*",))
+    spec = generate_spec("csv", Roots(sysroot=str(tmp_path)), options, host.env).spec
+    assert [n.path for n in spec.devices[0].edits.device_nodes] == ["/dev/nvmap"]
+    assert [m.container_path for m in spec.edits.mounts] == ["/etc/nv_tegra_release"]
+    with pytest.raises(ConfigError, match=r"nowhere\.csv: is not there"):
+        generate_spec("csv", Roots(sysroot=str(tmp_path)), GenerateOptions(csv_files=("/nowhere.csv",)), host.env)
+    options = GenerateOptions(csv_files=(f"{tmp_path}/mine.csv",), csv_ignored=("/dev/*",))
+    with pytest.raises(GpuError, match="has none of the device nodes"):
+        generate_spec("csv", Roots(sysroot=str(tmp_path)), options, host.env)
+    with pytest.raises(GpuError, match="7: unknown device: the only device of this platform is 0"):
+        generate_spec("csv", Roots(sysroot=str(tmp_path)), GenerateOptions(devices=("7",)), host.env)

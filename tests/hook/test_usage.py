@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gpurun.hook.edits import ContainerEdits, DeviceNode
 from gpurun.hook.gpu import gpu_minors
 from gpurun.hook.usage import of_gpu
 
@@ -52,6 +51,5 @@ def test_what_the_driver_does_not_say_is_left_out() -> None:
 
 def test_which_gpus() -> None:
     paths = ("/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia11", "/dev/nvidia-caps/nvidia-cap1")
-    nodes = tuple([DeviceNode(path, "", "c", 195, minor) for minor, path in enumerate(paths)])
-    assert gpu_minors(ContainerEdits(device_nodes=nodes)) == (0, 3)
-    assert gpu_minors(ContainerEdits()) == ()
+    assert gpu_minors((*paths, "/dev/nvidia2", "/dev/nvidia123456", "/dev/nvidia\u0663", "/dev/dri/card7")) == (2, 11)
+    assert gpu_minors(()) == ()

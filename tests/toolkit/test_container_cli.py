@@ -238,3 +238,15 @@ def test_compatibility_libraries_of_the_image(
 def test_an_unknown_compatibility_mode(call: Call) -> None:
     done = call("nvidia-container-cli", "configure", "--device=0", "--cuda-compat-mode=never", "/rootfs")
     assert done.returncode == 1 and "invalid choice" in done.stderr
+
+
+def test_another_cache_of_the_driver_root(call: Call, tmp_path: Path) -> None:
+    """``--ldcache`` names the cache of the driver root to look in: with an empty one the directories are looked through."""
+    made = make(tmp_path / "host", Options(nodes=False))
+    whole = call("nvidia-container-cli", "list", "--libraries", env=made.env).stdout
+    (made.path / "etc/ld.so.cache").rename(made.path / "etc/other.cache")
+    elsewhere = call("nvidia-container-cli", "--ldcache=/etc/other.cache", "list", "--libraries", env=made.env)
+    assert elsewhere.stdout == whole and whole.count("\n") > 3
+    (made.path / "etc/other.cache").write_bytes(b"no cache")
+    broken = call("nvidia-container-cli", "--ldcache=/etc/other.cache", "list", "--libraries", env=made.env)
+    assert sorted(broken.stdout.split()) == sorted(whole.split()) or "other.cache" in broken.stderr

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from gpurun.toolkit.inventory import INTERFACE_VERSION
 from tests.native.bundle import base_config
 from tests.simdriver import SimulatedDriver
 
-from .conftest import Call
+from .conftest import PROGRAM, Call
 
 
 @pytest.fixture
@@ -76,3 +78,16 @@ def test_a_name_forces_a_mode(
 def test_the_environment_can_force_it_too(call: Call, tmp_path: Path) -> None:
     done = call("nvidia-container-runtime", "explain", bundle(tmp_path, "0"), env={"GPURUN_MODE": "nonsense"})
     assert done.returncode == 1 and "GPURUN_MODE" in done.stderr
+
+
+def test_the_version_begins_as_nvidias(call: Call) -> None:
+    """Two blocks, as when NVIDIA's runtime asks the one below it: scripts look for the first line, engines for the last."""
+    own = call("nvidia-container-runtime", "--version")
+    first, _, rest = own.stdout.partition("\n\n")
+    assert (own.returncode, own.stderr) == (0, "")
+    assert first.splitlines()[0] == f"NVIDIA Container Runtime version {INTERFACE_VERSION}"
+    assert [line.partition(": ")[0] for line in first.splitlines()[1:]] == ["spec"]
+    assert rest.startswith("gpurun version ") and "\nspec: " in rest
+    assert call("nvidia-container-runtime.cdi", "-v").stdout == own.stdout
+    plain = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=True, timeout=60)
+    assert plain.stdout == rest

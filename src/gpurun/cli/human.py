@@ -50,7 +50,8 @@ def _environ() -> dict[bytes, bytes]:
 
 
 def _parameter(option: rows.Option) -> click.Option:
-    names = [f"--{option.name}", *([f"-{option.short}"] if option.short else [])]
+    identifier = option.name.replace("-", "_").replace(".", "_")  # click makes none of a name with a dot
+    names = [identifier, f"--{option.name}", *([f"-{option.short}"] if option.short else [])]
     hidden = not option.visible
     if option.kind == "switch":
         return click.Option(names, is_flag=True, help=option.help, hidden=hidden)

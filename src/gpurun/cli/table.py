@@ -226,7 +226,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         (
             ("output", "o", "file", "generate, transform: write FILE (default: stdout); its ending says the format"),
             ("format", "f", "text", "generate: yaml or json"),
-            ("mode", "", "text", "generate: nvml (GPUs, the default), management, gds, mofed, gdrcopy, nvswitch or imex"),
+            ("mode", "", "text", "generate: auto, nvml, wsl, csv, management, gds, mofed, gdrcopy, nvswitch or imex"),
             ("device-name-strategy", "", "texts", "generate: index, uuid or type-index (default: index and uuid)"),
             ("vendor", "", "text", "generate: the vendor of the kind (nvidia.com)"),
             ("class", "", "text", "generate: the class of the kind (gpu)"),
@@ -245,7 +245,10 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
             ("to", "", "dir", "transform: the root to put in its place"),
             ("input", "", "file", "transform: read FILE (default: stdin)"),
             ("relative-to", "", "text", "transform: whether the paths on the host or in the container are meant"),
-            ("config-search-path", "", "texts", "ignored", False),
+            ("config-search-path", "", "texts", "generate: look for files of configuration here first"),
+            ("csv.file", "", "texts", "generate: this list of files of a Tegra (default: those of the system)"),
+            ("csv.ignore-pattern", "", "texts", "generate: leave paths in these lists out that fit the pattern"),
+            ("csv.compat-container-root", "", "dir", "ignored: no file of another container is mounted", False),
         ),
     ),
     "hook": (

@@ -11,9 +11,12 @@ from gpurun.oci.version import SPEC_VERSION
 COMMIT = ""
 
 
-def version(invocation: Invocation) -> int:
+def version(invocation: Invocation, before: str = "") -> int:
     """Print the lines that clients parse: go-runc looks for ``commit: `` and ``spec: `` at the start of a line, dockerd
-    takes the name and the version from any line with the word ``version``, so there is one such line only."""
+    takes the name and the version from any line with the word ``version``, so there is one such line only.
+
+    *before* is what a program says first that gpurun is called in the place of.
+    """
     from gpurun.linux.libseccomp import Library, find
 
     try:
@@ -21,5 +24,5 @@ def version(invocation: Invocation) -> int:
     except OSError:  # not installed
         libseccomp = ""
     commit = f"commit: {COMMIT}\n" if COMMIT else ""
-    write_stdout(f"gpurun version {__version__}\n{commit}spec: {SPEC_VERSION}\n{libseccomp}")
+    write_stdout(f"{before}gpurun version {__version__}\n{commit}spec: {SPEC_VERSION}\n{libseccomp}")
     return 0

@@ -16,10 +16,13 @@ from gpurun.hook.cdi import spec_dirs
 from gpurun.hook.cdi_files import parse_spec, read_registry, read_spec_file
 from gpurun.hook.cdi_generate import Generated, GenerateOptions, generate
 from gpurun.hook.cdi_modes import KINDS, MODES, generate_mode
+from gpurun.hook.cdi_platforms import PLATFORMS, generate_platform
 from gpurun.hook.cdi_stale import stale_files
 from gpurun.hook.cdi_transform import transform_root
 from gpurun.hook.cdi_write import to_text
+from gpurun.hook.gpus import read_gpus
 from gpurun.hook.host import Roots, dev_root, roots_from_environment
+from gpurun.hook.platforms import detect
 from gpurun.hook.settings import read_settings, settings_path
 from gpurun.record import replace
 
@@ -89,10 +92,15 @@ def validate(
 
 def generate_spec(mode: str, roots: Roots, options: GenerateOptions, env: Mapping[str, str]) -> Generated:
     """The specification of *mode* (``auto``, ``nvml`` or one of :data:`MODES`).  Raises :class:`GpurunError`."""
+    platform = PLATFORMS.get(mode, "")
+    if mode == "auto" and not read_gpus(roots):
+        platform = detect(roots)
+    if platform:
+        return generate_platform(platform, roots, options, env)
     if mode in _GPU_MODES:
         return generate(roots, options, env)
     if mode not in MODES:
-        raise UsageError(f'--mode: "{mode}" is not done here, known are {", ".join([*_GPU_MODES, *MODES])}')
+        raise UsageError(f'--mode: "{mode}" is not done here, known are {", ".join([*_GPU_MODES, *PLATFORMS, *MODES])}')
     common = generate(roots, replace(options, devices=("all",)), env).spec if mode == "management" else None
     return generate_mode(mode, dev_root(roots).rstrip("/"), options, common)
 
@@ -127,7 +135,8 @@ def hook_program(path: str) -> tuple[str, ...]:
 
 def _generate(invocation: Invocation, env: dict[str, str]) -> int:
     mode = invocation.option("mode", "auto")
-    vendor, cls = KINDS.get(mode, ("nvidia.com", "gpu" if mode in _GPU_MODES else mode))
+    vendor, cls = KINDS.get(mode, ("nvidia.com", "gpu" if mode in (*_GPU_MODES, *PLATFORMS) else mode))
+    settings = read_settings(settings_path(env))
     options = GenerateOptions(
         vendor=invocation.option("vendor", vendor),
         cls=invocation.option("class", cls),
@@ -139,13 +148,16 @@ def _generate(invocation: Invocation, env: dict[str, str]) -> int:
         features=invocation.texts("feature-flag"),
         all_device=not invocation.flag("no-all-device"),
         devices=invocation.texts("device-id") or ("all",),
+        csv_dir=settings.csv_dir,
+        csv_files=invocation.texts("csv.file"),
+        csv_ignored=invocation.texts("csv.ignore-pattern"),
     )
     form = invocation.option("format")
     if form not in ("", "yaml", "json"):
         raise UsageError(f'--format: "{form}" is neither yaml nor json')
-    settings = read_settings(settings_path(env))
     roots = roots_from_environment(env, invocation.option("driver-root", settings.driver_root))
     dirs = invocation.texts("library-search-path")
+    roots = replace(roots, config_dirs=invocation.texts("config-search-path"))
     roots = replace(roots, dev_root=invocation.option("dev-root", roots.dev_root), library_dirs=dirs or roots.library_dirs)
     made = generate_spec(mode, roots, options, env)
     for warning in made.warnings:

@@ -14,7 +14,7 @@ from gpurun.engine import cgroup, place, sync
 from gpurun.engine import state as store
 from gpurun.engine.child import dismiss, kill_child, listen_fds
 from gpurun.engine.hooks import in_directory, run_hooks
-from gpurun.engine.plan import Host, Plan, make_plan
+from gpurun.engine.plan import Host, InitPlan, Plan, make_plan
 from gpurun.engine.site import read_site, site_path
 from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
 from gpurun.hook.edits import ContainerEdits
@@ -239,10 +239,15 @@ def record(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
     store.save(options.root, state)
     store.write_atomically(f"{directory}/config.json", data, 0o600)
     store.save_edits(options.root, options.id, plan.init.edits.env, plan.init.edits.additional_gids)
-    store.save_gpus(options.root, options.id, gpu_minors(plan.init.edits))
+    store.save_gpus(options.root, options.id, gpu_minors(_device_paths(plan.init)))
     if plan.init.process.seccomp is not None:
         store.save_seccomp(options.root, options.id, *plan.init.process.seccomp)
     return state
+
+
+def _device_paths(init: InitPlan) -> tuple[str, ...]:
+    """The device nodes of the container, be they of its edits or put into the config by an engine that knows CDI."""
+    return (*[node.path for node in init.edits.device_nodes], *[device.path for device in init.devices])
 
 
 def _apply(options: CreateOptions, plan: Plan, data: bytes, started: Started, undo: list[Callable[[], None]]) -> Created:

@@ -24,6 +24,8 @@ from gpurun.hook.cdi_known import do_known_hooks
 from gpurun.hook.cdi_names import device_problem, parse_qualified
 from gpurun.hook.cdi_stale import stale_files
 from gpurun.hook.driver import module_version
+from gpurun.hook.gpu import gpu_minors
+from gpurun.hook.gpus import numa_nodes
 from gpurun.hook.request import place, shown
 from gpurun.record import replace
 
@@ -151,7 +153,8 @@ def cdi_edits(names: tuple[str, ...], settings: Settings, own_env: Mapping[str, 
             raise GpurunError(f"{e} ({'; '.join(stale)})") from None
         raise
     compat = edits.forward_compat if settings.forward_compat else None
-    return replace(edits, warnings=edits.warnings + stale, forward_compat=compat)
+    numa = numa_nodes(roots, gpu_minors([node.path for node in edits.device_nodes]))
+    return replace(edits, warnings=edits.warnings + stale, forward_compat=compat, numa_nodes=numa)
 
 
 def _used(names: tuple[str, ...], registry: Registry) -> Registry:

@@ -14,6 +14,7 @@ from gpurun.hook.cdi_document import CdiDevice, CdiEdits, CdiHook, CdiMount, Cdi
 from gpurun.hook.cdi_hooks import COMMANDS
 from gpurun.hook.cdi_names import class_problem, vendor_problem
 from gpurun.hook.driver import read_driver
+from gpurun.hook.features import FEATURES, HOOKS, NO_GIDS, without_features
 from gpurun.hook.host import Roots
 from gpurun.hook.identity import ask
 from gpurun.hook.nvidia import edits as nvidia_edits
@@ -30,28 +31,13 @@ if TYPE_CHECKING:
     from gpurun.hook.mig import MigDevice
 
 STRATEGIES = ("index", "uuid", "type-index")
-#: In the order in which they have to run; chmod is for runtimes that make /dev/dri unreadable, and off unless asked for.
-HOOKS = (
-    "create-symlinks",
-    "enable-cuda-compat",
-    "update-ldcache",
-    "disable-device-node-modification",
-    "update-application-profile",
-    "chmod",
-)
-FEATURES = (
-    "enable-explicit-driver-libraries",
-    "disable-nvsandboxutils",
-    "enable-coherent-annotations",
-    "disable-multiple-csv-devices",
-    "no-additional-gids-for-device-nodes",
-    "disable-ipc-discoverer",
-)
-_NO_GIDS = "no-additional-gids-for-device-nodes"
 
 
 class GenerateOptions(Record):
-    """What ``cdi generate`` takes; *hook* is the program of the hooks and what stands before the hook's name."""
+    """What ``cdi generate`` takes; *hook* is the program of the hooks and what stands before the hook's name.
+
+    *csv_files* are a Tegra's lists of files (all of *csv_dir* where none is named), *csv_ignored* patterns of paths in them.
+    """
 
     vendor: str = "nvidia.com"
     cls: str = "gpu"
@@ -63,6 +49,9 @@ class GenerateOptions(Record):
     features: tuple[str, ...] = ()
     all_device: bool = True
     devices: tuple[str, ...] = ("all",)
+    csv_dir: str = "/etc/nvidia-container-runtime/host-files-for-container.d"
+    csv_files: tuple[str, ...] = ()
+    csv_ignored: tuple[str, ...] = ()
 
 
 class Generated(Record):
@@ -78,7 +67,7 @@ def check_options(options: GenerateOptions) -> None:
         ("device-name-strategy", options.strategies, STRATEGIES),
         ("disable-hook", options.disabled_hooks, (*HOOKS, "all")),
         ("enable-hook", options.enabled_hooks, HOOKS),
-        ("feature-flag", options.features, FEATURES),
+        ("feature-flag", options.features, tuple(FEATURES)),
     ):
         for word in words:
             if word not in known:
@@ -88,19 +77,25 @@ def check_options(options: GenerateOptions) -> None:
             raise UsageError(problem)
 
 
+def unused_features(options: GenerateOptions) -> tuple[str, ...]:
+    """A sentence for each feature asked for that changes nothing."""
+    asked = [(flag, FEATURES[flag]) for flag in dict.fromkeys(options.features)]
+    return tuple([f"--feature-flag {flag} changes nothing: {why}" for flag, why in asked if why])
+
+
 def generate(roots: Roots, options: GenerateOptions, own_env: Mapping[str, str]) -> Generated:
     """The specification of the GPUs and MIG devices of this host.
 
     Raises :class:`UsageError` for bad options and :class:`GpuError` for a host without what is needed.
     """
     check_options(options)
-    driver = read_driver(roots, CAPABILITIES, own_env)
-    warnings: tuple[str, ...] = ()
+    driver = without_features(read_driver(roots, CAPABILITIES, own_env), options.features)
+    warnings = unused_features(options)
     if any(gpu.mig for gpu in driver.gpus):
         try:
             driver = replace(driver, gpus=identified(driver.gpus, ask(roots)))
         except GpuError as e:
-            warnings = (f"{e}: MIG devices are named as far as can be without it",)
+            warnings += (f"{e}: MIG devices are named as far as can be without it",)
     if not driver.gpus:
         raise GpuError("no GPU on this host: a CDI specification needs at least one device")
     wanted = _wanted(options.devices, driver.gpus)
@@ -226,7 +221,7 @@ def _device_edits(
     if folders and _enabled("chmod", options):
         words = ["--mode", "755", *[word for folder in folders for word in ("--path", folder)]]
         hooks.append(_hook("chmod", words, options, own_env))
-    gids = () if _NO_GIDS in options.features else edits.additional_gids
+    gids = () if NO_GIDS in options.features else edits.additional_gids
     return CdiEdits(device_nodes=_nodes(own.device_nodes), hooks=tuple(hooks), mounts=_mounts(own), additional_gids=gids)
 
 

@@ -25,7 +25,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 _LISTS = ("link", "folder", "path")
 _PROGRAMS = ("nvidia-cdi-hook", "nvidia-ctk", "gpurun")
-COMPAT_ROOT = "/usr/local/cuda/compat"
 
 
 class HookCall(Record):

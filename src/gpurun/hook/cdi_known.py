@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.hook.cdi_hooks import COMPAT_ROOT, HookCall, known_call, library_names, links_of
+from gpurun.hook.cdi_hooks import HookCall, known_call, library_names, links_of
 from gpurun.hook.edits import CacheEntry, Chmod, ContainerEdits, EditMount, ForwardCompat, Hook, Link, ProcTree
 from gpurun.hook.elf import EM_386, EM_AARCH64, EM_ARM, EM_X86_64, read_elf
+from gpurun.hook.gpu import gpu_minors
+from gpurun.hook.gpus import numa_nodes
+from gpurun.hook.host import roots_from_environment
 from gpurun.hook.ldcache import FLAGS_COMPAT32, FLAGS_NATIVE
-from gpurun.hook.ldconf import conf_files
+from gpurun.hook.ldconf import COMPAT_ROOT, conf_files
 from gpurun.linux.files import O_CLOEXEC
 from gpurun.paths import clean_path
 from gpurun.record import Record, replace
@@ -30,7 +33,6 @@ _FLAGS = {
     EM_ARM: FLAGS_COMPAT32["aarch64"],
 }
 _S_IFMT, _S_IFDIR, _S_IFREG = 0o170000, 0o040000, 0o100000
-_GPU_NODE = "/dev/nvidia"
 _MAX_LIBRARIES = 4096
 
 
@@ -95,7 +97,8 @@ def take_over(
                 reason = "bound by the engine, beside it links are to be made"
                 files.append(EditMount(real, clean_path(mount.destination), mount.options, "file", reason))
     done = _work(calls, bound, devices, own_env)
-    return replace(done, mounts=tuple(files), replaced_hooks=tuple([hook for hook, _ in calls]))
+    numa = numa_nodes(roots_from_environment(own_env), gpu_minors(devices))
+    return replace(done, mounts=tuple(files), replaced_hooks=tuple([hook for hook, _ in calls]), numa_nodes=numa)
 
 
 def hook_work(
@@ -132,7 +135,7 @@ def _work(
     calls: list[tuple[Hook, HookCall]], bound: list[_Bound], nodes: tuple[str, ...], own_env: Mapping[str, str]
 ) -> ContainerEdits:
     """The work of *calls* in a container with the files *bound* and the device nodes *nodes*."""
-    minors = tuple([minor for path in nodes if (minor := _gpu_minor(path)) >= 0])
+    minors = gpu_minors(nodes)
     links: dict[str, Link] = {}
     cache: list[CacheEntry] = []
     chmods: list[Chmod] = []
@@ -178,12 +181,6 @@ def _work(
         image_files=conf_files(entries),
         forward_compat=compat,
     )
-
-
-def _gpu_minor(path: str) -> int:
-    """The number of a GPU's node, -1 for any other path."""
-    number = path.removeprefix(_GPU_NODE)
-    return int(number) if path.startswith(_GPU_NODE) and number.isascii() and number.isdigit() and len(number) < 5 else -1
 
 
 def _libraries(folders: tuple[str, ...], bound: list[_Bound]) -> list[tuple[str, str, str, int]]:
@@ -250,7 +247,7 @@ def _real_file(path: str) -> str:
 
 def _proc_trees(minors: tuple[int, ...], nodes: tuple[str, ...], own_env: Mapping[str, str]) -> list[ProcTree]:
     """/proc/driver/nvidia with the GPUs of the container only; none on a host without the driver."""
-    from gpurun.hook.driver import proc_files, read_gpus, roots_from_environment
+    from gpurun.hook.driver import proc_files, read_gpus
     from gpurun.hook.nvidia import proc_tree
     from gpurun.hook.selection import Selected
 

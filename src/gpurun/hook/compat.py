@@ -20,25 +20,10 @@ from gpurun.linux.fs import O_DIRECTORY, O_NOFOLLOW
 from gpurun.ns.path import open_in_root, path_in_root
 from gpurun.oci.reader import parse_json
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-DIRECTORY = "/usr/local/cuda/compat"
 _SECTION, _OWNER = ".note.cuda.fwd_compatibility", b"NVIDIA Corporation"
 _MAX_NAMES = 1000
 _MAX_LIBRARIES = 100
 _S_IFMT, _S_IFREG = 0o170000, 0o100000
-
-#: GPUs that CUDA does not run on with newer libraries: cuInit would fail with 804 where the driver's own would serve.
-_CONSUMER = ("GeForce", "TITAN")
-
-
-def plan_compat(driver_version: str, models: Iterable[str]) -> ForwardCompat | None:
-    """What to look for in the image of a container with GPUs of those *models*; ``None`` when none of it could work."""
-    if any(word in model for model in models for word in _CONSUMER):
-        return None
-    return ForwardCompat(DIRECTORY, driver_version, "the image may bring newer CUDA libraries than the driver's")
 
 
 def is_newer(driver_version: str, compat_version: str, supported_majors: tuple[int, ...] | None) -> bool:

@@ -109,7 +109,11 @@ def read_driver(
         majors = read_majors(roots)
         dev = dev_root(roots)
         gpus = gpus_of(roots, dev, majors, graphics)
-        files = find_binaries(root, wanted) + find_configs(root, version, wanted) + _sockets(root, wanted, env or {})
+        files = (
+            find_binaries(root, wanted)
+            + find_configs(root, version, wanted, roots.config_dirs)
+            + _sockets(root, wanted, env or {})
+        )
         if graphics:
             files += find_graphics(root, version)
         if gpus:

@@ -35,13 +35,18 @@ def find_binaries(root: DriverRoot, capabilities: Iterable[str]) -> tuple[HostFi
     return tuple(found)
 
 
-def find_configs(root: DriverRoot, version: str, capabilities: Iterable[str]) -> tuple[HostFile, ...]:
-    """Configuration files; the first directory that has a file wins, as for the programs that read them."""
+def find_configs(
+    root: DriverRoot, version: str, capabilities: Iterable[str], first_dirs: tuple[str, ...] = ()
+) -> tuple[HostFile, ...]:
+    """Configuration files; the first directory that has a file wins, as for the programs that read them.
+
+    *first_dirs* stand before the usual ones (/etc, /usr/share).
+    """
     found = []
     wanted = tuple(capabilities)
     # Which of them there are at all, so that not every file is looked for in each.
     below_of = dict.fromkeys([below for c, _, below, _ in CONFIGS if c in wanted])
-    bases = {below: [d for b in CONFIG_DIRS if (d := resolve(root, f"{b}/{below}"))] for below in below_of}
+    bases = {below: [d for b in (*first_dirs, *CONFIG_DIRS) if (d := resolve(root, f"{b}/{below}"))] for below in below_of}
     for capability, target, below, names in CONFIGS:
         if capability not in wanted:
             continue

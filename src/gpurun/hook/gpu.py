@@ -13,7 +13,7 @@ from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from gpurun.hook.edits import ContainerEdits
     from gpurun.hook.host import Roots
@@ -162,15 +162,28 @@ def _from_driver(request: GpuRequest, settings: Settings, own_env: Mapping[str, 
         request.imex_channels,
         settings.creates_imex_channels,
     )
-    if settings.load_kmods:
-        from gpurun.hook.modprobe import read_prepared
-
-        driver = read_prepared(lambda: read_driver(*where), roots, request.capabilities)
-    else:
+    failure: GpuError | None = None
+    try:
         driver = read_driver(*where)
+        whole = all(node.exists for node in (*driver.nodes, *[gpu.node for gpu in driver.gpus]))
+    except GpuError as e:
+        failure, whole = e, False
+    if not whole and settings.load_kmods:
+        from gpurun.hook.modprobe import make_present
+
+        if make_present(roots, request.capabilities):
+            driver, failure = read_driver(*where), None
+    if failure is not None:
+        raise failure
     if not settings.forward_compat:
         request = replace(request, forward_compat=False)
-    made = edits(request, driver, _resolver(roots))
+    if settings.mode in ("auto", "jit-cdi") and (settings.jit_feature_flags or settings.jit_disabled_hooks):
+        from gpurun.hook.features import without_features, without_hooks
+
+        made = edits(request, without_features(driver, settings.jit_feature_flags), _resolver(roots))
+        made = without_hooks(made, settings.jit_disabled_hooks, driver.proc_path)
+    else:
+        made = edits(request, driver, _resolver(roots))
     if made.additional_gids and not settings.additional_gids:
         made = replace(made, additional_gids=())
     return made
@@ -208,10 +221,10 @@ def roots_of(own_env: Mapping[str, str], settings: Settings) -> Roots:
     )
 
 
-def gpu_minors(edits: ContainerEdits) -> tuple[int, ...]:
-    """The minors of the GPUs' own device nodes (``/dev/nvidia0``) among *edits*."""
-    names = [(node.path.removeprefix("/dev/nvidia"), node.minor) for node in edits.device_nodes]
-    return tuple([minor for digits, minor in names if digits.isdigit()])
+def gpu_minors(paths: Iterable[str]) -> tuple[int, ...]:
+    """The minors of the GPUs' own device nodes (``/dev/nvidia0``) among *paths*, each once."""
+    numbers = [path[11:] for path in paths if path.startswith("/dev/nvidia")]
+    return tuple(dict.fromkeys([int(n) for n in numbers if n.isascii() and n.isdigit() and len(n) < 5]))
 
 
 def _has_settings(own_env: Mapping[str, str]) -> bool:

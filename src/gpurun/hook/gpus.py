@@ -47,6 +47,19 @@ def read_gpus(roots: Roots) -> tuple[Gpu, ...]:
     return gpus_of(roots, dev_root(roots), read_majors(roots), graphics=True)
 
 
+def numa_nodes(roots: Roots, minors: tuple[int, ...]) -> tuple[int, ...]:
+    """The NUMA node of each of the GPUs with these *minors* that this host has, -1 where it does not say."""
+    if not minors:
+        return ()
+    base = f"{roots.sysroot}{PROC}/gpus"
+    found: dict[int, int] = {}
+    for bus_id in names_in(base):
+        minor = fields(f"{base}/{bus_id}/information").get("Device Minor", "")
+        if minor.isdigit() and int(minor) in minors:
+            found[int(minor)] = _numa_node(_pci_directory(roots, bus_id))
+    return tuple([found[minor] for minor in minors if minor in found])
+
+
 def nvidia_major(majors: dict[str, int]) -> int:
     """The major of nvidiactl and the GPUs, whose name has changed with the drivers."""
     return majors.get("nvidia-frontend", majors.get("nvidia", NVIDIA_MAJOR))
@@ -68,8 +81,7 @@ def gpus_of(roots: Roots, dev: str, majors: dict[str, int], graphics: bool) -> t
         minor = info.get("Device Minor", "")
         if info.get("GPU Excluded") == "Yes" or not minor.isdigit():
             continue
-        pci = f"{roots.sysroot}/sys/bus/pci/devices/{_sysfs_bus_id(bus_id)}"
-        numa = read_text(f"{pci}/numa_node").strip()
+        pci = _pci_directory(roots, bus_id)
         gpus.append(
             Gpu(
                 index=len(gpus),
@@ -77,7 +89,7 @@ def gpus_of(roots: Roots, dev: str, majors: dict[str, int], graphics: bool) -> t
                 uuid=info.get("GPU UUID", _UNKNOWN_UUID),
                 bus_id=bus_id,
                 model=info.get("Model", "unknown model"),
-                numa_node=int(numa) if numa.isdigit() else -1,
+                numa_node=_numa_node(pci),
                 node=find_node(dev, f"/dev/nvidia{minor}", major, int(minor)),
                 drm=_drm_nodes(pci, dev) if graphics else (),
                 mig=mig(int(minor)) if mig is not None and minor in divided else (),
@@ -100,9 +112,14 @@ def _mig_of(roots: Roots, dev: str, majors: dict[str, int]) -> Callable[[int], t
     return lambda minor: read_mig(roots, minor, minors)
 
 
-def _sysfs_bus_id(bus_id: str) -> str:
+def _pci_directory(roots: Roots, bus_id: str) -> str:
     domain, _, rest = bus_id.partition(":")
-    return f"{domain.lstrip('0'):0>4}:{rest}".lower()
+    return f"{roots.sysroot}/sys/bus/pci/devices/" + f"{domain.lstrip('0'):0>4}:{rest}".lower()
+
+
+def _numa_node(pci: str) -> int:
+    text = read_text(f"{pci}/numa_node").strip()
+    return int(text) if text.isdigit() else -1
 
 
 def _drm_nodes(pci: str, dev: str) -> tuple[HostNode, ...]:

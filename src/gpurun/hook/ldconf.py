@@ -9,6 +9,8 @@ from __future__ import annotations
 from gpurun.hook.edits import CacheEntry, FileEdit
 
 CONF_DIR = "/etc/ld.so.conf.d"
+#: Where images have newer CUDA libraries than those of a driver.
+COMPAT_ROOT = "/usr/local/cuda/compat"
 COMPAT_CONF = f"{CONF_DIR}/00-compat-gpurun.conf"
 _OWN_CONF = f"{CONF_DIR}/00-gpurun.conf"
 _SYSTEM_CONF = f"{CONF_DIR}/zz-gpurun.conf"

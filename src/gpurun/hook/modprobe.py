@@ -11,15 +11,8 @@ from __future__ import annotations
 import posix
 import time
 
-from gpurun.errors import GpuError
 from gpurun.hook.host import PROC, Roots, dev_root, driver_root_path, exists, names_in, read_majors, read_text
 from gpurun.linux.files import O_CLOEXEC
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gpurun.hook.driver import Driver
 
 TIMEOUT_S = 5.0
 _PROGRAM = "/usr/bin/nvidia-modprobe"
@@ -44,19 +37,6 @@ def missing(roots: Roots, capabilities: tuple[str, ...]) -> tuple[tuple[str, ...
     if "display" in capabilities and not exists(f"{dev}/dev/nvidia-modeset"):
         calls.append(("-m",))
     return tuple(calls)
-
-
-def read_prepared(read: Callable[[], Driver], roots: Roots, capabilities: tuple[str, ...]) -> Driver:
-    """The driver as *read* has it, read again when it was not whole and ``nvidia-modprobe`` could be asked."""
-    try:
-        driver = read()
-    except GpuError:
-        if not make_present(roots, capabilities):
-            raise
-        return read()
-    if all(node.exists for node in (*driver.nodes, *[gpu.node for gpu in driver.gpus])):
-        return driver
-    return read() if make_present(roots, capabilities) else driver
 
 
 def make_present(roots: Roots, capabilities: tuple[str, ...]) -> bool:

@@ -11,8 +11,7 @@ from gpurun.hook.driver import library_capabilities
 from gpurun.hook.driver_files import MPS_REASON
 from gpurun.hook.edits import CacheEntry, ContainerEdits, DeviceNode, EditMount, FileEdit, ForwardCompat, Link, ProcTree
 from gpurun.hook.host import bus_order
-from gpurun.hook.ldconf import conf_files
-from gpurun.hook.require import check, learned, properties
+from gpurun.hook.ldconf import COMPAT_ROOT, conf_files
 from gpurun.hook.selection import select
 
 TYPE_CHECKING = False
@@ -26,11 +25,13 @@ if TYPE_CHECKING:
 
 FILE_OPTIONS = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET_OPTIONS = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
-_PROC_OPTIONS = ("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate")
+PROC_OPTIONS = ("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate")
 
 PROC_PATH = "/proc/driver/nvidia"
-_PROFILE_DIR = "/etc/nvidia/nvidia-application-profiles-rc.d"
+PROFILE_DIR = "/etc/nvidia/nvidia-application-profiles-rc.d"
 
+#: GPUs that CUDA does not run on with newer libraries: cuInit would fail with 804 where the driver's own would serve.
+_CONSUMER = ("GeForce", "TITAN")
 #: Links beside a library that programs expect although no SONAME says so: library → (link, target or "" for the file).
 _EXTRA_LINKS = {
     "libcuda": ("libcuda.so", "libcuda.so.1"),
@@ -94,12 +95,19 @@ def _forward_compat(
 ) -> ForwardCompat | None:
     if "compute" not in needed or not request.forward_compat:
         return None
-    from gpurun.hook.compat import plan_compat
-
     return plan_compat(driver.version, [gpu.model for gpu in gpus])
 
 
+def plan_compat(driver_version: str, models: list[str]) -> ForwardCompat | None:
+    """What to look for in the image of a container with GPUs of those *models*; ``None`` when none of it could work."""
+    if any(word in model for model in models for word in _CONSUMER):
+        return None
+    return ForwardCompat(COMPAT_ROOT, driver_version, "the image may bring newer CUDA libraries than the driver's")
+
+
 def _check_requirements(request: GpuRequest, driver: Driver, gpus: tuple[Gpu, ...], resolver: Resolver | None) -> None:
+    from gpurun.hook.require import check, learned, properties
+
     known = tuple([properties(driver.version, g.model) for g in gpus]) or (properties(driver.version),)
 
     def learn() -> tuple[Properties, ...]:
@@ -246,7 +254,7 @@ def proc_tree(proc_files: tuple[ProcFile, ...], proc_path: str, selected: tuple[
 
 
 def _proc_bind(proc_path: str, name: str, kind: str, reason: str) -> EditMount:
-    return EditMount(f"{proc_path}/{name}", f"{PROC_PATH}/{name}", _PROC_OPTIONS, kind, reason)
+    return EditMount(f"{proc_path}/{name}", f"{PROC_PATH}/{name}", PROC_OPTIONS, kind, reason)
 
 
 def application_profile(minors: tuple[int, ...]) -> ProcTree:
@@ -257,5 +265,5 @@ def application_profile(minors: tuple[int, ...]) -> ProcTree:
         ' "rules": [{"pattern": [], "profile": "_container_"}]}\n'
     )
     reason = "EGL and Vulkan are to enumerate the GPUs of the container only"
-    file = FileEdit(f"{_PROFILE_DIR}/10-container.conf", content.encode("ascii"), 0o444, reason)
-    return ProcTree(_PROFILE_DIR, (file,), (), reason)
+    file = FileEdit(f"{PROFILE_DIR}/10-container.conf", content.encode("ascii"), 0o444, reason)
+    return ProcTree(PROFILE_DIR, (file,), (), reason)

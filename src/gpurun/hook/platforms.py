@@ -36,10 +36,13 @@ def detect(roots: Roots) -> str:
     return ""
 
 
-def platform_edits(request: GpuRequest, roots: Roots, mode: str, csv_dir: str) -> ContainerEdits | None:
+def platform_edits(
+    request: GpuRequest, roots: Roots, mode: str, csv_dir: str, lists: tuple[str, ...] = (), ignored: tuple[str, ...] = ()
+) -> ContainerEdits | None:
     """The edits for *request* on such a host; ``None`` on every other.
 
-    *mode* is that of the site's configuration (``csv`` makes it a Tegra), *csv_dir* has a Tegra's lists of files.
+    *mode* is that of the site's configuration (``csv`` makes it a Tegra), *csv_dir* has a Tegra's lists of files, unless
+    *lists* names them; paths that one of the patterns *ignored* fits are left out of them.
     Raises :class:`GpuError` for a device or a file that is not there, :class:`ConfigError` for a requirement not met.
     """
     platform = TEGRA if mode == "csv" else detect(roots)
@@ -48,7 +51,7 @@ def platform_edits(request: GpuRequest, roots: Roots, mode: str, csv_dir: str) -
     check(request.requirements, (properties(""),))  # versions are not known here, brands neither
     root = open_driver_root(driver_root_path(roots), posix.uname().machine)
     try:
-        made = _wsl(request, roots, root) if platform == WSL else _tegra(request, roots, root, csv_dir)
+        made = _wsl(request, roots, root) if platform == WSL else _tegra(request, roots, root, csv_dir, lists, ignored)
     finally:
         posix.close(root.fd)
     return made
@@ -66,11 +69,13 @@ def _wsl(request: GpuRequest, roots: Roots, root: DriverRoot) -> ContainerEdits:
     return _edits(request, found.nodes if request.devices else (), found.mounts, found.links, found.cache, warnings)
 
 
-def _tegra(request: GpuRequest, roots: Roots, root: DriverRoot, csv_dir: str) -> ContainerEdits:
-    from gpurun.hook.tegra import find_files
+def _tegra(
+    request: GpuRequest, roots: Roots, root: DriverRoot, csv_dir: str, lists: tuple[str, ...], ignored: tuple[str, ...]
+) -> ContainerEdits:
+    from gpurun.hook.tegra import find_files, lists_in
 
     _only(request, "this Tegra", lambda device: device in ("all", "0"))
-    found = find_files(roots, root, csv_dir, request.all_csv)
+    found = find_files(roots, root, lists or lists_in(roots, csv_dir, request.all_csv), ignored)
     return _edits(request, found.nodes if request.devices else (), found.mounts, found.links, found.cache, [])
 
 

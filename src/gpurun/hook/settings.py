@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from gpurun.errors import ConfigError
 from gpurun.hook.request import CAPABILITIES, Policy
-from gpurun.hook.toml import parse
 from gpurun.linux.files import read_file
 from gpurun.record import Record, replace
 
@@ -21,7 +20,7 @@ DEFAULT_PATH = "/etc/nvidia-container-runtime/config.toml"
 
 _CLI, _RUNTIME, _HOOK = "nvidia-container-cli", "nvidia-container-runtime", "nvidia-container-runtime-hook"
 _NO_COMPAT = "disable-cuda-compat-lib-hook"
-_IGNORE_IMEX, _NO_GIDS, _NO_IMEX_NODES = (
+_IGNORE_IMEX, _NO_GIDS, NO_IMEX_NODES = (
     "ignore-imex-channel-requests",
     "no-additional-gids-for-device-nodes",
     "disable-imex-channel-creation",
@@ -86,12 +85,13 @@ class Settings(Record):
     @property
     def additional_gids(self) -> bool:
         """Whether a container's process gets the groups of device nodes that are not for everybody."""
-        return _NO_GIDS not in self.features
+        flags = self.jit_feature_flags if self.mode in ("auto", "jit-cdi") else ()
+        return _NO_GIDS not in (*self.features, *flags)
 
     @property
     def creates_imex_channels(self) -> bool:
         """Whether an IMEX channel that has no node on the host is made."""
-        return _NO_IMEX_NODES not in self.features
+        return NO_IMEX_NODES not in self.features
 
 
 def settings_path(env: Mapping[str, str]) -> str:
@@ -123,6 +123,8 @@ def read_settings(path: str) -> Settings:
         return Settings()
     except OSError as e:
         raise ConfigError(path, f"cannot be read: {e.strerror}") from None
+    from gpurun.hook.toml import parse  # most hosts have no such file
+
     read = _Reader(parse(data.decode("utf-8", "surrogateescape"), path), path)
     features = tuple(
         [f for f in read.names("features") if read.flag(f"features.{f}", False) and f"features.{f}" not in UNUSED]

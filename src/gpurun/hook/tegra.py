@@ -1,7 +1,7 @@
 """The driver on a Tegra system (Jetson): lists of files, because it is part of the system and not a driver of its own.
 
-``/etc/nvidia-container-runtime/host-files-for-container.d/*.csv`` have lines ``dev|dir|lib|sym, path``.  What a line names
-and the system lacks is left out: the lists are the same for all boards.
+``/etc/nvidia-container-runtime/host-files-for-container.d/*.csv`` have lines ``dev|dir|lib|sym, path``, where a path may be
+a pattern (``/dev/nvhost-*``).  What a line names and the system lacks is left out: the lists are the same for all boards.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import posix
 
 from gpurun.errors import ConfigError, GpuError
 from gpurun.hook.edits import CacheEntry, EditMount, Link
+from gpurun.hook.globs import expand, is_pattern, matches
 from gpurun.hook.host import dev_root, names_in, node_as_it_is, read_bytes
-from gpurun.hook.libraries import machine_of, read_library, resolve
+from gpurun.hook.libraries import list_dir, machine_of, read_library, resolve
 from gpurun.hook.nvidia import FILE_OPTIONS
 from gpurun.hook.wsl import PlatformFiles
 from gpurun.ns.path import open_in_root
@@ -27,24 +28,32 @@ KINDS = ("dev", "dir", "lib", "sym")
 _LIMIT = 1 << 20
 
 
-def find_files(roots: Roots, root: DriverRoot, directory: str, all_lists: bool) -> PlatformFiles:
-    """What the lists in *directory* name and this system has.
-
-    Raises :class:`GpuError` when there are no lists, :class:`ConfigError` for a line that is none of a list.
-    """
+def lists_in(roots: Roots, directory: str, all_lists: bool) -> tuple[str, ...]:
+    """The lists in *directory* of the site's configuration.  Raises :class:`GpuError` when there are none."""
     place = roots.sysroot + directory
     names = [n for n in names_in(place) if n.endswith(".csv") and (all_lists or n in LISTS)]
     if not names:
         raise GpuError(
-            f"this is a Tegra system, and {place} has none of {', '.join(LISTS)}, which say what its driver's files are: "
+            f"the files of a Tegra's driver are told by {', '.join(LISTS)}, and {place} has none of them: "
             "install nvidia-l4t-init (JetPack)"
         )
+    return tuple([f"{place}/{name}" for name in names])
+
+
+def find_files(roots: Roots, root: DriverRoot, lists: tuple[str, ...], ignored: tuple[str, ...] = ()) -> PlatformFiles:
+    """What the files *lists* name and this system has, but for the paths that one of the patterns *ignored* fits.
+
+    Raises :class:`ConfigError` for a line that is none of a list.
+    """
     nodes: dict[str, HostNode] = {}
     mounts: dict[str, EditMount] = {}
     links: dict[str, Link] = {}
     cache: dict[str, CacheEntry] = {}
-    for name in names:
-        for kind, path in read_list(f"{place}/{name}"):
+    for file in lists:
+        name = file.rpartition("/")[2]
+        for kind, path in [one for line in read_list(file) for one in _expanded(roots, root, *line)]:
+            if any(matches(path, pattern) for pattern in ignored):
+                continue
             reason = f"{kind} of {name}"
             if kind == "dev":
                 node = node_as_it_is(dev_root(roots), path)
@@ -71,8 +80,11 @@ def find_files(roots: Roots, root: DriverRoot, directory: str, all_lists: bool) 
 
 def read_list(file: str) -> list[tuple[str, str]]:
     """The (kind, path) of every line of *file*."""
+    data = read_bytes(file, _LIMIT)
+    if data is None:
+        raise ConfigError(file, "is not there")
     found = []
-    for number, line in enumerate((read_bytes(file, _LIMIT) or b"").decode("utf-8", "surrogateescape").splitlines(), 1):
+    for number, line in enumerate(data.decode("utf-8", "surrogateescape").splitlines(), 1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue
@@ -82,6 +94,15 @@ def read_list(file: str) -> list[tuple[str, str]]:
             raise ConfigError(f"{file}: line {number}", f"is not one of {', '.join(KINDS)}, a comma and an absolute path")
         found.append((kind, path))
     return found
+
+
+def _expanded(roots: Roots, root: DriverRoot, kind: str, path: str) -> list[tuple[str, str]]:
+    """The line (*kind*, *path*) for each path that a pattern stands for."""
+    if not is_pattern(path):
+        return [(kind, path)]
+    if kind == "dev":
+        return [(kind, found) for found in expand(path, lambda directory: names_in(dev_root(roots) + directory))]
+    return [(kind, found) for found in expand(path, lambda directory: list_dir(root, directory))]
 
 
 def is_directory(path: str) -> bool | None:

@@ -16,7 +16,7 @@ from gpurun.hook.driver import Driver, read_driver, roots_from_environment
 from gpurun.hook.gpu import gpu_edits
 from gpurun.hook.prestart import apply_here, apply_in, container_cgroup
 from gpurun.hook.request import CAPABILITIES, Policy
-from gpurun.hook.settings import COMPAT_MODES, Settings
+from gpurun.hook.settings import COMPAT_MODES, NO_IMEX_NODES, Settings
 from gpurun.record import replace
 from gpurun.toolkit.inventory import INTERFACE_VERSION, NvmlAnswer, ask_nvml, cuda_version
 
@@ -91,9 +91,9 @@ def _globals() -> argparse.ArgumentParser:
     parser.add_argument("-n", "--no-pivot", action="store_true", help="ignored: no program of the container is run")
     parser.add_argument("-d", "--debug", metavar="FILE", help="ignored")
     parser.add_argument("-r", "--root", metavar="PATH", default="/", help="the driver root")
-    parser.add_argument("-l", "--ldcache", metavar="FILE", help="ignored: the cache of the driver root is read")
+    parser.add_argument("-l", "--ldcache", metavar="FILE", help="read this loader's cache of the driver root")
     parser.add_argument("-u", "--user", metavar="UID[:GID]", help="ignored: nothing of the driver runs in this process")
-    parser.add_argument("--no-create-imex-channels", action="store_true", help="ignored: none are made")
+    parser.add_argument("--no-create-imex-channels", action="store_true", help="make no nodes of channels")
     parser.add_argument("-V", "--version", action="store_true", help="print the version")
     return parser
 
@@ -105,8 +105,9 @@ def _environment() -> dict[str, str]:
 def _driver(options: argparse.Namespace) -> Driver:
     """The whole driver; the errors begin as those of NVIDIA's library do, for those who look for that."""
     env = _environment()
+    roots = roots_from_environment(env, options.root)
     try:
-        return read_driver(roots_from_environment(env, options.root), CAPABILITIES, env)
+        return read_driver(replace(roots, ldcache=options.ldcache or roots.ldcache), CAPABILITIES, env)
     except GpuError as e:
         raise StageError("initialization", _as_nvml(str(e))) from None
 
@@ -234,7 +235,13 @@ def _device_paths(driver: Driver, options: argparse.Namespace, devices: list[str
 def _edits(options: argparse.Namespace, variables: dict[str, str], compat: str = "ldconfig") -> ContainerEdits:
     """The edits for a container whose environment had *variables*: whoever calls this program may ask for everything."""
     env = tuple([f"{name}={value}" for name, value in variables.items()])
-    settings = Settings(policy=Policy(), driver_root=options.root, cuda_compat_mode=compat)
+    settings = Settings(
+        policy=Policy(),
+        driver_root=options.root,
+        cuda_compat_mode=compat,
+        ldcache=options.ldcache or "",
+        features=(NO_IMEX_NODES,) if options.no_create_imex_channels else (),
+    )
     try:
         edits = gpu_edits(env, {}, True, _environment(), settings, prepare=options.load_kmods)
     except GpuError as e:

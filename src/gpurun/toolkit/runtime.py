@@ -7,6 +7,14 @@ import posix
 from gpurun import log
 from gpurun.errors import GpurunError
 from gpurun.hook.settings import read_settings, settings_path
+from gpurun.oci.version import SPEC_VERSION
+
+
+def first_lines() -> str:
+    """What NVIDIA's runtime says of itself before the version of the runtime that does the work."""
+    from gpurun.toolkit.inventory import INTERFACE_VERSION
+
+    return f"NVIDIA Container Runtime version {INTERFACE_VERSION}\nspec: {SPEC_VERSION}\n\n"
 
 
 def enter(mode: str) -> None:
