@@ -291,3 +291,20 @@ def test_two_containers_of_one_image(debian: Bundle, runtime: Runtime, host: Sim
     (debian.rootfs / "etc/go").unlink()
     after = exact_listing(debian.rootfs)
     assert {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)} <= {"etc"}
+
+
+def test_a_volume_keeps_the_empty_mount_points(gpu: Callable[[], Bundle], run: Callable[..., str], runtime: Runtime) -> None:
+    """As under every runtime: what a volume holds is its owner's, and delete cannot see it any more.  Nothing else stays."""
+    volume = runtime.directory / "volume"
+    volume.mkdir()
+    (volume / "own").write_text("own")
+    made = gpu().mount("/opt", str(volume), "rbind", "rw")
+    (made.rootfs / "opt").mkdir()
+    (made.rootfs / "usr").mkdir(exist_ok=True)
+    (made.rootfs / "usr/bin").symlink_to("/opt")
+    assert "GPU 1:" in run(made.args("/bin/busybox", "sh", "-c", "/opt/nvidia-smi -L"))
+    left = {path.name: path.read_bytes() for path in volume.iterdir()}
+    assert left.pop("own") == b"own" and left.keys() >= {"nvidia-smi"} and set(left.values()) == {b""}
+    before = exact_listing(volume)
+    assert "GPU 1:" in run(made.args("/bin/busybox", "sh", "-c", "/opt/nvidia-smi -L"))
+    assert exact_listing(volume) == before, "a second container finds them there"

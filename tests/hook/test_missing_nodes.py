@@ -15,6 +15,7 @@ from gpurun.errors import GpuError
 from gpurun.hook import modprobe
 from gpurun.hook.driver import roots_from_environment
 from gpurun.hook.gpu import gpu_edits
+from gpurun.hook.host import Roots
 from gpurun.hook.settings import Settings
 from tests.conftest import MakeBundle
 from tests.native.bundle import Bundle
@@ -117,6 +118,30 @@ def test_a_program_that_hangs_is_ended(host: Callable[..., SimulatedDriver], mon
     while any(str(pid) in os.listdir("/proc") for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(str(pid) in os.listdir("/proc") for pid in pids)
+
+
+@needs_root
+def test_the_program_of_a_driver_container_runs_in_its_root(tmp_path: Path, busybox: Path) -> None:
+    """With a driver root that is not the host's, the program sees that root as its own, as the driver's container does."""
+    if os.path.exists("/proc/driver/nvidia/version"):
+        pytest.skip("this host has a driver: nothing would be missing")
+    root = tmp_path / "driver"
+    for directory in ("usr/bin", "bin", "dev"):
+        (root / directory).mkdir(parents=True)
+    shutil.copy(busybox, root / "bin/sh")
+    program = root / "usr/bin/nvidia-modprobe"
+    program.write_text('#!/bin/sh\necho "$0 $* in $PWD: $(echo /*)" >>/calls\n')
+    program.chmod(0o755)
+    assert modprobe.make_present(Roots(driver_root=str(root)), ("compute",))
+    said = (root / "calls").read_text().splitlines()
+    assert [line.partition(" in ")[0] for line in said] == [
+        "/usr/bin/nvidia-modprobe -c=0",
+        "/usr/bin/nvidia-modprobe -u -c=0",
+    ]
+    assert all(line.partition(" in ")[2] in ("/: /bin /dev /usr", "/: /bin /calls /dev /usr") for line in said)
+    shutil.rmtree(root)
+    with pytest.raises(GpuError, match=r"driver root .* does not exist"):
+        modprobe.make_present(Roots(driver_root=str(root)), ("compute",))
 
 
 @pytest.fixture
