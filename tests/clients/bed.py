@@ -168,6 +168,8 @@ def abilities(bed: ClientBed) -> frozenset[str]:
         found.add("every-capability")
     if _criu_works():
         found.add("criu")
+    if Path("/usr/lib/cni/bridge").exists():
+        found.add("cni")
     return bed.controllers | found
 
 

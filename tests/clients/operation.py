@@ -27,6 +27,7 @@ CLIENTS = {
     "docker": (("docker", "engines"), ("engines-", "docker-")),
     "podman": (("podman", "engines"), ("engines-", "podman-")),
     "ctr": (("ctr",), ("ctr-",)),
+    "cri": (("cri",), ("cri-",)),
 }
 #: What differs from run to run, and is the same to its reader: in this order.
 VOLATILE = (

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import shutil
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.clients.bed import GUEST, IMAGE, ClientBed, ClientBedUnavailable, abilities, make_bed, versions
+from tests.clients.cri.daemon import CriDaemon
 from tests.clients.differences import compare
 from tests.clients.operation import CLIENTS, Operation, missing, operations, transcript
 from tests.clients.report import VERSIONS
@@ -42,6 +44,12 @@ def bed(request: pytest.FixtureRequest) -> Iterator[ClientBed]:
     shutil.rmtree(made.directory)
 
 
+@functools.cache
+def cri_of(bed: ClientBed) -> CriDaemon:
+    """containerd's CRI plugin in this bed, from the first operation on that needs it."""
+    return CriDaemon(bed)
+
+
 def perform(bed: ClientBed, operation: Operation, runtimes: tuple[str, ...]) -> list[tuple[list[str], list[str]]]:
     """What *operation* says with each of these of the bed's runtimes, and what is wrong with that."""
     commands, names = [], []
@@ -49,6 +57,8 @@ def perform(bed: ClientBed, operation: Operation, runtimes: tuple[str, ...]) -> 
         container = f"t{secrets.token_hex(4)}"
         env = {"C": container, "IMAGE": IMAGE, "BEDS": str(bed.beds)}
         env |= {"DOCKER_RUNTIME": runtime.docker, "BINARY": runtime.binary}
+        if operation.client == "cri":
+            env |= cri_of(bed).environment()
         commands.append((("bash", "-c", operation.whole), env))
         names.append({container: "<name>", runtime.binary: "<runtime>", str(bed.directory): "<directory>"})
     called = [bed.calls(which) for which in runtimes]

@@ -1,0 +1,71 @@
+# What a kubelet does: pods and containers through containerd's CRI plugin. Each runtime is a handler.
+IMAGE=docker.io/$IMAGE
+cri() { "$PYTHON" -m tests.clients.cri "$@"; }
+# Fields of a pod, which are in the requests for its containers too.
+PODFIELDS=()
+# The namespaces of pods and of their containers, unless an operation says another one.
+NETWORK=NODE PIDS=CONTAINER
+namespaces() { echo "linux.security_context.namespace_options:={\"network\":\"$NETWORK\",\"pid\":\"$PIDS\"}"; }
+# pod [FIELDS]: a pod that is ready; its id in POD.
+pod() {
+  local parent=/cri
+  [[ ! -d /run/systemd/system ]] || parent=cri.slice
+  PODFIELDS=(metadata.name="$C" metadata.uid="$C" metadata.namespace=n log_directory="/run/t/$C/logs"
+    linux.cgroup_parent="$parent" "$(namespaces)" "$@")
+  POD=$(cri RunPodSandbox runtime_handler="$DOCKER_RUNTIME" "${PODFIELDS[@]/#/config.}" -q pod_sandbox_id)
+}
+# box NAME [FIELDS] -- COMMAND: a container that is created; its id in BOX. FIELDS are those of its config.
+box() {
+  local name=$1 fields=()
+  shift
+  while (($#)) && [[ $1 != -- ]]; do fields+=("config.$1") && shift; done
+  BOX=$(cri CreateContainer pod_sandbox_id="$POD" "${PODFIELDS[@]/#/sandbox_config.}" config.metadata.name="$name" \
+    config.image.image="$IMAGE" config.log_path="$name.log" "config.$(namespaces)" "${fields[@]}" -q container_id "$@")
+}
+# boot NAME [FIELDS] -- COMMAND: a container that is started.
+boot() { box "$@" && start; }
+start() { cri StartContainer container_id="$BOX" >/dev/null; }
+stop() { cri StopContainer container_id="$BOX" timeout:="$1" >/dev/null; }
+# up [FIELDS]: a pod with a container that ends at SIGTERM.
+WAITS="trap 'exit 0' TERM; echo up; sleep 1000 & wait"
+up() { pod && boot c "$@" -- sh -c "$WAITS"; }
+in_() { cri ExecSync container_id="$BOX" -- "$@"; }
+status() { cri ContainerStatus container_id="$BOX" -q status.state -q status.exit_code -q status.reason; }
+exited() { cri ContainerStatus container_id="$BOX" --until status.state=EXITED -q status.state >/dev/null; }
+notready() { cri PodSandboxStatus pod_sandbox_id="$POD" --until status.state=NOTREADY -q status.state; }
+# What containers have written: the line without its time.
+logs() { cut -d' ' -f2- "/run/t/$C/logs/$1.log"; }
+# run_ [FIELDS] -- COMMAND: a container to its end, in a pod of its own.
+run_() { pod && boot c "$@" && exited && logs c && status; }
+pid() { ctr tasks ls | awk -v c="$BOX" '$1 == c { print $2 }'; }
+cgroup() { echo "/sys/fs/cgroup$(sed -n 's/^0:://p' "/proc/$(pid)/cgroup")"; }
+terminal() { "$BEDS/terminal" "$@"; }
+mine() { mkdir -p "/run/t/$C" && cd "/run/t/$C"; }
+end() {
+  cri StopPodSandbox pod_sandbox_id="$POD" >/dev/null
+  cri RemovePodSandbox pod_sandbox_id="$POD" >/dev/null
+}
+finish() {
+  cd /
+  [[ -z ${POD:-} ]] || end >/dev/null 2>&1 || :
+  rm -rf "/run/t/$C"
+}
+trap finish EXIT
+export -f cri
+
+fails() {
+  local want=$1 rc=0
+  shift
+  "$@" || rc=$?
+  echo "exit code $rc"
+  [[ $rc == "$want" ]]
+}
+until_() {
+  local i
+  for i in {1..300}; do
+    if "$@" >/dev/null 2>&1; then return 0; fi
+    sleep .05
+  done
+  echo "never: $*"
+  return 1
+}
