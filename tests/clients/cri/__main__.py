@@ -2,9 +2,10 @@
 
     cri METHOD [FIELD=TEXT | FIELD:=JSON]... [--until FIELD=TEXT] [-q FIELD]... [-- COMMAND]
 
-FIELD is a path into the request (``config.metadata.name``), or into the answer for ``-q``, whose values are written on one line;
-without it the answer is written as JSON.  With ``--until`` the call is made again until a field of the answer is that.  ExecSync writes what the command has written and exits with its code.  Exec and Attach
-go on over a websocket, with standard input and a terminal where the request has ``stdin`` and ``tty``.
+FIELD is a path into the request (``config.metadata.name``), or into the answer for ``-q``, whose values are written on one
+line; without it the answer is written as JSON.  With ``--until`` the call is made again until a field of the answer is that.
+ExecSync writes what the command has written and exits with its code.  Exec and Attach go on over a websocket, with standard
+input and a terminal where the request has ``stdin`` and ``tty``.
 The socket is ``CRI_ADDRESS``.
 """
 
@@ -16,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from tests.clients.cri import grpc, messages, stream
+from tests.clients.cri import grpc, messages
 
 TIMEOUT = 240.0  # seconds; the emulated guest is slow
 PATIENCE = 45.0
@@ -87,6 +88,8 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(answer["stderr"])
         return int(answer["exit_code"])
     if method in ("Exec", "Attach") and not wanted:
+        from tests.clients.cri import stream  # takes as long to import as all else
+
         return stream.converse(answer["url"], bool(request.get("stdin")), TIMEOUT)
     print(" ".join(shown(get(answer, path)) for path in wanted) if wanted else json.dumps(answer, indent=1))
     return 0

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from tests.clients.bed import IMAGE, ClientBed, ClientBedUnavailable, GuestBed
+from tests.native.runtime import Result
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PAUSE = "docker.io/test/pause:1"
@@ -51,7 +52,11 @@ _NETWORK = {
             "type": "bridge",
             "bridge": "cri0",
             "isGateway": True,
-            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.77.0/24"}]], "dataDir": "/run/gpurun-cri-addresses"},
+            "ipam": {
+                "type": "host-local",
+                "ranges": [[{"subnet": "10.88.77.0/24"}]],
+                "dataDir": "/run/gpurun-cri-addresses",
+            },
         }
     ],
 }
@@ -108,8 +113,8 @@ class CriDaemon:
         if made.rc:
             raise ClientBedUnavailable(f"no image for pods: {made.text}")
 
-    def _method(self, *arguments: str):  # type: ignore[no-untyped-def]
-        return self.bed.run(sys.executable, "-m", "tests.clients.cri", *arguments, **self.environment())
+    def _method(self, *arguments: str) -> Result:
+        return self.bed.run(sys.executable, "-m", "tests.clients.cri", *arguments, timeout=60, **self.environment())
 
     def environment(self) -> dict[str, str]:
         """What ``operations/cri.bash`` and the client need."""

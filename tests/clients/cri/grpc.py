@@ -26,7 +26,7 @@ class RpcError(Exception):
 
 
 def call(address: str, method: str, message: bytes, timeout: float) -> bytes:
-    """The answer to *message* (at most 64 KiB of it) from ``/service/method``; raises :class:`RpcError`, :class:`OSError`."""
+    """The answer to *message* (at most 64 KiB) from ``/service/method``; raises :class:`RpcError`, :class:`OSError`."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(timeout)
         connection.connect(address)

@@ -33,13 +33,15 @@ _FIELDS = {
     "RemovePodSandboxResponse": "",
     "PodSandboxStatusRequest": "pod_sandbox_id 1 string, verbose 2 bool",
     "PodSandboxStatusResponse": "status 1 PodSandboxStatus, info 2 {}",
-    "PodSandboxStatus": "id 1 string, metadata 2 PodSandboxMetadata, state 3 PodSandboxState, network 5 PodSandboxNetworkStatus,"
+    "PodSandboxStatus": "id 1 string, metadata 2 PodSandboxMetadata, state 3 PodSandboxState,"
+    " network 5 PodSandboxNetworkStatus,"
     " labels 7 {}, annotations 8 {}, runtime_handler 9 string",
     "PodSandboxNetworkStatus": "ip 1 string",
     "ListPodSandboxRequest": "filter 1 PodSandboxFilter",
     "ListPodSandboxResponse": "items 1 PodSandbox[]",
     "PodSandboxFilter": "id 1 string, label_selector 3 {}",
-    "PodSandbox": "id 1 string, metadata 2 PodSandboxMetadata, state 3 PodSandboxState, labels 5 {}, runtime_handler 7 string",
+    "PodSandbox": "id 1 string, metadata 2 PodSandboxMetadata, state 3 PodSandboxState, labels 5 {},"
+    " runtime_handler 7 string",
     "PodSandboxConfig": "metadata 1 PodSandboxMetadata, hostname 2 string, log_directory 3 string, dns_config 4 DNSConfig,"
     " labels 6 {}, annotations 7 {}, linux 8 LinuxPodSandboxConfig",
     "PodSandboxMetadata": "name 1 string, uid 2 string, namespace 3 string, attempt 4 int",
@@ -86,7 +88,8 @@ _FIELDS = {
     "Container": "id 1 string, pod_sandbox_id 2 string, metadata 3 ContainerMetadata, state 6 ContainerState, labels 8 {}",
     "ContainerStatusRequest": "container_id 1 string, verbose 2 bool",
     "ContainerStatusResponse": "status 1 ContainerStatus, info 2 {}",
-    "ContainerStatus": "id 1 string, metadata 2 ContainerMetadata, state 3 ContainerState, created_at 4 int, started_at 5 int,"
+    "ContainerStatus": "id 1 string, metadata 2 ContainerMetadata, state 3 ContainerState, created_at 4 int,"
+    " started_at 5 int,"
     " finished_at 6 int, exit_code 7 int, image 8 ImageSpec, reason 10 string, message 11 string, labels 12 {},"
     " annotations 13 {}, mounts 14 Mount[], log_path 15 string, resources 16 ContainerResources",
     "ContainerResources": "linux 1 LinuxContainerResources",
@@ -102,10 +105,12 @@ _FIELDS = {
     "AttachResponse": "url 1 string",
     "ContainerStatsRequest": "container_id 1 string",
     "ContainerStatsResponse": "stats 1 ContainerStats",
-    "ContainerStats": "attributes 1 ContainerAttributes, cpu 2 CpuUsage, memory 3 MemoryUsage, writable_layer 4 FilesystemUsage",
+    "ContainerStats": "attributes 1 ContainerAttributes, cpu 2 CpuUsage, memory 3 MemoryUsage,"
+    " writable_layer 4 FilesystemUsage",
     "ContainerAttributes": "id 1 string, metadata 2 ContainerMetadata, labels 3 {}",
     "CpuUsage": "timestamp 1 int, usage_core_nano_seconds 2 UInt64Value, usage_nano_cores 3 UInt64Value",
-    "MemoryUsage": "timestamp 1 int, working_set_bytes 2 UInt64Value, available_bytes 3 UInt64Value, usage_bytes 4 UInt64Value,"
+    "MemoryUsage": "timestamp 1 int, working_set_bytes 2 UInt64Value, available_bytes 3 UInt64Value,"
+    " usage_bytes 4 UInt64Value,"
     " rss_bytes 5 UInt64Value, page_faults 6 UInt64Value, major_page_faults 7 UInt64Value",
     "FilesystemUsage": "timestamp 1 int, used_bytes 3 UInt64Value, inodes_used 4 UInt64Value",
     "PodSandboxStatsRequest": "pod_sandbox_id 1 string",

@@ -23,7 +23,9 @@ STDIN, STDOUT, STDERR, STATUS, RESIZE = b"\0", b"\1", b"\2", b"\3", b"\4"
 
 def converse(url: str, wants_input: bool, timeout: float) -> int:
     """Copy the streams until the other side ends them; returns the exit code, 1 with its text on stderr for an error."""
-    remote = websocket.create_connection(url.replace("http://", "ws://"), subprotocols=["v4.channel.k8s.io"], timeout=timeout)
+    remote = websocket.create_connection(
+        url.replace("http://", "ws://"), subprotocols=["v4.channel.k8s.io"], timeout=timeout
+    )
     terminal = wants_input and os.isatty(0)
     kept: list[Any] = termios.tcgetattr(0) if terminal else []
     woken, waker = os.pipe()

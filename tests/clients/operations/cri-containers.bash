@@ -19,7 +19,6 @@ run_ -- true
 ### container: command not found
 # says: .*executable file not found in \$PATH.*
 # says: EXITED 128 StartError
-# guest
 pod
 fails 1 boot c -- nosuchcommand 2>&1
 status
@@ -50,7 +49,6 @@ run_ working_dir=/some/where -- pwd
 
 ### container: stopped by SIGTERM
 # says: EXITED 0 Completed
-# guest
 up
 until_ grep -q up /run/t/$C/logs/c.log
 stop 20
@@ -133,7 +131,6 @@ in_ echo still
 
 ### container: processes
 # says: 2
-# guest
 up
 until_ eval '[[ $(ctr tasks ps $BOX | tail -n +2 | wc -l) == 2 ]]'
 ctr tasks ps $BOX | tail -n +2 | wc -l

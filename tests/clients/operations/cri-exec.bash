@@ -2,7 +2,6 @@
 # says: out
 # says: ! err
 # says: exit code 42
-# guest
 up
 fails 42 in_ sh -c 'echo out; echo err >&2; exit 42'
 
@@ -101,7 +100,6 @@ status
 # says: stdout F .*got hello.*|.*got hello
 # says: 30 90
 # says: EXITED 4 Error
-# guest
 pod
 box c stdin:=true tty:=true -- sh -c 'stty -echo; echo ready; until stty size 2>/dev/null | grep "30 90"; do sleep .1; done; read x; echo got $x; exit 4'
 start

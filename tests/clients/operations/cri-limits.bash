@@ -24,10 +24,6 @@ cat $(cgroup)/memory.high
 ### out of memory
 # needs: memory
 # says: EXITED 137 OOMKilled
-run_ linux.resources:='{"memory_limit_in_bytes":33554432,"memory_swap_limit_in_bytes":33554432}' -- sh -c 'sleep .5; tail -c 100m /dev/zero'
-
-### out of memory: the event
-# needs: memory
 # says: /tasks/oom
 mine
 ctr events >events &

@@ -114,7 +114,6 @@ logs d | cut -d' ' -f3
 
 ### pod: stopped with its containers in it
 # says: EXITED 137.*
-# guest
 pod
 boot c -- sleep 1000
 cri StopPodSandbox pod_sandbox_id=$POD >/dev/null

@@ -11,7 +11,7 @@ pod() {
   local parent=/cri
   [[ ! -d /run/systemd/system ]] || parent=cri.slice
   PODFIELDS=(metadata.name="$C" metadata.uid="$C" metadata.namespace=n log_directory="/run/t/$C/logs"
-    linux.cgroup_parent="$parent" "$(namespaces)" "$@")
+    dns_config.servers:='["192.0.2.53"]' linux.cgroup_parent="$parent" "$(namespaces)" "$@")
   POD=$(cri RunPodSandbox runtime_handler="$DOCKER_RUNTIME" "${PODFIELDS[@]/#/config.}" -q pod_sandbox_id)
 }
 # box NAME [FIELDS] -- COMMAND: a container that is created; its id in BOX. FIELDS are those of its config.
