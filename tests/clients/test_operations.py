@@ -40,6 +40,8 @@ def bed(request: pytest.FixtureRequest) -> Iterator[ClientBed]:
         pytest.skip(str(e))
     request.config.stash[VERSIONS] = versions(made)
     yield made
+    if cri_of.cache_info().currsize:
+        cri_of(made).close()
     made.close()
     shutil.rmtree(made.directory)
 
@@ -99,8 +101,14 @@ def test_nothing_is_left(bed: ClientBed) -> None:
     """No container, no cgroup, no state of a runtime, no shim, after all that was done."""
     for command in (["docker", "ps", "-aq"], ["podman", "ps", "-aq", "--external"], ["ctr", "containers", "ls", "-q"]):
         assert bed.run(*command).out == "", command
+    if cri_of.cache_info().currsize:
+        assert bed.run("ctr", "containers", "ls", "-q", **cri_of(bed).environment()).out == ""
     groups = bed.run("sh", "-c", "find /sys/fs/cgroup -mindepth 1 -type d").out.splitlines()
-    assert not [g for g in groups if any(part in g for part in ("libpod-", "/docker/", "docker-", "/default/"))], groups
+    assert not [
+        g
+        for g in groups
+        if any(part in g for part in ("libpod-", "/docker/", "docker-", "/default/", "/cri/", "cri-containerd"))
+    ], groups
     kept = bed.run("sh", "-c", "ls -d /run/containerd/runc/*/* /run/docker/runtime-runc/*/* 2>/dev/null").out.split()
     assert not [path for path in kept if not os.path.basename(path).startswith(".")]
     assert bed.run("pgrep", "-fc", "containerd-shim").out.strip() == "0"
