@@ -102,7 +102,7 @@ def test_nothing_is_left(bed: ClientBed) -> None:
     for command in (["docker", "ps", "-aq"], ["podman", "ps", "-aq", "--external"], ["ctr", "containers", "ls", "-q"]):
         assert bed.run(*command).out == "", command
     if cri_of.cache_info().currsize:
-        assert bed.run("ctr", "containers", "ls", "-q", **cri_of(bed).environment()).out == ""
+        assert bed.run("ctr", "containers", "ls", "-q", timeout=60, **cri_of(bed).environment()).out == ""
     groups = bed.run("sh", "-c", "find /sys/fs/cgroup -mindepth 1 -type d").out.splitlines()
     assert not [
         g

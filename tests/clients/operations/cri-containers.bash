@@ -220,6 +220,7 @@ run_ linux.security_context:='{"masked_paths":["/proc/meminfo","/root"],"readonl
 
 ### container: privileged
 # needs: every-capability
+# on: native
 # says: stdout F mounted
 pod linux.security_context.privileged:=true
 boot c linux.security_context:='{"privileged":true}' -- sh -c 'grep -e CapEff -e Seccomp: /proc/self/status; mount -t tmpfs x /tmp && echo mounted; grep -c "sysfs rw" /proc/mounts'

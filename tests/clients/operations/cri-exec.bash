@@ -69,7 +69,6 @@ fails 1 cri Exec container_id=$BOX stdout:=true stderr:=true -- nosuchcommand 2>
 # says: 29 83
 # says: all
 # says: code 5
-# guest
 up
 terminal --size 29x83 -- bash -c "cri Exec container_id=$BOX tty:=true stdin:=true stdout:=true -- sh -c 'until stty size 2>/dev/null | grep 29; do sleep .1; done; test -t 0 -a -t 1 -a -t 2 && echo all; exit 5'" || echo code $?
 
@@ -90,7 +89,7 @@ terminal --size 20x60 --say 'ready=' --resize '=33x101' --say '33 101=\x03' -- b
 # says: one
 # says: ! two
 pod
-box c stdin:=true -- sh -c 'read x; echo one; sleep .1; echo two >&2'
+box c stdin:=true -- sh -c 'read x; echo one; sleep .1; echo two >&2; sleep .3'
 start
 echo go | cri Attach container_id=$BOX stdin:=true stdout:=true stderr:=true
 exited

@@ -9,7 +9,6 @@ cri Status -q status.conditions.0.type -q status.conditions.0.status
 # says: READY <name>
 # says: NOTREADY
 # says: 0
-# guest
 pod
 cri PodSandboxStatus pod_sandbox_id=$POD -q status.state -q status.metadata.name
 cri ListPodSandbox filter.id=$POD -q items.0.state -q items.0.metadata.namespace
