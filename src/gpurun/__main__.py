@@ -61,6 +61,8 @@ def _run(words: list[str], site: str | None) -> int:
         from gpurun.cli.human import show_help
 
         return show_help(invocation)
+    if log.debugging():  # words after the first may be secrets
+        log.debug(f"{invocation.command} {' '.join(invocation.args[:1])} (state in {invocation.globals.root})")
     return handler(invocation.command)(invocation)
 
 

@@ -134,9 +134,17 @@ def test_argument_forms(runtime: Runtime, bundle: MakeBundle) -> None:
     repeated = ("--root", "/nonexistent", f"--root={runtime.root}", "-root", str(runtime.root))
     container = runtime.create(bundle().sh("sleep 1000"), "-no-new-keyring=false", globals_=repeated)
     assert runtime("start", container.id, globals_=repeated).rc == 0
-    done = runtime("exec", "--cwd=/tmp", "--env=A=1,2", "-e", "B=-x", container.id, "sh", "-c", 'echo "$PWD $A $B"; exit 3')
+    more = ("--cwd=/tmp", "--env=A=1,2", "--env", "B=-x")
+    done = runtime("exec", *more, container.id, "sh", "-c", 'echo "$PWD $A $B"; exit 3')
     assert (done.rc, done.out) == (3, "/tmp 1,2 -x\n"), "no splitting at commas; what follows the id is the command's"
     assert runtime("kill", container.id, "9").rc == 0
+
+
+@pytest.mark.gpurun_only
+def test_two_forms_of_an_option_in_one_line(runtime: Runtime, bundle: MakeBundle) -> None:
+    """runc refuses it ("Cannot use two forms of the same flag"), so no client sends it; people do."""
+    container = runtime.start(bundle().sh("sleep 1000"))
+    assert runtime("exec", "-e", "A=1", "--env=B=2", container.id, "sh", "-c", "echo $A $B").out == "1 2\n"
 
 
 def test_ps_prints_json_and_nothing_else(runtime: Runtime, bundle: MakeBundle) -> None:

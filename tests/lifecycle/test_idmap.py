@@ -333,3 +333,19 @@ def test_without_a_mount_namespace(runtime: Runtime, bundle: MakeBundle, leaks: 
     words = runtime.output(b).split()
     assert {"1", "bin", "null"} <= set(words)
     assert "home" not in words
+
+
+def test_a_read_only_root_without_a_mount_namespace(runtime: Runtime, bundle: MakeBundle, leaks: Leaks) -> None:
+    """There is no mount to make read-only, and nothing of the host's becomes so; hooks run as ever."""
+    leaks.allow_rootfs_changes()
+    b = bundle().without_namespace("mount").args("echo", "up")
+    b.config["root"]["readonly"] = True
+    b.config["mounts"] = []
+    del b.linux["maskedPaths"], b.linux["readonlyPaths"]
+    touch = {"path": "/bin/sh", "args": ["sh", "-c", "cat >/dev/null; touch hook"]}
+    b.config["hooks"] = {"createRuntime": [touch]}
+    done = runtime.run(b)
+    assert (done.rc, done.out) == (0, "up\n"), done
+    assert (b.directory / "hook").exists()
+    if runtime.name == "gpurun":
+        assert "root.readonly: the rootfs stays writable" in done.err

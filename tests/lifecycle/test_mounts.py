@@ -138,6 +138,18 @@ def test_tmpfs_keeps_the_mode_of_what_it_covers(runtime: Runtime, bundle: MakeBu
     assert runtime.output(b).split() == ["1777", "711"]
 
 
+@pytest.mark.not_on("runc 1.1", reason="gives it the mode of the mount point that it has made")
+def test_tmpfs_where_nothing_was_has_the_kernels_mode(runtime: Runtime, bundle: MakeBundle, leaks: Leaks) -> None:
+    """The mode is that of a new tmpfs, and not that of the directories which were made to mount it."""
+    leaks.allow_rootfs_changes()
+    b = bundle().sh("stat -c %a /new/place; cat /proc/self/mounts").mount("/new/place", "tmpfs", kind="tmpfs")
+    mode, *mounts = runtime.output(b).splitlines()
+    assert mode == "1777"
+    (line,) = [line for line in mounts if line.split()[1] == "/new/place"]
+    assert "mode=" not in line
+    assert {oct((b.rootfs / name).stat().st_mode)[-4:] for name in ("new", "new/place")} == {"0755"}
+
+
 def test_tmpcopyup(runtime: Runtime, bundle: MakeBundle) -> None:
     b = bundle().sh("cat /etc/hello; rm /etc/hello; ls /etc").mount("/etc", "tmpfs", "tmpcopyup", kind="tmpfs")
     (b.rootfs / "etc/hello").write_text("copied\n")

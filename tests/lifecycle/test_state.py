@@ -218,6 +218,27 @@ def test_kill_of_a_created_container(runtime: Runtime, bundle: MakeBundle) -> No
     assert "cannot start a container that has stopped" in container.start().text
 
 
+@pytest.mark.parametrize("name", ["TERM", "INT", "HUP", "QUIT", "37"])
+def test_a_signal_that_ends_a_created_container(runtime: Runtime, bundle: MakeBundle, name: str) -> None:
+    """The kernel shields the first process of a pid namespace; CRI-O would wait until its patience ends, then kill."""
+    if runtime.name == "runc" and name in ("QUIT", "37"):
+        pytest.skip("Go writes its stacks, and passes over real-time signals")
+    container = runtime.create(bundle().sh("echo must not run"))
+    assert container.kill(name) == (0, "", "")
+    assert container.wait() != 0
+    assert container.state()["status"] == "stopped"
+    assert (container.out, container.err) == ("", "")
+
+
+@pytest.mark.gpurun_only
+def test_a_waiting_container_has_nothing_of_the_host_open(runtime: Runtime, bundle: MakeBundle) -> None:
+    """Who may look into it could open what it has open, for writing: its own program and the host's files among it."""
+    container = runtime.create(bundle())
+    seen = {os.readlink(fd) for fd in container.proc("fd").iterdir()}
+    streams = {str(container.files / "out"), str(container.files / "err"), "/dev/null"}
+    assert seen == streams | {str(runtime.root / container.id / "exec.fifo")}
+
+
 def test_kill_of_a_stopped_container(runtime: Runtime, bundle: MakeBundle) -> None:
     container = runtime.start(bundle().args("true"))
     container.wait()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.engine.lookup import check_cwd, find_executable, home_directory
-from gpurun.engine.signals import default_signals
+from gpurun.engine.signals import default_signals, end_on_signals
 from gpurun.errors import GpurunError, StepError, oserror_text, strerror_lower
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC, write_all
@@ -197,6 +197,7 @@ def notify_first(
     from gpurun.linux.seccomp import install, prepare_execve  # imported before the host's tree was left
 
     default_signals()
+    end_on_signals()  # which is undone by execve(2)
     close_range(first_fd, flags=CLOSE_RANGE_CLOEXEC)
     execve = prepare_execve(path, args, env)
 

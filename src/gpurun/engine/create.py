@@ -173,6 +173,7 @@ def create(options: CreateOptions, started: Started) -> Created:
         check_rootfs(plan)
         _check_console(options, plan)
         plan = with_filter(plan, options.root)
+        log.debug(f"planned: rootfs {plan.rootfs}, cgroup {plan.cgroup.path or 'of the caller'}")
         return _apply(options, plan, data, started, undo)
     except BaseException:
         take_back([*undo, lambda: dismiss(started)])
@@ -267,6 +268,7 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, started: Started, un
         placeholder = 0
     state = replace(state, pid=pid, start_time=_start_time(pid), keeper=placeholder)
     store.save(options.root, state)
+    log.debug(f"the init is process {pid}, in its namespaces and its cgroup")
     _serve_init(options, plan, state, started.channel, undo)
     master = -1
     if ours >= 0:
@@ -279,6 +281,7 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, started: Started, un
         send_pidfd(options.pidfd_socket, pidfd, b"standard")
     state = replace(state, created=store.rfc3339_now())
     store.save(options.root, state)
+    log.debug("the container is created: its process waits for start")
     if options.pid_file:
         store.write_pid_file(options.pid_file, pid)
     posix.close(started.channel)

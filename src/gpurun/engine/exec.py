@@ -119,6 +119,7 @@ def _start(options: ExecOptions, started: Started, made: list[int]) -> tuple[tup
     finally:
         for fd in files.values():
             posix.close(fd)
+    log.debug(f"the process is {pid}, in the container's namespaces")
     pidfd = lp.pidfd_open(pid)
     master = _hand_over(options, ours, pid, pidfd)
     sync.send(started.channel, "go")

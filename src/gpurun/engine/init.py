@@ -26,9 +26,11 @@ from gpurun.engine.become import (
 from gpurun.engine.hooks import in_directory, run_hooks
 from gpurun.engine.plan import InitPlan
 from gpurun.engine.process import ProcessPlan
+from gpurun.engine.signals import end_on_signals
 from gpurun.engine.state import State, state_json
 from gpurun.errors import GpurunError, oserror_text
 from gpurun.hook.edits import ContainerEdits
+from gpurun.launcher.child import end_imports
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
@@ -185,6 +187,7 @@ def _run(plan: InitPlan, fds: sync.Descriptors) -> None:
         _wait_for_start(fds.fifo)
         _run_start_hooks(plan, state, env, None)
         become()
+    end_on_signals()
     sync.send(fds.channel, "created")
     posix.close(fds.channel)
     _wait_for_start(fds.fifo)
@@ -254,9 +257,7 @@ def _import_all(plan: InitPlan, fds: sync.Descriptors) -> ApplyEdits | None:
         import gpurun.security.lsm  # noqa: F401
     if plan.process.seccomp is not None:
         import gpurun.linux.seccomp  # noqa: F401
-    sys.path[:] = []
-    sys.path_hooks[:] = []
-    sys.meta_path[:] = []
+    end_imports()
     return apply
 
 

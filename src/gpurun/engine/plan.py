@@ -181,6 +181,8 @@ def make_plan(
     if (edits.mounts or edits.device_nodes) and not namespaces.has(CLONE_NEWNS):
         raise ConfigError("linux.namespaces", 'a container with GPUs needs a mount namespace: add {"type": "mount"}')
     private_mounts = namespaces.has(CLONE_NEWNS)
+    if config.root_readonly and not private_mounts:  # as `runc spec` writes it; runc says nothing
+        warnings += ("root.readonly: the rootfs stays writable, for without a mount namespace it is no mount of its own",)
     user_namespace = namespaces.has(CLONE_NEWUSER)
     cgroup = _plan_cgroup(config, container_id, host, edits, cgroup_manager)
     cgroup = replace(cgroup, owner=_cgroup_owner(namespaces, mounts, process.uid))
@@ -197,7 +199,7 @@ def make_plan(
         devices=plan_devices(linux.devices),
         dev_is_bind=dev_is_bind(mounts),
         edits=edits,
-        readonly=config.root_readonly,
+        readonly=config.root_readonly and private_mounts,
         hostname=config.hostname,
         domainname=config.domainname,
         sysctl=plan_sysctl(linux.sysctl, namespaces),

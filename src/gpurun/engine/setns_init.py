@@ -17,6 +17,7 @@ from gpurun.engine import sync
 from gpurun.engine.become import become_process, environment, execute, notify_first, null_stdio, open_proc, write_proc
 from gpurun.engine.process import ProcessPlan
 from gpurun.errors import GpurunError, StepError, oserror_text
+from gpurun.launcher.child import end_imports
 from gpurun.linux import process as lp
 from gpurun.linux import sched
 from gpurun.linux.files import O_CLOEXEC
@@ -126,9 +127,7 @@ def _import_all(process: ProcessPlan) -> None:
         import gpurun.security.lsm  # noqa: F401
     if process.seccomp is not None:
         import gpurun.linux.seccomp  # noqa: F401
-    sys.path[:] = []
-    sys.path_hooks[:] = []
-    sys.meta_path[:] = []
+    end_imports()
 
 
 def _become_root() -> None:

@@ -108,6 +108,21 @@ def _ignore(number: int, frame: object) -> None:
     """A handler, so that the signal interrupts and is written to the wake-up descriptor; SIG_IGN would lose it."""
 
 
+def end_on_signals() -> None:
+    """Let the signals that ask a process to end do so for a first process of a pid namespace, which the kernel shields from
+    all but SIGKILL (pid_namespaces(7)).
+
+    For an init that waits to be started: who stops a container that never ran would else wait for its patience to end.
+    execve(2) gives these signals their default disposition back.
+    """
+    for number in (1, 2, 3, 10, 12, 15, *range(34, 65)):
+        _signal.signal(number, _end)
+
+
+def _end(number: int, frame: object) -> None:
+    posix._exit(128 + number)
+
+
 def default_signals() -> None:
     """Give every signal its default disposition and unblock all.
 

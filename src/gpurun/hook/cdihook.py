@@ -21,6 +21,7 @@ from gpurun.hook.cdi_hooks import COMMANDS, parse_call
 from gpurun.hook.cdi_known import hook_work
 from gpurun.hook.edits import ContainerEdits
 from gpurun.hook.target import Target
+from gpurun.launcher.child import end_imports
 from gpurun.linux.files import O_CLOEXEC, read_fd, read_file
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.process import PR_SET_DUMPABLE, prctl
@@ -85,9 +86,7 @@ def _run(call: HookCall) -> None:
         return
     user_namespace = read_file("/proc/self/uid_map").decode().split() != _INITIAL_MAP
     # From here on there is only the container: nothing may be imported from a tree that an image may have a hand in.
-    sys.path[:] = []
-    sys.path_hooks[:] = []
-    sys.meta_path[:] = []
+    end_imports()
     prctl(PR_SET_DUMPABLE, 0)
     try:
         root_fd = posix.open(container.rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)

@@ -21,6 +21,7 @@ from gpurun.hook.gpu import WRONG_MODE, gpu_edits
 from gpurun.hook.nodes import missing_nodes, node_step
 from gpurun.hook.settings import Settings, read_settings, settings_path
 from gpurun.hook.target import Target
+from gpurun.launcher.child import end_imports
 from gpurun.linux.files import O_CLOEXEC, read_fd, read_file, write_all
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.process import CLONE_NEWNS, CLONE_NEWUSER, PR_SET_DUMPABLE, prctl, setns
@@ -289,9 +290,7 @@ def _lend_nodes(pid: int, edits: ContainerEdits) -> int:
 def _apply_as_child(fds: tuple[int, int, int, int], rootfs: str, edits: ContainerEdits, readonly: bool) -> str:
     """In the container's namespaces from here on: nothing is imported any more, and no program is run."""
     mount_fd, user_fd, nodes_fd, journal_fd = fds
-    sys.path[:] = []
-    sys.path_hooks[:] = []
-    sys.meta_path[:] = []
+    end_imports()
     prctl(PR_SET_DUMPABLE, 0)
     try:
         if user_fd >= 0:

@@ -6,6 +6,7 @@ gets its modules through an inherited descriptor; from a source tree it gets the
 
 from __future__ import annotations
 
+import posix
 import sys
 
 from gpurun.record import Record
@@ -47,6 +48,21 @@ def given_child() -> tuple[int, int] | None:
         return None
     pid, _, fd = given.partition(",")
     return int(pid), int(fd)
+
+
+def end_imports() -> None:
+    """Nothing can be imported any more: an image may have a hand in what would come.
+
+    The launcher's file is closed with it.  It is the host's, and who may look into this process could open it by
+    /proc/<pid>/fd for writing (CVE-2019-5736 by another door).
+    """
+    bundle = getattr(sys, "gpurun_bundle", None)
+    if bundle is not None and bundle.fd >= 0:
+        posix.close(bundle.fd)
+        bundle.fd = -1
+    sys.path[:] = []
+    sys.path_hooks[:] = []
+    sys.meta_path[:] = []
 
 
 def run() -> None:

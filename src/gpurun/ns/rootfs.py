@@ -145,6 +145,9 @@ def _bind(root_fd: int, root: str, step: MountStep, tree: int) -> int:
         tree = lm.open_tree_path(step.source, options.recursive)
     directory = posix.fstat(tree).st_mode & 0o170000 == 0o040000
     target = make_target(root_fd, step.destination, directory)
+    if (posix.fstat(target).st_mode & 0o170000 == 0o040000) is not directory:  # of which move_mount(2) says EINVAL
+        posix.close(target)
+        raise OSError(ENOTDIR, posix.strerror(ENOTDIR))
     _check_proc_target(root, target, step, tree)
     _set_attributes(tree, options)
     attach(tree, target)
@@ -182,6 +185,7 @@ def _new_filesystem(root_fd: int, root: str, step: MountStep, cgroup: str) -> in
     if step.kind == "cgroup" and cgroup:
         return _bind_cgroup(root_fd, step, cgroup)
     fstype = "cgroup2" if step.kind == "cgroup" else step.kind
+    covers = fstype == "tmpfs" and _exists(root_fd, step.destination)
     if fstype in ("proc", "sysfs"):
         target = _ordinary_directory(root_fd, step)
     else:
@@ -192,7 +196,7 @@ def _new_filesystem(root_fd: int, root: str, step: MountStep, cgroup: str) -> in
     if step.label and fstype != "mqueue":
         pairs.append(("context", step.label))
     attributes = options.attr_set
-    if fstype == "tmpfs" and not any(key == "mode" for key, _ in pairs):
+    if covers and not any(key == "mode" for key, _ in pairs):  # over what was missing it has the kernel's mode, 1777
         pairs.append(("mode", f"{posix.fstat(target).st_mode & 0o7777:o}"))
     if attributes & lm.MOUNT_ATTR_RDONLY:
         if _late_readonly(step):
@@ -209,6 +213,14 @@ def _new_filesystem(root_fd: int, root: str, step: MountStep, cgroup: str) -> in
     attach(fd, target)
     posix.close(target)
     return fd
+
+
+def _exists(root_fd: int, path: str) -> bool:
+    try:
+        posix.close(open_in_root(root_fd, path))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _bind_cgroup(root_fd: int, step: MountStep, cgroup: str) -> int:
