@@ -86,7 +86,8 @@ def test_debug_logs_where(tmp_path: Path) -> None:
     log = tmp_path / "log"
     done = gpurun("--debug", "--log", str(log), "--log-format=json", "state", "x", script=FAIL.format('TypeError("oops")'))
     assert done.stderr == "internal error in gpurun: TypeError: oops\n"
-    first, last = (json.loads(line) for line in log.read_text().splitlines())
+    command, first, last = (json.loads(line) for line in log.read_text().splitlines())
+    assert command["msg"].startswith("state x ")
     assert first["level"] == "debug"
     assert "__main__.py" in first["msg"]
     assert last["level"] == "error"
