@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.hook.cdi_files import DEFAULT_DIRS, read_registry
+from gpurun.hook.cdi_filter import concerns, with_files_of, without_loose_ends
 from gpurun.hook.cdi_inject import inject
 from gpurun.hook.cdi_known import do_known_hooks
 from gpurun.hook.cdi_names import device_problem, parse_qualified
 from gpurun.hook.cdi_stale import stale_files
 from gpurun.hook.driver import module_version
-from gpurun.hook.gpu import gpu_minors
+from gpurun.hook.gpu import gpu_minors, names_capabilities
 from gpurun.hook.gpus import numa_nodes
 from gpurun.hook.request import place, shown
 from gpurun.record import replace
@@ -90,8 +91,7 @@ def route(
         _check_requirements(request, found, roots)
         return None, found
     capabilities = request.capabilities
-    asked = any(e.startswith("NVIDIA_DRIVER_CAPABILITIES=") and e != "NVIDIA_DRIVER_CAPABILITIES=" for e in env)
-    if request.qualified and not asked:
+    if request.qualified and not names_capabilities(env):
         capabilities = tuple(sorted(settings.policy.supported_capabilities))
     return replace(request, devices=ids, qualified=(), capabilities=capabilities), found
 
@@ -139,15 +139,27 @@ def _check_requirements(request: GpuRequest, names: tuple[str, ...], roots: Root
         check(request.requirements, (properties(version),))
 
 
-def cdi_edits(names: tuple[str, ...], settings: Settings, own_env: Mapping[str, str], roots: Roots) -> ContainerEdits:
+def cdi_edits(
+    names: tuple[str, ...],
+    settings: Settings,
+    own_env: Mapping[str, str],
+    roots: Roots,
+    capabilities: tuple[str, ...] = (),
+) -> ContainerEdits:
     """The edits of the CDI devices *names*, their known hooks done as data; warnings tell of stale files.
 
+    *capabilities* are those that the container names itself: of NVIDIA's GPUs it gets no more; all when there is none.
     Raises :class:`GpurunError`.
     """
     registry = read_registry(spec_dirs(settings, own_env))
     stale = stale_files(_used(names, registry), roots)
     try:
-        edits = do_known_hooks(inject(names, registry), own_env)
+        whole = inject(names, registry)
+        if capabilities and concerns(names):
+            edits = do_known_hooks(with_files_of(whole, capabilities), own_env)
+            edits = without_loose_ends(edits, whole, capabilities)
+        else:
+            edits = do_known_hooks(whole, own_env)
     except ConfigError as e:
         if stale:  # the likely reason comes with it
             raise GpurunError(f"{e} ({'; '.join(stale)})") from None

@@ -104,14 +104,17 @@ def _requested(
 
     request = read_request(env, annotations, privileged, settings.policy, mounts)
     names: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
     if (settings.mode == "cdi" and files) or (request is not None and request.qualified):
         if not files:
             raise GpuError(WRONG_MODE)
         from gpurun.hook.cdi import route
 
+        if request is not None and names_capabilities(env):
+            capabilities = request.capabilities
         request, names = route(request, annotations, settings, env, roots_of(own_env, settings))
     if names:
-        return _from_files(names, request, settings, own_env)
+        return _from_files(names, request, settings, own_env, capabilities)
     if request is None:
         return None
     from gpurun.hook.edits import ContainerEdits
@@ -132,14 +135,24 @@ def _with_mps(made: ContainerEdits, env: tuple[str, ...], mounts: tuple[tuple[st
     return with_mps(made, pipes[0], env, mounts)
 
 
+def names_capabilities(env: tuple[str, ...]) -> bool:
+    """Whether ``process.env`` says which capabilities are needed; of duplicates the last one counts."""
+    said = [entry.partition("=")[2] for entry in env if entry.startswith("NVIDIA_DRIVER_CAPABILITIES=")]
+    return bool(said and said[-1])
+
+
 def _from_files(
-    names: tuple[str, ...], request: GpuRequest | None, settings: Settings, own_env: Mapping[str, str]
+    names: tuple[str, ...],
+    request: GpuRequest | None,
+    settings: Settings,
+    own_env: Mapping[str, str],
+    capabilities: tuple[str, ...],
 ) -> ContainerEdits:
     """The edits of CDI devices, and of those that the driver is to serve beside them."""
     from gpurun.hook.cdi import cdi_edits
     from gpurun.hook.edits import combine
 
-    found = cdi_edits(names, settings, own_env, roots_of(own_env, settings))
+    found = cdi_edits(names, settings, own_env, roots_of(own_env, settings), capabilities)
     return found if request is None else combine(_from_driver(request, settings, own_env), found)
 
 
