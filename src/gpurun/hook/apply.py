@@ -13,11 +13,12 @@ from errno import EEXIST, EINVAL, ELOOP, ENOENT, ENOTDIR, EXDEV
 from gpurun.errors import StepError
 from gpurun.hook.loader import tell_loaders
 from gpurun.hook.nodes import node_step
-from gpurun.hook.private import failed, mask_tree, open_source
+from gpurun.hook.private import failed, mask_tree
 from gpurun.hook.target import Target
 from gpurun.linux import mount as lm
 from gpurun.linux.files import read_file
 from gpurun.linux.fs import (
+    AT_FDCWD,
     O_DIRECTORY,
     O_PATH,
     RESOLVE_BENEATH,
@@ -28,9 +29,9 @@ from gpurun.linux.fs import (
     openat2,
 )
 from gpurun.ns.devices import is_there, make_device
-from gpurun.ns.mount import bind_fd
+from gpurun.ns.mount import attach, bind_fd, private_copy
 from gpurun.ns.options import parse_options
-from gpurun.ns.path import make_dirs, make_target, open_in_root, path_in_root
+from gpurun.ns.path import join, make_target, open_in_root, path_in_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def apply_edits(edits: ContainerEdits, target: Target) -> None:
         sources = {_mount(target, mount) for mount in edits.mounts}
         for link in edits.links:
             target.with_room(link.path, lambda link=link: _link(target, link, sources))  # type: ignore[misc]
+        target.places.renew()
         for tree in edits.proc_trees:
             mask_tree(target, tree)
         for chmod in edits.chmods:
@@ -82,45 +84,47 @@ def _device_node(target: Target, node: DeviceNode) -> None:
         except OSError as e:
             # Neither mknod(2) nor the host's own: nvidia-modprobe, or any first use of the driver, makes it.
             raise failed("bind the device node of the host", host_path, e) from None
-    target.with_room(
-        node.path, lambda: make_device(target.root_fd, step, host_path, target.in_user_namespace, target.journal)
-    )
+    target.with_room(node.path, lambda: make_device(target.places, step, host_path, target.in_user_namespace))
 
 
 def _mount(target: Target, mount: EditMount) -> tuple[int, int]:
     """Bind one host file or directory; returns (device, inode) of it."""
-    step = "mount"
-    source, stat = open_source(step, mount.host_path)
-    identity = (stat.st_dev, stat.st_ino)
+    options = parse_options(mount.options)
+    is_directory = mount.kind == "dir"
     try:
-        is_directory = stat.st_mode & _S_IFMT == _S_IFDIR
-        if stat.st_mode & _S_IFMT == _S_IFLNK or is_directory != (mount.kind == "dir"):
-            raise StepError(step, mount.host_path, EINVAL)
+        # A file has no mounts below it.
+        recursive = options.recursive and is_directory
+        tree = private_copy(AT_FDCWD, mount.host_path, options.attr_set, options.attr_clr, recursive)
+    except OSError as e:
+        raise failed("mount", mount.host_path, e) from None
+    try:
+        stat = posix.fstat(tree)
+        # A link is refused: discovery has resolved them all.
+        if stat.st_mode & _S_IFMT == _S_IFLNK or (stat.st_mode & _S_IFMT == _S_IFDIR) != is_directory:
+            raise StepError("mount", mount.host_path, EINVAL)
         try:
-            path = mount.container_path
-            place = target.with_room(path, lambda: make_target(target.root_fd, path, is_directory, target.journal))
-            try:
-                options = parse_options(mount.options)
-                bind_fd(source, place, options.attr_set, options.attr_clr, options.recursive)
-            finally:
-                posix.close(place)
-            _verify(target.root_fd, path, identity)
+            _attach(target, mount.container_path, tree, is_directory)
+            found = target.places.look(mount.container_path)
         except OSError as e:
-            raise failed(step, mount.container_path, e) from None
+            raise failed("mount", mount.container_path, e) from None
     finally:
-        posix.close(source)
-    return identity
+        posix.close(tree)
+    # A last look: what a process in the container finds at the path is what was mounted.
+    if (found.st_dev, found.st_ino) != (stat.st_dev, stat.st_ino):
+        raise StepError("mount", mount.container_path, EEXIST)
+    return stat.st_dev, stat.st_ino
 
 
-def _verify(root_fd: int, path: str, identity: tuple[int, int]) -> None:
-    """A last look: what a process in the container finds at *path* is what was mounted."""
-    fd = open_in_root(root_fd, path)
+def _attach(target: Target, path: str, tree: int, is_directory: bool) -> None:
+    if is_directory:
+        target.places.renew()  # it may cover one of them
+        place = target.with_room(path, lambda: make_target(target.root_fd, path, True, target.journal))
+    else:
+        place = target.with_room(path, lambda: target.places.file(path))
     try:
-        stat = posix.fstat(fd)
+        attach(tree, place)
     finally:
-        posix.close(fd)
-    if (stat.st_dev, stat.st_ino) != identity:
-        raise StepError("mount", path, EEXIST)
+        posix.close(place)
 
 
 def _link(target: Target, link: Link, sources: set[tuple[int, int]]) -> None:
@@ -128,14 +132,10 @@ def _link(target: Target, link: Link, sources: set[tuple[int, int]]) -> None:
     step = "make the link"
     directory, name = _split(link.path)
     try:
-        parent = make_dirs(target.root_fd, directory, target.journal)
-    except OSError as e:
-        raise failed(step, link.path, e) from None
-    try:
+        parent, where = target.places.directory(directory)
         if _says(parent, name, link.target):
             return
-        text = link.target.encode("utf-8", "surrogateescape")
-        target.journal.note("link", path_in_root(target.root_fd, parent, name), text)
+        target.journal.note("link", join(where, name), link.target.encode("utf-8", "surrogateescape"))
         try:
             posix.symlink(link.target, name, dir_fd=parent)
         except OSError as e:
@@ -146,8 +146,6 @@ def _link(target: Target, link: Link, sources: set[tuple[int, int]]) -> None:
                 _bind_over(target, link, directory, sources)
     except OSError as e:
         raise failed(step, link.path, e) from None
-    finally:
-        posix.close(parent)
 
 
 def _says(parent: int, name: str, target: str) -> bool:

@@ -15,6 +15,7 @@ from gpurun.linux import mount as lm
 from gpurun.linux.files import read_fd
 from gpurun.ns.mount import attach, filesystem, tmpfs
 from gpurun.ns.path import existing_part, open_in_root
+from gpurun.ns.places import Places
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Target:
         self.journal = journal
         self.in_user_namespace = in_user_namespace
         self.readonly = readonly
+        self.places = Places(root_fd, journal)
         self._covers: list[int] = []
 
     def with_room(self, path: str, action: Callable[[], T]) -> T:
@@ -53,13 +55,15 @@ class Target:
         return action()
 
     def finish(self) -> None:
-        """Make read-only what was made of room."""
+        """Make read-only what was made of room, and let go of all descriptors."""
+        self.places.close()
         for fd in self._covers:
             lm.mount_setattr(fd, lm.MOUNT_ATTR_RDONLY)
             posix.close(fd)
         self._covers.clear()
 
     def _make_room(self, path: str) -> None:
+        self.places.renew()
         fd, where, missing = existing_part(self.root_fd, path)
         try:
             if not where:

@@ -10,14 +10,13 @@ from gpurun.linux import mount as lm
 from gpurun.linux.files import O_CLOEXEC
 from gpurun.linux.fs import AT_FDCWD, O_NOFOLLOW, O_PATH
 from gpurun.ns.mount import attach, tmpfs
-from gpurun.ns.path import make_dirs, make_target, open_in_root, path_in_root
+from gpurun.ns.path import make_dirs, make_target, open_in_root
+from gpurun.ns.places import Places
 from gpurun.ns.steps import DeviceStep
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from gpurun.ns.journal import Journal
 
 _KINDS = {"c": 0o020000, "b": 0o060000, "p": 0o010000}
 _DEV_LINKS = (
@@ -93,8 +92,12 @@ def _refuse_dev_link(root_fd: int) -> None:
 def make_devices(root_fd: int, steps: tuple[DeviceStep, ...], user_namespace: bool) -> None:
     """Make the device nodes; where mknod(2) is not allowed (user namespaces) the host's nodes are bound instead."""
     _refuse_dev_link(root_fd)
-    for step in steps:
-        make_device(root_fd, step, step.path, user_namespace)
+    places = Places(root_fd)
+    try:
+        for step in steps:
+            make_device(places, step, step.path, user_namespace)
+    finally:
+        places.close()
 
 
 def is_there(root_fd: int, step: DeviceStep) -> bool:
@@ -110,35 +113,28 @@ def is_there(root_fd: int, step: DeviceStep) -> bool:
     return found.st_mode & 0o170000 == _KINDS[step.type] and found.st_rdev == posix.makedev(step.major, step.minor)
 
 
-def make_device(root_fd: int, step: DeviceStep, host_path: str, bind: bool, journal: Journal | None = None) -> None:
+def make_device(places: Places, step: DeviceStep, host_path: str, bind: bool) -> None:
     """One device node in the rootfs; *host_path* is bound in its place with *bind* or where mknod(2) gives EPERM."""
-    parent_path, _, name = step.path.rpartition("/")
     kind = _KINDS[step.type]
     try:
-        parent = make_dirs(root_fd, parent_path or "/", journal)
-        try:
-            if not bind:
-                try:
-                    _make_node(root_fd, parent, name, kind, step, journal)
-                    return
-                except PermissionError:
-                    pass  # no CAP_MKNOD over this file system: bind, as below
-        finally:
-            posix.close(parent)
-        _bind_node(root_fd, step, host_path, kind, journal)
+        if not bind:
+            try:
+                _make_node(places, kind, step)
+                return
+            except PermissionError:
+                pass  # no CAP_MKNOD over this file system: bind, as below
+        _bind_node(places, step, host_path, kind)
     except OSError as e:
         raise StepError("make the device node", step.path, e.errno) from None
 
 
-def _make_node(root_fd: int, parent: int, name: str, kind: int, step: DeviceStep, journal: Journal | None) -> None:
+def _make_node(places: Places, kind: int, step: DeviceStep) -> None:
     device = posix.makedev(step.major, step.minor)
-    if journal is not None:
-        journal.note("file", path_in_root(root_fd, parent, name))
+    parent, name = places.note("file", step.path)
     try:
         posix.mknod(name, kind | step.mode, device, dir_fd=parent)
     except OSError as e:
-        if journal is not None:
-            journal.cancel()
+        places.cancel()
         if e.errno != EEXIST:
             raise
         fd = posix.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=parent)
@@ -150,14 +146,14 @@ def _make_node(root_fd: int, parent: int, name: str, kind: int, step: DeviceStep
     posix.chown(name, step.uid, step.gid, dir_fd=parent, follow_symlinks=False)
 
 
-def _bind_node(root_fd: int, step: DeviceStep, host_path: str, kind: int, journal: Journal | None) -> None:
+def _bind_node(places: Places, step: DeviceStep, host_path: str, kind: int) -> None:
     tree = lm.open_tree(AT_FDCWD, host_path, lm.OPEN_TREE_CLONE)
     try:
         found = posix.fstat(tree)
         if found.st_mode & 0o170000 != kind or (kind != 0o010000 and found.st_rdev != posix.makedev(step.major, step.minor)):
             raise GpurunError(f'"{host_path}" of the host is not the device {step.type} {step.major}:{step.minor}')
         lm.mount_setattr(tree, propagation=lm.MS_PRIVATE)
-        target = make_target(root_fd, step.path, directory=False, journal=journal)
+        target = places.file(step.path)
         attach(tree, target)
         posix.close(target)
     finally:

@@ -6,6 +6,7 @@ import posix
 from errno import EINVAL
 
 from gpurun.linux import mount as lm
+from gpurun.linux.fs import AT_SYMLINK_NOFOLLOW
 
 #: Flags that mount(2) takes for any file system and that most of them do not know as options: hints, no demands.
 _HINTS = frozenset(("iversion", "silent"))
@@ -16,14 +17,31 @@ def bind_fd(source_fd: int, target_fd: int, attr_set: int = 0, attr_clr: int = 0
 
     The attributes go on the top mount only, as bind mounts have always done; see ``mount_setattr`` for trees.
     """
-    tree = lm.open_tree(source_fd, "", lm.OPEN_TREE_CLONE | (lm.AT_RECURSIVE if recursive else 0))
+    tree = private_copy(source_fd, "", attr_set, attr_clr, recursive)
     try:
-        lm.mount_setattr(tree, propagation=lm.MS_PRIVATE, recursive=True)
-        if attr_set or attr_clr:
-            lm.mount_setattr(tree, attr_set, attr_clr)
         lm.move_mount(tree, target_fd)
     finally:
         posix.close(tree)
+
+
+def private_copy(dir_fd: int, path: str, attr_set: int = 0, attr_clr: int = 0, recursive: bool = True) -> int:
+    """A detached copy, private, of the mount at *path* (empty: at *dir_fd*), with *attr_set* MOUNT_ATTR_* on the top mount.
+
+    A link at *path* is not followed: the copy is then of the link itself, for the caller to refuse.
+    """
+    flags = lm.OPEN_TREE_CLONE | AT_SYMLINK_NOFOLLOW
+    tree = lm.open_tree(dir_fd, path, flags | (lm.AT_RECURSIVE if recursive else 0))
+    try:
+        if recursive:
+            lm.mount_setattr(tree, propagation=lm.MS_PRIVATE, recursive=True)
+            if attr_set or attr_clr:
+                lm.mount_setattr(tree, attr_set, attr_clr)
+        else:
+            lm.mount_setattr(tree, attr_set, attr_clr, propagation=lm.MS_PRIVATE)
+    except OSError:
+        posix.close(tree)
+        raise
+    return tree
 
 
 def filesystem(fstype: str, options: tuple[tuple[str, str | None], ...], attributes: int = 0, source: str = "") -> int:

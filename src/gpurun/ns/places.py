@@ -1,0 +1,133 @@
+"""Many files in few directories of a rootfs: each directory is resolved once and held, and what is made is made under it.
+
+A device's edits put some hundred names into a dozen directories.  Resolving each name from the root would be most of the
+system calls of such a container; under the descriptor of its directory a name is one step, which follows no link.
+"""
+
+from __future__ import annotations
+
+import posix
+from errno import EEXIST
+
+from gpurun.errors import StepError
+from gpurun.linux.files import O_CLOEXEC
+from gpurun.linux.fs import O_NOFOLLOW, O_PATH
+from gpurun.ns.path import join, make_dirs, make_target, open_in_root, path_in_root
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.ns.journal import Journal
+
+_S_IFMT, _S_IFREG, _S_IFLNK = 0o170000, 0o100000, 0o120000
+
+
+class Places:
+    """The directories of the rootfs *root_fd* that have been asked for, open until :meth:`close`.
+
+    What is made is noted in *journal*, if there is one.  Whoever covers a directory (by a mount, an overlay) is to call
+    :meth:`renew` before.
+    """
+
+    def __init__(self, root_fd: int, journal: Journal | None = None) -> None:
+        self.root_fd = root_fd
+        self.journal = journal
+        self._directories: dict[str, tuple[int, str]] = {}
+
+    def directory(self, path: str) -> tuple[int, str]:
+        """The directory *path*, made where it is missing: (its descriptor, ours to close; its path as journals have it).
+
+        Without a journal that path is empty: nobody reads it.
+        """
+        found = self._directories.get(path)
+        if found is None:
+            fd = make_dirs(self.root_fd, path, self.journal)
+            try:
+                found = fd, "" if self.journal is None else path_in_root(self.root_fd, fd, "").rstrip("/")
+            except OSError:
+                posix.close(fd)
+                raise
+            self._directories[path] = found
+        return found
+
+    def file(self, path: str) -> int:
+        """An O_PATH descriptor, the caller's to close, of the mount point *path*: an empty file where it is missing.
+
+        As with :func:`~gpurun.ns.path.make_target` what is there is taken as it is.
+        """
+        directory, _, name = path.rpartition("/")
+        if name in ("", ".", ".."):
+            return make_target(self.root_fd, path, False, self.journal)
+        parent, _ = self.directory(directory or "/")
+        try:
+            fd = posix.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=parent)
+        except FileNotFoundError:
+            return self._make_file(path)
+        if posix.fstat(fd).st_mode & _S_IFMT != _S_IFLNK:
+            return fd
+        posix.close(fd)
+        return make_target(self.root_fd, path, False, self.journal)
+
+    def look(self, path: str) -> posix.stat_result:
+        """What is at *path*, links followed inside the rootfs."""
+        directory, _, name = path.rpartition("/")
+        held = self._directories.get(directory or "/")
+        if held is not None and name not in ("", ".", ".."):
+            found = posix.stat(name, dir_fd=held[0], follow_symlinks=False)
+            if found.st_mode & _S_IFMT != _S_IFLNK:
+                return found
+        fd = open_in_root(self.root_fd, path)
+        try:
+            return posix.fstat(fd)
+        finally:
+            posix.close(fd)
+
+    def note(self, kind: str, path: str, rest: bytes = b"") -> tuple[int, str]:
+        """Write down that *path* is about to be made; returns (descriptor of its directory, its name)."""
+        directory, _, name = path.rpartition("/")
+        parent, where = self.directory(directory or "/")
+        if self.journal is not None:
+            self.journal.note(kind, join(where, name), rest)
+        return parent, name
+
+    def cancel(self) -> None:
+        """Take the last note back."""
+        if self.journal is not None:
+            self.journal.cancel()
+
+    def renew(self) -> None:
+        """A last look at the directories that are held, then let go of them: the next question resolves them anew.
+
+        Raises :class:`StepError` where a process in the container would find something else at such a path.
+        """
+        for path, (held, _) in self._directories.items():
+            try:
+                fd = open_in_root(self.root_fd, path)
+            except OSError as e:
+                raise StepError("find again", path, e.errno) from None
+            same = _identity(fd) == _identity(held)
+            posix.close(fd)
+            if not same:
+                raise StepError("find again", path, EEXIST)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of everything, without a look."""
+        held = [fd for fd, _ in self._directories.values()]
+        self._directories.clear()
+        for fd in held:
+            posix.close(fd)
+
+    def _make_file(self, path: str) -> int:
+        parent, name = self.note("file", path)
+        try:
+            posix.mknod(name, _S_IFREG | 0o644, dir_fd=parent)
+        except OSError as e:
+            self.cancel()
+            if e.errno != EEXIST:  # another container that shares this rootfs was faster: what is there is looked at
+                raise OSError(e.errno, e.strerror, path) from None
+        return posix.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=parent)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    found = posix.fstat(fd)
+    return found.st_dev, found.st_ino
