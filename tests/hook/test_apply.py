@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gpurun.errors import GpurunError
+from gpurun.hook import apply
 from gpurun.hook.apply import apply_edits
 from gpurun.hook.edits import Chmod, ContainerEdits, DeviceNode, EditMount, FileEdit, Link, ProcTree
 from gpurun.hook.gpu import gpu_edits
@@ -332,6 +333,24 @@ def test_a_read_only_root_is_not_written(sim: SimulatedDriver, rootfs: Path, in_
     assert {k: v for k, v in after.items() if k.startswith("etc/ld")} == {
         k: before[k] for k in before if k.startswith("etc/ld")
     }
+
+
+def test_a_directory_that_is_exchanged_meanwhile_is_told(
+    rootfs: Path, in_mount_namespace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    source.write_text("host")
+    attached: Any = vars(apply)["attach"]
+
+    def and_exchange(tree: int, place: int) -> None:
+        attached(tree, place)
+        (rootfs / "opt/lib").rename(rootfs / "opt/old")
+        (rootfs / "opt/lib").mkdir()
+
+    monkeypatch.setattr(apply, "attach", and_exchange)
+    mount = EditMount(str(source), "/opt/lib/a", ("ro",))
+    with pytest.raises(GpurunError, match="find again /opt/lib"):
+        in_mount_namespace(lambda: applied(rootfs, ContainerEdits(mounts=(mount,))))
 
 
 def test_no_procfs_no_mask(sim: SimulatedDriver, rootfs: Path, in_mount_namespace: Any) -> None:

@@ -11,7 +11,7 @@ from errno import EINVAL
 from fcntl import fcntl
 
 from gpurun.engine.signals import SIGKILL, send_signal
-from gpurun.engine.sync import receive
+from gpurun.engine.sync import receive, send
 from gpurun.errors import GpurunError, StepError
 from gpurun.launcher.child import Child, child_command, given_child
 from gpurun.linux import mount as lm
@@ -104,6 +104,14 @@ def start_child(entry: str, preserve_fds: int = 0) -> Started:
         its.close()
         posix.close(child.executable)
     return Started(pid, ours.detach())
+
+
+def expect_devices(started: Started) -> None:
+    """Tell the waiting starter that the init will most likely have devices to put in, for which it then imports already."""
+    try:
+        send(started.channel, "devices")
+    except BrokenPipeError:
+        pass  # it has ended; its last message, if any, says why
 
 
 def dismiss(started: Started) -> None:

@@ -12,13 +12,13 @@ from gpurun import log
 from gpurun.cgroup import manager, tree
 from gpurun.engine import cgroup, place, sync
 from gpurun.engine import state as store
-from gpurun.engine.child import dismiss, kill_child, listen_fds
+from gpurun.engine.child import dismiss, expect_devices, kill_child, listen_fds
 from gpurun.engine.hooks import in_directory, run_hooks
 from gpurun.engine.plan import Host, InitPlan, Plan, make_plan
 from gpurun.engine.site import read_site, site_path
 from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
 from gpurun.hook.edits import ContainerEdits
-from gpurun.hook.gpu import Injected, gpu_edits, gpu_minors
+from gpurun.hook.gpu import Injected, gpu_edits, gpu_minors, may_ask
 from gpurun.linux import proc
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC, read_file
@@ -130,9 +130,14 @@ def device_edits(config: Config, prepare: bool = False) -> ContainerEdits:
     return edits or ContainerEdits()
 
 
-def plan_bundle(options: CreateOptions, prepare: bool = False) -> tuple[bytes, Plan]:
-    """Read everything and plan; touches nothing but, with *prepare*, nodes of devices that the host should have."""
+def plan_bundle(options: CreateOptions, prepare: bool = False, started: Started | None = None) -> tuple[bytes, Plan]:
+    """Read everything and plan; touches nothing but, with *prepare*, nodes of devices that the host should have.
+
+    *started*, which waits for the plan, is told to import meanwhile what a container with devices needs.
+    """
     data, config = read_bundle(options.bundle, options.config)
+    if started is not None and may_ask(config.process.env):
+        expect_devices(started)
     sockets = listen_fds()
     edits = device_edits(config, prepare)
     if edits != ContainerEdits():
@@ -169,7 +174,7 @@ def create(options: CreateOptions, started: Started) -> Created:
     undo: list[Callable[[], None]] = []
     try:
         store.check_id(options.id)
-        data, plan = plan_bundle(options, prepare=True)
+        data, plan = plan_bundle(options, prepare=True, started=started)
         check_rootfs(plan)
         _check_console(options, plan)
         plan = with_filter(plan, options.root)

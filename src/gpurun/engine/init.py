@@ -81,6 +81,9 @@ def _error_text(e: BaseException) -> str:
 def _become_init(channel: int) -> tuple[InitPlan, sync.Descriptors]:
     """The starter's part: make the init and end; returns in the init, where the parent has lent it what it lends."""
     received = sync.receive_files(channel)
+    if received is not None and received[0] == ("devices",):
+        _import_for_edits()  # while the parent looks for the devices
+        received = sync.receive_files(channel)
     if received is None:
         posix._exit(1)  # the parent has refused what it was asked for, and told why
     (_, namespaces_wire, plan_wire, names), files = received
@@ -240,10 +243,7 @@ def _import_all(plan: InitPlan, fds: sync.Descriptors) -> ApplyEdits | None:
     """Import what the rest of the road needs, then take away the means to; returns what applies the edits, if any."""
     apply: ApplyEdits | None = None
     if plan.edits != ContainerEdits():
-        import gpurun.hook.apply
-        import gpurun.hook.target
-        import gpurun.ns.journal
-
+        _import_for_edits()
         apply = _apply_edits
     if any(m.options.copy_up for m in plan.mounts):
         import gpurun.ns.copyup  # noqa: F401
@@ -259,6 +259,13 @@ def _import_all(plan: InitPlan, fds: sync.Descriptors) -> ApplyEdits | None:
         import gpurun.linux.seccomp  # noqa: F401
     end_imports()
     return apply
+
+
+def _import_for_edits() -> None:
+    import gpurun.hook.apply
+    import gpurun.hook.nodes
+    import gpurun.hook.target
+    import gpurun.ns.journal  # noqa: F401
 
 
 def _join_keyring(plan: InitPlan, proc_fd: int) -> None:

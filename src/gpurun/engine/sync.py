@@ -3,7 +3,8 @@
     starter → parent  child PID                 a process was made, the parent's to end and to reap
                       spawned PID               the init, in its namespaces and cgroup; the starter ends
                       failed TEXT               the init could not be made
-    parent → starter  plan NAMESPACES PLAN      with the open files that both need (:func:`send_files`)
+    parent → starter  devices                   the plan will most likely have edits for devices: time to import for them
+                      plan NAMESPACES PLAN      with the open files that both need (:func:`send_files`)
 
     init → parent   hooks                       the mounts are made, the parent's hooks may run
                     ready                       all but the process itself is set up

@@ -47,6 +47,11 @@ def is_replaced_hook(path: str) -> bool:
     return path.rpartition("/")[2] in _REPLACED_HOOKS
 
 
+def may_ask(env: tuple[str, ...]) -> bool:
+    """Whether a container with that ``process.env`` will most likely get edits: told before anything is looked at."""
+    return any(e.startswith(_REQUESTS) for e in env)
+
+
 def gpu_edits(
     env: tuple[str, ...],
     annotations: Mapping[str, str],
@@ -92,8 +97,7 @@ def _requested(
 ) -> ContainerEdits | None:
     """What the container's own request brings."""
     if settings is None:
-        asked = any(e.startswith(_REQUESTS) for e in env)
-        if not asked and not _has_settings(own_env):
+        if not may_ask(env) and not _has_settings(own_env):
             return None
         from gpurun.hook.settings import site_settings
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import posix
 import time
-from errno import ENOENT, ENOTDIR, EXDEV
+from errno import ELOOP, ENOENT, ENOTDIR, EXDEV
 
 from gpurun.linux.files import write_all
 from gpurun.linux.fs import O_DIRECTORY, O_PATH, RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
@@ -99,7 +99,7 @@ class Journal:
         try:
             fd = openat2(self.root_fd, directory or ".", O_PATH | O_DIRECTORY, ON_ROOT)
         except OSError as e:
-            if e.errno in (EXDEV, ENOENT, ENOTDIR):
+            if e.errno in (EXDEV, ENOENT, ENOTDIR, ELOOP):
                 return -1
             raise
         try:

@@ -1,0 +1,110 @@
+"""Directories of a rootfs that are resolved once: what is made under them, what is noted, what an exchanged one does."""
+
+from __future__ import annotations
+
+import os
+import posix
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpurun.errors import StepError
+from gpurun.ns.journal import DIRECTORY, FILE, Journal, parse
+from gpurun.ns.places import Places
+
+
+@pytest.fixture
+def rootfs(tmp_path: Path) -> Path:
+    (tmp_path / "rootfs/usr/lib").mkdir(parents=True)
+    (tmp_path / "rootfs/lib").symlink_to("/usr/lib")
+    (tmp_path / "outside").mkdir()
+    return tmp_path / "rootfs"
+
+
+@pytest.fixture
+def places(rootfs: Path, tmp_path: Path) -> Iterator[Places]:
+    before = os.listdir("/proc/self/fd")
+    fd = os.open(rootfs, os.O_PATH | os.O_DIRECTORY)
+    journal = Journal(fd, os.open(tmp_path / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC))
+    made = Places(fd, journal)
+    yield made
+    made.close()
+    journal.close()
+    os.close(fd)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def noted(tmp_path: Path) -> list[tuple[str, str]]:
+    return [(t.kind, t.path) for t in parse((tmp_path / "journal").read_bytes()) if t.kind in (DIRECTORY, FILE)]
+
+
+def file_at(places: Places, path: str) -> tuple[int, int]:
+    fd = places.file(path)
+    found = os.fstat(fd)
+    os.close(fd)
+    assert (places.look(path).st_dev, places.look(path).st_ino) == (found.st_dev, found.st_ino)
+    return found.st_dev, found.st_ino
+
+
+def test_what_is_missing_is_made_and_noted_by_its_path_without_links(places: Places, rootfs: Path, tmp_path: Path) -> None:
+    assert file_at(places, "/lib/a") == (os.stat(rootfs).st_dev, os.stat(rootfs / "usr/lib/a").st_ino)
+    file_at(places, "/lib/b")
+    file_at(places, "/lib/new/c")
+    file_at(places, "/d")
+    assert noted(tmp_path) == [
+        (FILE, "usr/lib/a"),
+        (FILE, "usr/lib/b"),
+        (DIRECTORY, "usr/lib/new"),
+        (FILE, "usr/lib/new/c"),
+        (FILE, "d"),
+    ]
+    assert (rootfs / "usr/lib/b").read_bytes() == b""
+
+
+def test_what_is_there_is_taken_and_links_are_followed_inside(places: Places, rootfs: Path, tmp_path: Path) -> None:
+    (rootfs / "usr/lib/mine").write_text("image")
+    (rootfs / "usr/lib/link").symlink_to("/usr/lib/mine")
+    (rootfs / "usr/lib/dangling").symlink_to("/usr/lib/made")
+    (rootfs / "usr/lib/evil").symlink_to(tmp_path / "outside/file")
+    mine = os.stat(rootfs / "usr/lib/mine")
+    assert file_at(places, "/usr/lib/mine") == file_at(places, "/usr/lib/link") == (mine.st_dev, mine.st_ino)
+    file_at(places, "/usr/lib/dangling")
+    file_at(places, "/usr/lib/evil")
+    assert (rootfs / "usr/lib/made").is_file()
+    assert os.listdir(tmp_path / "outside") == []
+
+
+def test_one_that_another_container_has_made_meanwhile_is_not_ours(
+    places: Places, rootfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_late(name: str, mode: int, dir_fd: int) -> None:
+        (rootfs / "usr/lib" / name).write_text("theirs")
+        raise FileExistsError(17, "File exists")
+
+    monkeypatch.setattr(posix, "mknod", too_late)
+    assert file_at(places, "/usr/lib/a")[1] == os.stat(rootfs / "usr/lib/a").st_ino
+    assert noted(tmp_path) == []
+
+
+@pytest.mark.parametrize("instead", ["directory", "link", "nothing"])
+def test_a_directory_that_was_exchanged_is_told(places: Places, rootfs: Path, tmp_path: Path, instead: str) -> None:
+    file_at(places, "/usr/lib/a")
+    places.renew()
+    file_at(places, "/usr/lib/b")
+    (rootfs / "usr/lib").rename(tmp_path / "outside/lib")
+    if instead == "directory":
+        (rootfs / "usr/lib").mkdir()
+    elif instead == "link":
+        (rootfs / "usr/lib").symlink_to("/usr")
+    with pytest.raises(StepError, match="/usr/lib"):
+        places.renew()
+
+
+def test_without_a_journal(rootfs: Path) -> None:
+    fd = os.open(rootfs, os.O_PATH | os.O_DIRECTORY)
+    places = Places(fd)
+    file_at(places, "/x/y")
+    places.close()
+    os.close(fd)
+    assert (rootfs / "x/y").is_file()
