@@ -18,6 +18,10 @@ from gpurun.linux import mount as lm
 from gpurun.linux.fs import CLOSE_RANGE_CLOEXEC, close_range
 from gpurun.record import Record
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _MFD_CLOEXEC, _MFD_ALLOW_SEALING, _MFD_EXEC = 1, 2, 0x10
 _F_ADD_SEALS = 1033
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW, _F_SEAL_WRITE = 1, 2, 4, 8
@@ -112,6 +116,31 @@ def expect_devices(started: Started) -> None:
         send(started.channel, "devices")
     except BrokenPipeError:
         pass  # it has ended; its last message, if any, says why
+
+
+def await_init(started: Started, undo: list[Callable[[], None]]) -> tuple[int, tuple[int, ...]]:
+    """The pid of the init, once it is in its namespaces, and those of our children that have done their part.
+
+    *undo* gets the step that ends what was made.  Raises :class:`GpurunError` with what the starter tells.
+    """
+    made: list[int] = []
+
+    def end_them() -> None:
+        for pid in made:
+            kill_child(pid)
+
+    undo.append(end_them)
+    while True:
+        message = receive(started.channel)
+        if message is None:
+            raise GpurunError("the process that makes the container's init ended without a word")
+        word, what = message
+        if word == "failed":
+            raise GpurunError(what)
+        if word == "child":
+            made.append(what)
+        else:
+            return int(what), (started.pid, *[pid for pid in made if pid != what])
 
 
 def dismiss(started: Started) -> None:

@@ -12,7 +12,7 @@ from gpurun import log
 from gpurun.cgroup import manager, tree
 from gpurun.engine import cgroup, place, sync
 from gpurun.engine import state as store
-from gpurun.engine.child import dismiss, expect_devices, kill_child, listen_fds
+from gpurun.engine.child import await_init, dismiss, expect_devices, listen_fds
 from gpurun.engine.hooks import in_directory, run_hooks
 from gpurun.engine.plan import Host, InitPlan, Plan, make_plan
 from gpurun.engine.site import read_site, site_path
@@ -347,7 +347,7 @@ def _spawn_init(
         sync.send_files(started.channel, tuple(files.values()), *message)
     except BrokenPipeError:
         pass  # it has ended; its last message, if any, says why
-    pid, done = _await_init(started, undo)
+    pid, done = await_init(started, undo)
     pidfd = lp.pidfd_open(pid)
     place.lend(plan, pid, f"{fifo.rpartition('/')[0]}/resctrl", undo)
     if trees is not None:
@@ -356,28 +356,6 @@ def _spawn_init(
         posix.close(fd)
     sync.send(started.channel, "go")
     return pid, pidfd, done
-
-
-def _await_init(started: Started, undo: list[Callable[[], None]]) -> tuple[int, tuple[int, ...]]:
-    """The pid of the init, once it is in its namespaces, and those of our children that have done their part."""
-    made: list[int] = []
-
-    def end_them() -> None:
-        for pid in made:
-            kill_child(pid)
-
-    undo.append(end_them)
-    while True:
-        message = sync.receive(started.channel)
-        if message is None:
-            raise GpurunError("the process that makes the container's init ended without a word")
-        word, what = message
-        if word == "failed":
-            raise GpurunError(what)
-        if word == "child":
-            made.append(what)
-        else:
-            return int(what), (started.pid, *[pid for pid in made if pid != what])
 
 
 def _own_streams(plan: Plan) -> None:
