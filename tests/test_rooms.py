@@ -81,6 +81,18 @@ def test_linux_knows_no_oci_and_only_hook_knows_gpus(path: Path) -> None:
         assert not {w for w in words if "nvidia_" in w or "/dev/nvidia" in w}
 
 
+def test_no_two_records_share_a_name() -> None:
+    # They go over pipes by name (record.py), and two modules that are never imported together would not notice.
+    found: dict[str, list[str]] = {}
+    for path, tree in TREE.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and any(
+                isinstance(base, ast.Name) and base.id == "Record" for base in node.bases
+            ):
+                found.setdefault(node.name, []).append(str(path))
+    assert found and not {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
 def test_no_file_outgrows_one_subject() -> None:
     long = {str(path): lines for path in TREE if (lines := path.read_text(encoding="utf-8").count("\n")) > 450}
     assert not long

@@ -13,11 +13,11 @@ import pytest
 
 from gpurun.errors import ConfigError
 from gpurun.toolkit import engines
-from gpurun.toolkit.toml_engines import Options, containerd, crio
+from gpurun.toolkit.toml_engines import RuntimeEntry, containerd, crio
 
 from .conftest import Call
 
-RUNTIME = Options("nvidia", "/opt/bin/nvidia-container-runtime")
+RUNTIME = RuntimeEntry("nvidia", "/opt/bin/nvidia-container-runtime")
 V2, V3 = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
 MINE = """\
 # mine
@@ -110,7 +110,7 @@ def test_what_is_imported_already_is_not_imported_again(imports: str) -> None:
 
 
 def test_containerd_in_place_keeps_comments_and_is_done_once() -> None:
-    options = Options("nvidia", "/opt/bin/nvidia-container-runtime", default=True, cdi=True)
+    options = RuntimeEntry("nvidia", "/opt/bin/nvidia-container-runtime", default=True, cdi=True)
     [(_, once)] = containerd("config.toml", MINE, "", options)
     assert once.startswith("# mine\n") and "# keep" in once
     cri = tomllib.loads(once)["plugins"][V2]
@@ -122,7 +122,7 @@ def test_containerd_in_place_keeps_comments_and_is_done_once() -> None:
 
 def test_containerd_versions() -> None:
     [(path, one)] = containerd(
-        "c.toml", "[plugins.cri.containerd]\n", "/etc/d/99-nvidia.toml", Options("nvidia", "/r", default=True)
+        "c.toml", "[plugins.cri.containerd]\n", "/etc/d/99-nvidia.toml", RuntimeEntry("nvidia", "/r", default=True)
     )
     section = tomllib.loads(one)["plugins"]["cri"]["containerd"]
     assert path == "c.toml" and section["default_runtime"]["options"] == {"BinaryName": "/r", "Runtime": "/r"}
@@ -153,7 +153,9 @@ def test_a_configuration_that_cannot_be_read(text: str, words: str) -> None:
 
 def test_crio() -> None:
     text = '[crio.runtime.runtimes.runc]\nruntime_path = "/runc"\nruntime_root = "/run/runc"\nmonitor_path = "/conmon"\n'
-    [(path, made)] = crio("crio.conf", text, "/etc/crio/crio.conf.d/99-nvidia.toml", Options("nvidia", "/r", default=True))
+    [(path, made)] = crio(
+        "crio.conf", text, "/etc/crio/crio.conf.d/99-nvidia.toml", RuntimeEntry("nvidia", "/r", default=True)
+    )
     entry = {"runtime_path": "/r", "runtime_type": "oci", "monitor_path": "/conmon"}
     assert path.endswith("99-nvidia.toml")
     assert tomllib.loads(made) == {"crio": {"runtime": {"default_runtime": "nvidia", "runtimes": {"nvidia": entry}}}}

@@ -72,7 +72,7 @@ def changes(request: Request) -> tuple[Change, ...]:
     if request.drop_in is None and request.path:  # another file: then beside that one, unless it is said where
         drop_in = f"{os.path.dirname(os.path.abspath(path))}/{'/'.join(drop_in.split('/')[-2:])}"
     source = _dump(request) if request.config_source == "command" else None
-    options = toml_engines.Options(request.name, request.binary or beside(RUNTIME), request.default, request.cdi)
+    options = toml_engines.RuntimeEntry(request.name, request.binary or beside(RUNTIME), request.default, request.cdi)
     edit = toml_engines.containerd if request.engine == "containerd" else toml_engines.crio
     return tuple([Change(p, t) for p, t in edit(path, _read(path), drop_in, options, source)])
 

@@ -23,7 +23,7 @@ _SHIM = "io.containerd.runc.v2"
 _DIRECTORY_PATTERN = "*.toml"
 
 
-class Options(Record):
+class RuntimeEntry(Record):
     """The runtime to tell of: *name*, the program *binary*, whether it is the *default*, whether to turn *cdi* on."""
 
     name: str
@@ -33,7 +33,7 @@ class Options(Record):
 
 
 def containerd(
-    path: str, text: str | None, drop_in: str, options: Options, effective: str | None = None
+    path: str, text: str | None, drop_in: str, wanted: RuntimeEntry, effective: str | None = None
 ) -> list[tuple[str, str]]:
     """(file, content) to write for containerd.
 
@@ -47,14 +47,14 @@ def containerd(
     if version == 1 or not drop_in:
         if version > 1:
             main["version"] = version
-        _containerd_runtime(_table(main, _CRI[version], path), _find(source, _CRI[version]), version, options, path)
+        _containerd_runtime(_table(main, _CRI[version], path), _find(source, _CRI[version]), version, wanted, path)
         return [(path, tomlkit.dumps(main))]
     extra = tomlkit.document()
     extra["version"] = version
     table = _table(extra, _CRI[version], drop_in)
     for key, value in _find(source, _CRI[version]).items():
         table[key] = _plain(value)
-    _containerd_runtime(table, _find(source, _CRI[version]), version, options, drop_in)
+    _containerd_runtime(table, _find(source, _CRI[version]), version, wanted, drop_in)
     written = [(drop_in, tomlkit.dumps(extra))]
     pattern = f"{os.path.dirname(drop_in)}/{_DIRECTORY_PATTERN}"
     imports = main.get("imports", [])
@@ -67,7 +67,9 @@ def containerd(
     return written
 
 
-def crio(path: str, text: str | None, drop_in: str, options: Options, effective: str | None = None) -> list[tuple[str, str]]:
+def crio(
+    path: str, text: str | None, drop_in: str, wanted: RuntimeEntry, effective: str | None = None
+) -> list[tuple[str, str]]:
     """(file, content) to write for CRI-O, which reads the files of ``crio.conf.d`` by itself.  CDI is always on there."""
     main = _parse(text or "", path)
     source = main if effective is None else _parse(effective, "`crio status config`")
@@ -75,28 +77,28 @@ def crio(path: str, text: str | None, drop_in: str, options: Options, effective:
     target = tomlkit.document() if drop_in else main
     where = drop_in or path
     runtime = _table(target, ("crio", "runtime"), where)
-    if options.default:
-        runtime["default_runtime"] = options.name
+    if wanted.default:
+        runtime["default_runtime"] = wanted.name
     like: dict[str, Any] = next((runtimes[n] for n in ("runc", "crun") if isinstance(runtimes.get(n), dict)), {})
-    entry = {k: _plain(v) for k, v in like.items()} | {"runtime_path": options.binary, "runtime_type": "oci"}
+    entry = {k: _plain(v) for k, v in like.items()} | {"runtime_path": wanted.binary, "runtime_type": "oci"}
     entry.pop("runtime_root", None)  # the states of two runtimes do not go into one directory
-    _table(runtime, ("runtimes",), where)[options.name] = entry
+    _table(runtime, ("runtimes",), where)[wanted.name] = entry
     return [(where, tomlkit.dumps(target))]
 
 
-def _containerd_runtime(table: Any, source: dict[str, Any], version: int, options: Options, path: str) -> None:
+def _containerd_runtime(table: Any, source: dict[str, Any], version: int, wanted: RuntimeEntry, path: str) -> None:
     section = _table(table, ("containerd",), path)
     runtimes = _table(section, ("runtimes",), path)
-    entry = _like(source, options.name)
-    entry.setdefault("options", {})["BinaryName"] = options.binary
+    entry = _like(source, wanted.name)
+    entry.setdefault("options", {})["BinaryName"] = wanted.binary
     if version == 1:
-        entry["options"]["Runtime"] = options.binary
-    runtimes[options.name] = entry
-    if options.default:
-        section["default_runtime_name"] = options.name
+        entry["options"]["Runtime"] = wanted.binary
+    runtimes[wanted.name] = entry
+    if wanted.default:
+        section["default_runtime_name"] = wanted.name
         if version == 1:
             section["default_runtime"] = copy.deepcopy(entry)
-    if options.cdi:
+    if wanted.cdi:
         table["enable_cdi"] = True
 
 
