@@ -66,6 +66,17 @@ def test_who_says_nothing_gets_the_whole_device(host: SimulatedDriver) -> None:
     )
 
 
+@pytest.mark.parametrize("capabilities", [(), ("compute",)])
+def test_procfs_is_filtered_also_without_the_hook(host: SimulatedDriver, capabilities: tuple[str, ...]) -> None:
+    options = GenerateOptions(disabled_hooks=("disable-device-node-modification",))
+    bare = to_text(generate(Roots(sysroot=str(host.path)), options, {}).spec, "yaml")
+    assert "disable-device-node-modification" not in bare
+    (host.path / "etc/cdi/nvidia.yaml").write_text(bare)
+    (tree,) = [t for t in edits(host, "nvidia.com/gpu=1", *capabilities).proc_trees if t.path == "/proc/driver/nvidia"]
+    (params,) = [f.content for f in tree.files if f.path.endswith("/params")]
+    assert b"ModifyDeviceFiles: 0" in params and len(tree.binds) == 1
+
+
 def test_what_is_not_known_stays() -> None:
     assert claimed("/opt/vendor/libother.so.1") == () == claimed("/etc/some.json") == claimed("/usr/bin/tool")
     assert claimed("/usr/lib64/libcuda.so.1.2.3") == ("compute",) and claimed("/usr/bin/nvidia-smi") == ("utility",)

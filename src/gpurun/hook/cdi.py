@@ -21,7 +21,7 @@ from gpurun.errors import ConfigError, GpurunError
 from gpurun.hook.cdi_files import DEFAULT_DIRS, read_registry
 from gpurun.hook.cdi_filter import concerns, with_files_of, without_loose_ends
 from gpurun.hook.cdi_inject import inject
-from gpurun.hook.cdi_known import do_known_hooks
+from gpurun.hook.cdi_known import do_known_hooks, proc_filter
 from gpurun.hook.cdi_names import device_problem, parse_qualified
 from gpurun.hook.cdi_stale import stale_files
 from gpurun.hook.driver import module_version
@@ -160,6 +160,8 @@ def cdi_edits(
             edits = without_loose_ends(edits, whole, capabilities)
         else:
             edits = do_known_hooks(whole, own_env)
+        if concerns(names):
+            edits = _with_proc_filter(edits, own_env)
     except ConfigError as e:
         if stale:  # the likely reason comes with it
             raise GpurunError(f"{e} ({'; '.join(stale)})") from None
@@ -167,6 +169,16 @@ def cdi_edits(
     compat = edits.forward_compat if settings.forward_compat else None
     numa = numa_nodes(roots, gpu_minors([node.path for node in edits.device_nodes]))
     return replace(edits, warnings=edits.warnings + stale, forward_compat=compat, numa_nodes=numa)
+
+
+def _with_proc_filter(edits: ContainerEdits, own_env: Mapping[str, str]) -> ContainerEdits:
+    """*edits* with the filtered /proc/driver/nvidia, which a file written without its hook would leave as the host's."""
+    from gpurun.hook.nvidia import PROC_PATH
+
+    if any(tree.path == PROC_PATH for tree in edits.proc_trees):
+        return edits
+    nodes = tuple([node.path for node in edits.device_nodes])
+    return replace(edits, proc_trees=edits.proc_trees + tuple(proc_filter(nodes, own_env)))
 
 
 def _used(names: tuple[str, ...], registry: Registry) -> Registry:

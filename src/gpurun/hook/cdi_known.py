@@ -154,7 +154,7 @@ def _work(
         elif call.command == "disable-device-node-modification":
             # The hook would see the host as its own environment says.
             own = dict([e.split("=", 1) for e in hook.env if "=" in e])
-            trees += _proc_trees(minors, nodes, own if "GPURUN_SYSROOT" in own else own_env)
+            trees += proc_filter(nodes, own if "GPURUN_SYSROOT" in own else own_env)
         elif call.command == "update-application-profile" and minors:
             from gpurun.hook.nvidia import application_profile
 
@@ -245,8 +245,8 @@ def _real_file(path: str) -> str:
         posix.close(fd)
 
 
-def _proc_trees(minors: tuple[int, ...], nodes: tuple[str, ...], own_env: Mapping[str, str]) -> list[ProcTree]:
-    """/proc/driver/nvidia with the GPUs of the container only; none on a host without the driver."""
+def proc_filter(nodes: tuple[str, ...], own_env: Mapping[str, str]) -> list[ProcTree]:
+    """/proc/driver/nvidia with the GPUs of a container with the device *nodes* only; none on a host without the driver."""
     from gpurun.hook.driver import proc_files, read_gpus
     from gpurun.hook.nvidia import proc_tree
     from gpurun.hook.selection import Selected
@@ -255,6 +255,7 @@ def _proc_trees(minors: tuple[int, ...], nodes: tuple[str, ...], own_env: Mappin
     files = proc_files(roots)
     if not files:
         return []
+    minors = gpu_minors(nodes)
     selected = []
     for gpu in read_gpus(roots):
         if gpu.minor in minors:
