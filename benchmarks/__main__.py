@@ -15,11 +15,10 @@ import platform
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.bed import REPOSITORY, Failed, Runtime, become_subreaper, enter_private_namespace
+from benchmarks.bed import REPOSITORY, Failed, Runtime, become_subreaper, enter_private_namespace, memory_directory
 from benchmarks.cases import CASES, Case
 from benchmarks.memory import memory_table
 from benchmarks.report import Measured, goals_table, times_table
@@ -89,7 +88,7 @@ def main() -> int:
     become_subreaper()
     rounds = SHORT_ROUNDS if options.short else options.rounds
     floor: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="gpurun-bench.", dir="/var/tmp") as directory:
+    with memory_directory() as directory:
         paths = options.runtimes or default_runtimes()
         runtimes = [Runtime(path, Path(directory, str(i))) for i, path in enumerate(paths)]
         try:

@@ -12,11 +12,10 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.bed import REPOSITORY, Runtime, become_subreaper, enter_private_namespace
+from benchmarks.bed import REPOSITORY, Runtime, become_subreaper, enter_private_namespace, memory_directory
 
 LAUNCHER = REPOSITORY / "build/gpurun"
 SECONDS = 20  # for a command under strace; only a hang takes them
@@ -140,7 +139,7 @@ def main() -> int:
         milliseconds, modules, size = imports(names)
         print(f"| {name} | {milliseconds:.2f} | {modules} | {size / 1024:.0f} |")
     path = sys.argv[1] if len(sys.argv) > 1 else str(LAUNCHER)
-    with tempfile.TemporaryDirectory(prefix="gpurun-bench.", dir="/var/tmp") as directory:
+    with memory_directory() as directory:
         runtime = Counted(path, Path(directory, "0"))
         try:
             found = profile(runtime)
