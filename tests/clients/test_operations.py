@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
