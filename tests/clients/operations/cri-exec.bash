@@ -127,4 +127,7 @@ logs c
 
 ### a container with a terminal
 # says: stdout F terminal
-run_ tty:=true -- sh -c 'test -t 0 -a -t 1 -a -t 2 && echo terminal' | tr -d '\r'
+pod
+boot c tty:=true -- sh -c 'test -t 0 -a -t 1 -a -t 2 && echo terminal'
+exited
+{ logs c && status; } | tr -d '\r'

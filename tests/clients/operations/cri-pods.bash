@@ -53,7 +53,7 @@ pod
 cri PodSandboxStatus pod_sandbox_id=$POD -q status.network.ip | sed 's/[0-9]*$/x/'
 boot c -- sh -c "$WAITS"
 in_ ip -o -4 addr show eth0 | grep -oF 10.88.77.
-boot d -- sh -c 'echo hello | nc -l -p 99 >/dev/null & until nc -w 1 127.0.0.1 99 2>/dev/null; do :; done'
+boot d -- sh -c 'while :; do echo hello | nc -l -p 99 >/dev/null; done & until nc -w 1 127.0.0.1 99 2>/dev/null | grep hello; do :; done'
 exited
 logs d
 
