@@ -34,7 +34,7 @@ with its reason, in `tests/clients/differences.py`.
 
 - **pass**: it said what it must, and ended well. **same**: runc said the same in every line.
 - **cri** is containerd's CRI plugin, as a kubelet calls it: by a small client of the tests' own (`tests/clients/cri/`).
-- Not here: nerdctl and crictl, which are in no Debian or Ubuntu release, nor on PyPI.
+- Not here: nerdctl and crictl, which Debian does not package.
 """
 
 
