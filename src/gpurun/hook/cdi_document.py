@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from gpurun.errors import ConfigError
 from gpurun.hook.cdi_names import device_problem, kind_problem
-from gpurun.oci.reader import INT64_MAX, INT64_MIN, UINT32_MAX, as_int, child, type_name, wrong_type
+from gpurun.oci.reader import INT64_MAX, INT64_MIN, UINT32_MAX, as_int, child, get_array, type_name, wrong_type
 from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, TypeVar
+    from typing import Any
 
-    T = TypeVar("T")
 
 #: All versions there are, ascending; a newer one than the last rejects the file.
 VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
@@ -126,7 +124,7 @@ def _spec(value: Any) -> CdiSpec:
         raise ConfigError("cdiVersion", f'invalid version "{version}", known are {VERSIONS[2]} to {VERSIONS[-1]}')
     kind = _text(obj, "kind", "", required=True)
     _named("kind", kind_problem(kind))
-    devices = _array(obj, "devices", "", _device)
+    devices = get_array(obj, "devices", "", _device)
     if not devices:
         raise ConfigError("devices", "is empty, a specification needs at least one device")
     seen: dict[str, int] = {}
@@ -161,12 +159,12 @@ def _edits(parent: dict[str, Any], where: str) -> CdiEdits:
     rdt = obj.get("intelRdt")
     return CdiEdits(
         env=_env(obj, path),
-        device_nodes=_array(obj, "deviceNodes", path, _node),
+        device_nodes=get_array(obj, "deviceNodes", path, _node),
         net_devices=_net_devices(obj, path),
-        hooks=_array(obj, "hooks", path, _hook),
-        mounts=_array(obj, "mounts", path, _mount),
+        hooks=get_array(obj, "hooks", path, _hook),
+        mounts=get_array(obj, "mounts", path, _mount),
         intel_rdt=None if rdt is None else _intel_rdt(rdt, child(path, "intelRdt")),
-        additional_gids=_array(obj, "additionalGids", path, _id),
+        additional_gids=get_array(obj, "additionalGids", path, _id),
     )
 
 
@@ -197,7 +195,7 @@ def _mount(value: Any, where: str) -> CdiMount:
     return CdiMount(
         host_path=_text(obj, "hostPath", where, required=True),
         container_path=_path(obj, "containerPath", where),
-        options=_array(obj, "options", where, _as_text),
+        options=get_array(obj, "options", where, _as_text),
         type=_text(obj, "type", where),
     )
 
@@ -210,7 +208,7 @@ def _hook(value: Any, where: str) -> CdiHook:
     return CdiHook(
         stage,
         _path(obj, "path", where),
-        _array(obj, "args", where, _as_text),
+        get_array(obj, "args", where, _as_text),
         _env(obj, where),
         _int(obj, "timeout", where, INT64_MIN, INT64_MAX),
     )
@@ -221,7 +219,7 @@ def _net_devices(parent: dict[str, Any], where: str) -> tuple[tuple[str, str], .
         obj = _object(value, path, ("hostInterfaceName", "name"))
         return _text(obj, "hostInterfaceName", path, required=True), _text(obj, "name", path, required=True)
 
-    pairs = _array(parent, "netDevices", where, read)
+    pairs = get_array(parent, "netDevices", where, read)
     for which, key in enumerate(("hostInterfaceName", "name")):
         names = [pair[which] for pair in pairs]
         for i, name in enumerate(names):
@@ -241,7 +239,7 @@ def _intel_rdt(value: Any, where: str) -> CdiIntelRdt:
     monitoring = obj.get("enableMonitoring")
     if monitoring is not None and type(monitoring) is not bool:
         raise wrong_type(child(where, "enableMonitoring"), "true or false", monitoring)
-    schemata = _array(obj, "schemata", where, _as_text) if obj.get("schemata") is not None else None
+    schemata = get_array(obj, "schemata", where, _as_text) if obj.get("schemata") is not None else None
     return CdiIntelRdt(
         clos, _text(obj, "l3CacheSchema", where), _text(obj, "memBwSchema", where), schemata, bool(monitoring)
     )
@@ -337,18 +335,8 @@ def _id(value: Any, where: str) -> int:
     return as_int(value, where, 0, UINT32_MAX)
 
 
-def _array(obj: dict[str, Any], key: str, where: str, read: Callable[[Any, str], T]) -> tuple[T, ...]:
-    value = obj.get(key)
-    if value is None:
-        return ()
-    path = child(where, key)
-    if type(value) is not list:
-        raise wrong_type(path, "an array", value)
-    return tuple([read(v, f"{path}[{i}]") for i, v in enumerate(value)])
-
-
 def _env(obj: dict[str, Any], where: str) -> tuple[str, ...]:
-    entries = _array(obj, "env", where, _as_text)
+    entries = get_array(obj, "env", where, _as_text)
     for i, entry in enumerate(entries):
         if entry.find("=") <= 0:
             raise ConfigError(f"{child(where, 'env')}[{i}]", f'"{entry}" is no NAME=VALUE')
