@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import MakeBundle
 from tests.native.bed import remove_cgroup
-from tests.native.images import exact_listing
+from tests.native.listing import tree_listing
 from tests.native.runtime import ENVIRONMENT, Runtime
 from tests.simdriver import Options, SimulatedDriver, make
 
@@ -41,7 +41,7 @@ def test_create_killed_at_any_moment(
     (b.rootfs / "etc/ld.so.cache").write_bytes(b"the image's")
     if user_namespace:
         b.user_namespace()
-    before = exact_listing(b.rootfs)
+    before = tree_listing(b.rootfs, exact=True)
     half_made = 0
     start = time.monotonic()
     whole = runtime.create(b, env=ENVIRONMENT | host.env)
@@ -58,11 +58,11 @@ def test_create_killed_at_any_moment(
         time.sleep(moments.uniform(0, 1.2 * duration))
         process.kill()
         process.wait()
-        now = exact_listing(b.rootfs)
+        now = tree_listing(b.rootfs, exact=True)
         half_made += now != before
         cleared = runtime("delete", "--force", container_id)
         assert cleared.rc == 0 and "keeps" not in cleared.text, cleared.text
-        after = exact_listing(b.rootfs)
+        after = tree_listing(b.rootfs, exact=True)
         # A directory's time comes back when its journal was finished; without that it stays what the kill made of it.
         assert {k: v[:5] + v[6:] for k, v in after.items()} == {k: v[:5] + v[6:] for k, v in before.items()}
         before = after

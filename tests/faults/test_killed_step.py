@@ -22,7 +22,7 @@ from gpurun.linux.process import CLONE_NEWNS, unshare
 from gpurun.ns.journal import Journal
 from gpurun.ns.journal import parse as parse_journal
 from gpurun.ns.undo import undo
-from tests.native.images import exact_listing
+from tests.native.listing import tree_listing
 from tests.simdriver import MULTIARCH, Options, SimulatedDriver, make
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
@@ -140,17 +140,17 @@ def test_killed_before_each_change(
     assert edits is not None
     rootfs = tmp_path / "image/rootfs"
     image(rootfs)
-    before = exact_listing(rootfs)
+    before = tree_listing(rootfs, exact=True)
 
     def undone(number: int) -> tuple[int, bool]:
         """(changes that were made, whether the image was another one before they were undone)."""
         changes = killed_before(number, rootfs, edits, user_namespace, own_dev)
-        half = exact_listing(rootfs) != before
+        half = tree_listing(rootfs, exact=True) != before
         fd = os.open(rootfs, os.O_PATH | os.O_DIRECTORY)
         kept = undo(fd, parse_journal((rootfs.parent / "journal").read_bytes()))
         os.close(fd)
         assert kept == ()
-        after = exact_listing(rootfs)
+        after = tree_listing(rootfs, exact=True)
         changed = {
             k: (before.get(k), after.get(k))
             for k in before.keys() | after.keys()

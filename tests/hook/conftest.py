@@ -67,3 +67,14 @@ def in_mount_namespace() -> InNamespace[T]:
         return value  # type: ignore[no-any-return]
 
     return run
+
+
+@pytest.fixture
+def rootfs(tmp_path: Path) -> Path:
+    """An image with hardly anything in it."""
+    root = tmp_path / "rootfs"
+    for directory in ("dev", "proc", "etc", "usr/bin"):
+        (root / directory).mkdir(parents=True)
+    (root / "lib").symlink_to("usr/lib")
+    (root / "usr/lib").mkdir()
+    return root

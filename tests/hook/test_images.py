@@ -15,8 +15,9 @@ from gpurun.hook.ldcache import parse
 from tests.conftest import MakeBundle
 from tests.hook.real_driver import host_with_real_userspace
 from tests.native.bundle import Bundle
-from tests.native.images import debian_tar, exact_listing, package, unpack
+from tests.native.images import debian_tar, package, unpack
 from tests.native.leaks import Leaks
+from tests.native.listing import tree_listing
 from tests.native.runtime import ENVIRONMENT, Container, Runtime
 from tests.simdriver import MULTIARCH, Options, SimulatedDriver, make
 from tests.simdriver.elf import shared_library
@@ -63,19 +64,19 @@ def debian(bundle: MakeBundle) -> Bundle:
 
 
 def test_a_debian_image_is_the_same_to_the_byte_afterwards(debian: Bundle, run: Callable[..., str]) -> None:
-    before = exact_listing(debian.rootfs)
+    before = tree_listing(debian.rootfs, exact=True)
     out = run(debian.sh(f"{FIND_CUDA}; cat /etc/ld.so.conf.d/*gpurun.conf; stat -c '%a %u' /etc/ld.so.cache"))
     assert out.splitlines() == ["1", f"/{LIB}", f"/usr/lib/{MULTIARCH[MACHINE]}", "644 0"]
-    after = exact_listing(debian.rootfs)
+    after = tree_listing(debian.rootfs, exact=True)
     assert {k: (before.get(k), after.get(k)) for k in before.keys() | after.keys() if before.get(k) != after.get(k)} == {}
 
 
 def test_ldconfig_works_and_the_driver_is_still_found(debian: Bundle, run: Callable[..., str], leaks: Leaks) -> None:
     leaks.allow_rootfs_changes()  # ldconfig's own work stays, as it does without GPUs
-    before = exact_listing(debian.rootfs)
+    before = tree_listing(debian.rootfs, exact=True)
     out = run(debian.sh(f"ldconfig && {FIND_CUDA}; ldconfig -p | grep -c 'libc.so.6 '"))
     assert out.splitlines() == ["1", "1"]
-    after = exact_listing(debian.rootfs)
+    after = tree_listing(debian.rootfs, exact=True)
     changed = {k for k in before.keys() | after.keys() if before.get(k, ())[:5] != after.get(k, ())[:5]}
     assert changed - {"var/cache/ldconfig/aux-cache", "var/cache/ldconfig"} == {"etc/ld.so.cache"}
     assert parse((debian.rootfs / "etc/ld.so.cache").read_bytes()), "what ldconfig wrote is kept"
@@ -94,11 +95,11 @@ def test_a_package_with_a_library_can_be_installed(debian: Bundle, run: Callable
 
 
 def test_read_only_root(debian: Bundle, run: Callable[..., str]) -> None:
-    before = exact_listing(debian.rootfs)
+    before = tree_listing(debian.rootfs, exact=True)
     debian.config["root"]["readonly"] = True
     out = run(debian.sh(f"{FIND_CUDA}; touch /etc/x 2>&1; nvidia-smi -L | wc -l"))
     assert out.splitlines() == ["1", "touch: cannot touch '/etc/x': Read-only file system", "2"]
-    assert exact_listing(debian.rootfs) == before
+    assert tree_listing(debian.rootfs, exact=True) == before
 
 
 def test_the_real_userspace_finds_no_device_and_misses_no_library(
@@ -113,7 +114,7 @@ def test_the_real_userspace_finds_no_device_and_misses_no_library(
         libraries = "libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"
         probe = shared_library("probe.so", (), MACHINE, libraries)
         (debian.rootfs / "probe.so").write_bytes(probe)
-        before = exact_listing(debian.rootfs)
+        before = tree_listing(debian.rootfs, exact=True)
         look = "nvidia-smi; echo code $?; $(ls /lib*/ld-linux-*) --list /probe.so"
         out = runtime.output(
             debian.sh(f"({look}; ldconfig; {look}) 2>&1"),
@@ -125,7 +126,7 @@ def test_the_real_userspace_finds_no_device_and_misses_no_library(
     assert out.count("code 9") == 2, "NVML says: driver not loaded"
     for name in libraries:
         assert len([line for line in out.splitlines() if line.strip().startswith(f"{name} => /")]) == 2, out
-    after = exact_listing(debian.rootfs)
+    after = tree_listing(debian.rootfs, exact=True)
     changed = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
     assert changed <= {"etc", "etc/ld.so.cache", "var/cache/ldconfig", "var/cache/ldconfig/aux-cache"}
 
@@ -170,7 +171,7 @@ def test_a_file_system_that_cannot_be_written(
     debian: Bundle, run: Callable[..., str], read_only_file_system: Callable[[Bundle], None], leaks: Leaks, tmp_path: Path
 ) -> None:
     """As of ``ctr run --read-only``: a snapshot that nobody can make a mount point in."""
-    before = exact_listing(debian.rootfs)
+    before = tree_listing(debian.rootfs, exact=True)
     (tmp_path / "hosts").write_text("of the engine\n")
     debian.mount("/etc/debian_version", str(tmp_path / "hosts"), "bind", "ro")
     debian.write()
@@ -184,7 +185,7 @@ def test_a_file_system_that_cannot_be_written(
         "of the engine",
         "/usr/bin/env",
     ]
-    assert exact_listing(debian.rootfs) == before
+    assert tree_listing(debian.rootfs, exact=True) == before
 
 
 def test_a_file_system_that_cannot_be_written_and_lacks_a_top_directory(
@@ -204,10 +205,10 @@ def test_a_file_system_that_cannot_be_written_and_lacks_a_top_directory(
 def test_an_image_without_etc(gpu: Callable[[], Bundle], run: Callable[..., str]) -> None:
     made = gpu()
     shutil.rmtree(made.rootfs / "etc")
-    before = exact_listing(made.rootfs)
+    before = tree_listing(made.rootfs, exact=True)
     out = run(made.sh(f"nvidia-smi -L | wc -l; head -c 19 /etc/ld.so.cache; echo; readlink /{LIB}/libcuda.so.1"))
     assert out.splitlines() == ["2", "glibc-ld.so.cache1.", "libcuda.so.999.88.77"]
-    assert exact_listing(made.rootfs) == before
+    assert tree_listing(made.rootfs, exact=True) == before
 
 
 def test_an_image_with_nothing(gpu: Callable[[], Bundle], run: Callable[..., str]) -> None:
@@ -220,11 +221,11 @@ def test_an_image_with_nothing(gpu: Callable[[], Bundle], run: Callable[..., str
     (made.rootfs / "busybox").chmod(0o755)
     for name in ("dev", "proc", "sys"):
         (made.rootfs / name).mkdir()
-    before = exact_listing(made.rootfs)
+    before = tree_listing(made.rootfs, exact=True)
     script = f"/busybox ls /dev | /busybox grep -c nvidia; /busybox ls /{LIB} | /busybox grep -c cuda"
     out = run(made.args("/busybox", "sh", "-c", script))
     assert [int(line) for line in out.splitlines()] == [5, 5]
-    assert exact_listing(made.rootfs) == before
+    assert tree_listing(made.rootfs, exact=True) == before
 
 
 @pytest.mark.parametrize("path_file", [None, b"/lib:/usr/lib\n", b"/opt/lib\n/lib"])
@@ -241,12 +242,12 @@ def test_a_musl_image(gpu: Callable[[], Bundle], run: Callable[..., str], path_f
     if path_file is not None:
         (made.rootfs / f"etc/{name}.path").write_bytes(path_file)
     (made.rootfs / "probe.so").write_bytes(shared_library("probe.so", (), MACHINE, ("libcuda.so.1",)))
-    before = exact_listing(made.rootfs)
+    before = tree_listing(made.rootfs, exact=True)
     out = run(made.sh(f"/lib/{name}.so.1 --list /probe.so; cat /etc/{name}.path; ls /etc"))
     assert f"libcuda.so.1 => /{LIB}/libcuda.so.1" in out, out
     assert out.index((path_file or b"/lib:/usr/local/lib:/usr/lib").decode().strip()) < out.index(f"\n/{LIB}\n")
     assert "ld.so.cache" not in out
-    assert exact_listing(made.rootfs) == before
+    assert tree_listing(made.rootfs, exact=True) == before
 
 
 def test_a_rhel_image_on_a_debian_host(gpu: Callable[[], Bundle], run: Callable[..., str]) -> None:
@@ -254,24 +255,24 @@ def test_a_rhel_image_on_a_debian_host(gpu: Callable[[], Bundle], run: Callable[
     (made.rootfs / "usr/lib64").mkdir()
     (made.rootfs / "lib64").symlink_to("usr/lib64")
     (made.rootfs / "etc/ld.so.conf.d").mkdir()
-    before = exact_listing(made.rootfs)
+    before = tree_listing(made.rootfs, exact=True)
     out = run(made.sh(f"cat /etc/ld.so.conf.d/00-gpurun.conf; ls /{LIB} | grep -c libcuda.so"))
     assert out.splitlines() == [f"/{LIB}", "3"]
-    assert exact_listing(made.rootfs) == before
+    assert tree_listing(made.rootfs, exact=True) == before
 
 
 def test_a_user_namespace(debian: Bundle, run: Callable[..., str]) -> None:
     debian.user_namespace()
-    before = exact_listing(debian.rootfs)
+    before = tree_listing(debian.rootfs, exact=True)
     out = run(debian.sh(f"{FIND_CUDA}; stat -c '%a %u %g' /etc/ld.so.cache /etc/ld.so.conf.d/00-gpurun.conf"))
     assert out.splitlines() == ["1", "644 0 0", "644 0 0"]
-    assert exact_listing(debian.rootfs) == before
+    assert tree_listing(debian.rootfs, exact=True) == before
 
 
 def test_two_containers_of_one_image(debian: Bundle, runtime: Runtime, host: SimulatedDriver, leaks: Leaks) -> None:
     """The first one's mount points and cache serve the second one too: they stay until both are gone."""
     leaks.allow_rootfs_changes()  # /etc/x
-    before = exact_listing(debian.rootfs)
+    before = tree_listing(debian.rootfs, exact=True)
     env = ENVIRONMENT | host.env
     debian.sh(f"until [ -e /etc/go ]; do sleep 0.02; done; {FIND_CUDA}; head -c 4 /{LIB}/libcuda.so.1 | tail -c 3")
 
@@ -289,7 +290,7 @@ def test_two_containers_of_one_image(debian: Bundle, runtime: Runtime, host: Sim
     assert third.start().rc == 0 and third.wait() == 0 and third.out.splitlines() == ["1", "ELF"]
     assert third.delete().rc == 0
     (debian.rootfs / "etc/go").unlink()
-    after = exact_listing(debian.rootfs)
+    after = tree_listing(debian.rootfs, exact=True)
     assert {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)} <= {"etc"}
 
 
@@ -305,6 +306,6 @@ def test_a_volume_keeps_the_empty_mount_points(gpu: Callable[[], Bundle], run: C
     assert "GPU 1:" in run(made.args("/bin/busybox", "sh", "-c", "/opt/nvidia-smi -L"))
     left = {path.name: path.read_bytes() for path in volume.iterdir()}
     assert left.pop("own") == b"own" and left.keys() >= {"nvidia-smi"} and set(left.values()) == {b""}
-    before = exact_listing(volume)
+    before = tree_listing(volume, exact=True)
     assert "GPU 1:" in run(made.args("/bin/busybox", "sh", "-c", "/opt/nvidia-smi -L"))
-    assert exact_listing(volume) == before, "a second container finds them there"
+    assert tree_listing(volume, exact=True) == before, "a second container finds them there"

@@ -19,7 +19,7 @@ from gpurun.hook.edits import DeviceNode
 from gpurun.hook.prestart import is_privileged
 from tests.native.bed import Bed
 from tests.native.bundle import Bundle, base_config, make_rootfs
-from tests.native.images import exact_listing
+from tests.native.listing import tree_listing
 from tests.native.runtime import Runtime
 from tests.simdriver import Options, SimulatedDriver, bus_id, make, minor
 
@@ -284,12 +284,12 @@ def test_poststop_leaves_the_image_as_it_was(other_runtime: Runtime, gpu_bundle:
     else:
         (bundle.rootfs / "etc/ld.so.cache").write_bytes(b"the image's")
     (bundle.rootfs / "etc/ld.so.conf.d").mkdir()
-    before = exact_listing(bundle.rootfs)
+    before = tree_listing(bundle.rootfs, exact=True)
     if fails:
         assert other_runtime.create(bundle, check=False).result.rc != 0
     else:
         assert "nvidia" in other_runtime.output(bundle.sh("ls /dev /etc/ld.so.conf.d; head -c 20 /etc/ld.so.cache"))
-    after = exact_listing(bundle.rootfs)
+    after = tree_listing(bundle.rootfs, exact=True)
     assert {k: (before.get(k), after.get(k)) for k in before.keys() | after.keys() if before.get(k) != after.get(k)} == {}
     assert not list(Path("/run/gpurun-hook").glob("t*"))
 

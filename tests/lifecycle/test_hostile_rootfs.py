@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MakeBundle
-from tests.native.bundle import Bundle, tree_listing
+from tests.native.bundle import Bundle
 from tests.native.leaks import Leaks
+from tests.native.listing import tree_listing
 from tests.native.runtime import Runtime
 
 pytestmark = pytest.mark.native

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.native.bed import Bed
-from tests.native.images import exact_listing
+from tests.native.listing import tree_listing
 from tests.simdriver import Options, make
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
@@ -135,7 +135,7 @@ def test_gpus(rootless: Rootless, place: Path) -> None:
     process["env"].append("NVIDIA_VISIBLE_DEVICES=all")
     config["root"] = {"path": "rootfs"}
     (rootless.place / "config.json").write_text(json.dumps(config))
-    before = exact_listing(rootless.place / "rootfs")
+    before = tree_listing(rootless.place / "rootfs", exact=True)
     try:
         done = rootless("run", "one", env=sim.env)
     finally:
@@ -144,7 +144,7 @@ def test_gpus(rootless: Rootless, place: Path) -> None:
     assert lines[0].startswith("-rw-r--r--    1 0        0 ") and lines[0].endswith("/etc/ld.so.cache"), done.stdout
     assert [line.split()[-1] for line in lines[1:6]] == ["nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia1", "nvidiactl"]
     assert "00-gpurun.conf" in lines[6] and "No such device or address" in lines[-1], done.stdout
-    after = exact_listing(rootless.place / "rootfs")
+    after = tree_listing(rootless.place / "rootfs", exact=True)
     assert {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)} == made_by_the_engine(before, after)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-import stat
 from pathlib import Path
 from typing import Any
+
+from tests.native.listing import tree_listing
 
 Config = dict[str, Any]
 
@@ -84,23 +84,6 @@ def make_rootfs(directory: Path, busybox: Path) -> None:
         "root:x:0:0:root:/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n"
     )
     (directory / "etc/group").write_text("root:x:0:\nalice:x:1000:\nnogroup:x:65534:\n")
-
-
-def tree_listing(root: Path) -> dict[str, tuple[object, ...]]:
-    """Every file under *root* with type, mode, owner, device number, size, link text and content."""
-    listing: dict[str, tuple[object, ...]] = {}
-    for directory, names, files in os.walk(root):
-        for name in (*names, *files):
-            path = os.path.join(directory, name)
-            info = os.lstat(path)
-            what: object = None
-            if stat.S_ISLNK(info.st_mode):
-                what = os.readlink(path)
-            elif stat.S_ISREG(info.st_mode) and info.st_size < 1 << 20:
-                what = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-            size = info.st_size if stat.S_ISREG(info.st_mode) else 0
-            listing[os.path.relpath(path, root)] = (info.st_mode, info.st_uid, info.st_gid, info.st_rdev, size, what)
-    return listing
 
 
 class Bundle:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
-import stat
 import subprocess
 from pathlib import Path
 
@@ -77,25 +75,3 @@ def package(name: str) -> Path:
     finally:
         shutil.rmtree(work)
     return root
-
-
-def exact_listing(root: Path) -> dict[str, tuple[object, ...]]:
-    """Everything about every file of a tree, times of change included.
-
-    A file that goes while this looks is not in it: the init of a killed ``create`` may end its last system call meanwhile.
-    """
-    found: dict[str, tuple[object, ...]] = {}
-    for directory, names, files in os.walk(root):
-        for path in (directory, *[os.path.join(directory, n) for n in (*names, *files)]):
-            what: object = None
-            try:
-                s = os.lstat(path)
-                if stat.S_ISLNK(s.st_mode):
-                    what = os.readlink(path)
-                elif stat.S_ISREG(s.st_mode):
-                    what = hashlib.blake2b(Path(path).read_bytes()).hexdigest()
-            except FileNotFoundError:
-                continue
-            size = s.st_size if stat.S_ISREG(s.st_mode) else 0
-            found[os.path.relpath(path, root)] = (s.st_mode, s.st_uid, s.st_gid, s.st_rdev, size, s.st_mtime_ns, what)
-    return found

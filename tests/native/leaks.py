@@ -8,7 +8,8 @@ from pathlib import Path
 
 from gpurun.linux import bpf
 from tests.native.bed import Bed, below
-from tests.native.bundle import Bundle, tree_listing
+from tests.native.bundle import Bundle
+from tests.native.listing import tree_listing
 from tests.native.runtime import Runtime
 
 

@@ -13,8 +13,9 @@ import pytest
 
 from tests.conftest import REPOSITORY, runtime_path
 from tests.native.bed import Bed
-from tests.native.bundle import Bundle, tree_listing
+from tests.native.bundle import Bundle
 from tests.native.leaks import Leaks
+from tests.native.listing import tree_listing
 from tests.native.runtime import Runtime
 from tests.simdriver import Options, make
 
