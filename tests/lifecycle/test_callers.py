@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MakeBundle
-from tests.lifecycle.test_terminal import Listener
 from tests.native.bed import Bed
 from tests.native.runtime import Container, Runtime
+from tests.native.terminal import Listener
 
 pytestmark = pytest.mark.native
 

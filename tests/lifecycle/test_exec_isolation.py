@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MakeBundle
-from tests.lifecycle.test_terminal import Listener, read_all
 from tests.native.bed import Bed
 from tests.native.leaks import Leaks
 from tests.native.runtime import Container, Runtime
+from tests.native.terminal import Listener, read_all
 
 pytestmark = pytest.mark.native
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import array
 import fcntl
 import os
 import pty
-import select
-import socket
 import struct
 import termios
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from tests.native.bundle import Bundle
 from tests.native.leaks import Leaks
 from tests.native.runtime import Runtime
+from tests.native.terminal import Listener, read_all
 
 MakeBundle = Callable[..., Bundle]
 
@@ -27,55 +23,6 @@ def with_terminal(bundle: Bundle, script: str) -> Bundle:
     bundle.sh(script)
     bundle.process["terminal"] = True
     return bundle
-
-
-class Listener:
-    """A console socket, as containerd's shim and conmon listen on one."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        here = os.open(path.parent, os.O_PATH)
-        self.socket.bind(f"/proc/self/fd/{here}/{path.name}")
-        os.close(here)
-        self.socket.listen(1)
-        self.socket.settimeout(10)
-
-    def message(self) -> tuple[bytes, list[int]]:
-        """What came with the one message: its data and its descriptors."""
-        connection, _ = self.socket.accept()
-        with connection:
-            data, control, _, _ = connection.recvmsg(4096, 1024)
-            fds = array.array("i")
-            for level, kind, content in control:
-                assert (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
-                fds.frombytes(content)
-            assert connection.recv(1) == b"", "more than one message"
-        return data, list(fds)
-
-
-@pytest.fixture
-def listener(runtime: Runtime) -> Iterator[Listener]:
-    made = Listener(runtime.directory / "console.sock")
-    yield made
-    made.socket.close()
-
-
-def read_all(master: int, until: str = "", timeout: float = 10) -> str:
-    """What the terminal shows, until *until* or its end."""
-    shown = ""
-    end = time.monotonic() + timeout
-    while not until or until not in shown:
-        if not select.select([master], [], [], max(0, end - time.monotonic()))[0]:
-            raise AssertionError(f"the terminal shows only {shown!r}")
-        try:
-            data = os.read(master, 4096)
-        except OSError:
-            break  # EIO: nobody has the other side open any more
-        if not data:
-            break
-        shown += data.decode()
-    return shown
 
 
 def test_console_socket_gets_one_message_with_the_master(runtime: Runtime, bundle: MakeBundle, listener: Listener) -> None:
