@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import random
 import shutil
@@ -14,38 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.engine.state import State, own_streams
-from gpurun.engine.state import save as save_state
-from gpurun.launcher.build import PACKAGE, assemble, real_interpreter
-from gpurun.launcher.front import BASE, compile_front, compiler, join
+from gpurun.engine.state import State
+from gpurun.launcher.front import compiler
 from gpurun.linux.proc import stat
-from gpurun.record import replace
+from tests.launcher.front import DOUBTS, Store, both, doubts, run
 
 pytestmark = pytest.mark.skipif(not compiler(), reason="there is no C compiler here")
-
-#: What the program says when it would become the launcher and there is none behind it.
-DOUBTS = "gpurun: cannot become the launcher in "
-Done = subprocess.CompletedProcess[str]
-
-
-@pytest.fixture(scope="session")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``bare``: the program with nothing behind it; ``whole``: as it is built; ``pure``: the launcher alone; ``checked``:
-    bare, with every access to memory checked."""
-    made = tmp_path_factory.mktemp("front")
-    program = compile_front(compiler())
-    launcher = assemble(real_interpreter(), commit="0123456789ab")
-    (made / "bare").write_bytes(program)
-    (made / "whole").write_bytes(join(program, assemble(real_interpreter(), commit="0123456789ab", base=BASE)))
-    (made / "pure").write_bytes(launcher)
-    sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE")
-    try:
-        (made / "checked").write_bytes(compile_front(compiler(), sanitizers))
-    except (subprocess.CalledProcessError, ValueError):
-        pass  # a compiler without the sanitizers' libraries
-    for path in made.iterdir():
-        path.chmod(0o755)
-    return made
 
 
 @pytest.fixture
@@ -56,59 +29,9 @@ def sleeper() -> Iterator[int]:
         process.kill()
 
 
-class Store:
-    """A state root with one container, ``c``, that was made of nothing but a process."""
-
-    def __init__(self, directory: Path, pid: int) -> None:
-        self.root = directory / "root"
-        self.container = self.root / "c"
-        self.container.mkdir(parents=True)
-        self.cgroup = directory / "cgroup"
-        self.cgroup.mkdir()
-        found = stat(pid)
-        assert found is not None
-        self.state = State("c", "/bundle", "/bundle/rootfs", str(self.cgroup), True, pid, found[1], "2026-01-02T03:04:05.6Z")
-        self.state = replace(self.state, streams=own_streams() or '["a\t\u00fc"]')
-        self.save()
-        (self.container / "config.json").write_text('{"process":{}}')
-
-    def save(self, **changes: object) -> None:
-        save_state(str(self.root), State(**{**{n: getattr(self.state, n) for n in State._fields}, **changes}))  # type: ignore[arg-type]
-
-    def listing(self) -> list[tuple[str, bytes]]:
-        """Everything that is there, to be compared."""
-        return sorted(
-            (str(p.relative_to(self.root.parent)), b"" if not p.is_file() else p.read_bytes())
-            for p in self.root.parent.rglob("*")
-            if p.name != "log"
-        )
-
-
 @pytest.fixture
 def store(tmp_path: Path, sleeper: int) -> Store:
     return Store(tmp_path, sleeper)
-
-
-def run(program: Path, *args: str | Path, env: dict[str, str] | None = None) -> Done:
-    return subprocess.run([str(program), *map(str, args)], capture_output=True, text=True, timeout=60, env=env or {})
-
-
-def both(places: Path, store: Store, *args: str) -> Done:
-    """Run the bare front, which must not doubt, and the pure launcher; they must say the same."""
-    front, pure = [run(places / name, "--root", store.root, *args) for name in ("bare", "pure")]
-    assert DOUBTS not in front.stderr
-    assert (front.returncode, front.stdout, front.stderr) == (pure.returncode, pure.stdout, pure.stderr)
-    return front
-
-
-def doubts(places: Path, store: Store, *args: str | Path, env: dict[str, str] | None = None) -> None:
-    """The bare front must leave the command to the launcher, and have changed nothing."""
-    before = store.listing()
-    done = run(places / "bare", *args, env=env)
-    assert done.returncode == 1
-    assert done.stderr.startswith(DOUBTS), done
-    assert done.stdout == ""
-    assert store.listing() == before
 
 
 # ---- state
@@ -309,90 +232,6 @@ def test_deletes_with_more_to_undo(places: Path, store: Store, special: str) -> 
     elif special != "running":
         (store.container / special).mkdir()
     doubts(places, store, "--root", store.root, "delete", "c")
-
-
-# ---- the child of create, run and exec
-
-CHILD_PROBE = """
-from __future__ import annotations
-import posix
-import sys
-from gpurun.engine.child import dismiss, start_child
-INIT_ENTRY = "gpurun.engine.init:main"
-def create(invocation):
-    given = "gpurun-child" in sys._xoptions
-    started = start_child(INIT_ENTRY, invocation.number("preserve-fds"))
-    words = open(f"/proc/{started.pid}/cmdline").read().split(chr(0))
-    said = (words[4:5], posix.readlink(f"/proc/{started.pid}/exe"), posix.get_inheritable(started.channel), given)
-    dismiss(started)
-    print(repr(said))
-    return 0
-"""
-
-
-@pytest.fixture
-def orphans() -> Iterator[None]:
-    """Fails the test when it leaves a process to us, be it a child of ours or of a child that has ended."""
-    libc = ctypes.CDLL(None)
-    was = ctypes.c_int()
-    libc.prctl(37, ctypes.byref(was), 0, 0, 0)  # PR_GET_CHILD_SUBREAPER
-    before = _children()
-    libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-    yield
-    left = _children() - before
-    libc.prctl(36, was.value, 0, 0, 0)  # other suites of this process may be one
-    assert not left
-
-
-def _children() -> set[int]:
-    return {int(pid) for pid in Path("/proc/thread-self/children").read_text().split()}
-
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the front starts a child only where it may make mounts")
-
-
-@needs_root
-@pytest.mark.parametrize("options", [[], ["--preserve-fds", "0"]])
-def test_the_launcher_uses_the_child_of_the_front(tmp_path: Path, orphans: None, options: list[str]) -> None:
-    """With the option that hands descriptors down the launcher starts one itself, which is another one in nothing."""
-    package = shutil.copytree(PACKAGE, tmp_path / "gpurun", ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "commands/lifecycle.py").write_text(CHILD_PROBE)
-    program = tmp_path / "program"
-    program.write_bytes(join(compile_front(compiler()), assemble(real_interpreter(), package=package, base=BASE)))
-    program.chmod(0o755)
-    done = run(program, "create", *options, "x")
-    assert (done.returncode, done.stderr) == (0, "")
-    # The program it runs is the root of a mount of its own: sealed.
-    assert done.stdout == repr((["gpurun.engine.init:main"], "/", False, not options)) + "\n"
-
-
-@needs_root
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["create", "--bundle", "/nowhere", "x"],
-        ["create", "--nonsense", "x"],
-        ["create"],
-        ["create", "--help"],
-        ["run", "--bundle", "/nowhere", "x"],
-        ["exec", "missing", "true"],
-        ["exec", "--process", "/nowhere", "missing"],
-        ["exec", "--preserve-fds", "1", "missing", "true"],
-    ],
-)
-def test_refused_commands_leave_no_child(places: Path, tmp_path: Path, orphans: None, words: list[str]) -> None:
-    store_words = ["--log", str(tmp_path / "log"), "--root", str(tmp_path / "none"), *words]
-    whole, pure = [run(places / name, *store_words) for name in ("whole", "pure")]
-    assert (whole.returncode, whole.stdout, whole.stderr) == (pure.returncode, pure.stdout, pure.stderr)
-    assert "Traceback" not in whole.stderr
-
-
-@needs_root
-def test_an_8_bit_locale_keeps_the_child(places: Path, tmp_path: Path, orphans: None) -> None:
-    env = {"LC_ALL": "de_DE.ISO-8859-1", "LANG": "de_DE.ISO-8859-1"}
-    done = run(places / "whole", "--root", tmp_path / "none", "exec", "missing", "true", env=env)
-    assert done.returncode == 255
-    assert "container does not exist" in done.stderr
 
 
 # ---- the command line

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,11 @@ from tests.conftest import MakeBundle
 from tests.native.bundle import Bundle
 from tests.native.leaks import Leaks
 from tests.native.runtime import Runtime
-from tests.security.agent import Agent
 from tests.security.profile import engine_profile
 
 pytestmark = pytest.mark.native
 
 MKDIR = ["mkdir", "mkdirat"]
-#: Number of the call that busybox' mkdir makes.
-MKDIR_NUMBER = 34 if platform.machine() == "aarch64" else 83
 both = pytest.mark.parametrize("no_new_privileges", [True, False])
 x86_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="the profile is one for x86_64")
 
@@ -288,149 +283,6 @@ def test_names_of_the_future_are_left_out(runtime: Runtime, bundle: MakeBundle) 
         assert 'unknown seccomp syscall "frobnicate" ignored' in result.text
 
 
-# The cache
-
-
-def create_traced(runtime: Runtime, b: Bundle, log: Path) -> str:
-    """Create under strace; what create itself (not the init, which stays) has opened."""
-    if not shutil.which("strace"):
-        pytest.skip("strace is not installed")
-    tracer = ["strace", "-e", "trace=open,openat", "-o", str(log)]
-    container_id = runtime.new_id()
-    runtime._prepare(b, container_id)
-    command = [*tracer, *runtime.argv, "create", "--bundle", str(b.directory), container_id]
-    done = subprocess.run(command, preexec_fn=runtime.bed.enter(), stdin=subprocess.DEVNULL, timeout=60)
-    assert done.returncode == 0
-    return log.read_text()
-
-
-@pytest.mark.gpurun_only
-def test_the_second_container_does_not_load_libseccomp(runtime: Runtime, bundle: MakeBundle, tmp_path: Path) -> None:
-    profile = rule("ERRNO", *MKDIR)
-    assert "libseccomp.so.2" in create_traced(runtime, under(bundle(), profile), tmp_path / "first")
-    second = create_traced(runtime, under(bundle(), profile), tmp_path / "second")
-    assert "/.seccomp" in second
-    assert "libseccomp" not in second
-
-
-@pytest.mark.gpurun_only
-def test_the_cache_is_no_container(runtime: Runtime, bundle: MakeBundle) -> None:
-    b = under(bundle().args("true"), rule("ERRNO", *MKDIR))
-    assert runtime.run(b).rc == 0
-    cache = runtime.root / ".seccomp"
-    assert len(os.listdir(cache)) == 1 and cache.stat().st_mode & 0o777 == 0o700
-    listed = runtime("list", "--format", "json")
-    assert (listed.rc, listed.out, listed.err) == (0, "null\n", "")
-    for command in (("state",), ("delete", "--force"), ("kill",)):
-        result = runtime(*command, ".seccomp")
-        assert result.rc == 1 and "invalid container ID format" in result.text
-    assert len(os.listdir(cache)) == 1
-
-
-@pytest.mark.gpurun_only
-def test_a_damaged_cache_is_made_again(runtime: Runtime, bundle: MakeBundle) -> None:
-    b = under(bundle().args("mkdir", "/tmp/made"), rule("ERRNO", *MKDIR))
-    runtime.run(b)
-    (entry,) = (runtime.root / ".seccomp").iterdir()
-    whole = entry.read_bytes()
-    for damaged in (b"", whole[:-8], whole[:-1] + b"\0"):
-        entry.write_bytes(damaged)
-        assert "Operation not permitted" in runtime.run(b).err
-        assert entry.read_bytes() == whole
-
-
-# The agent
-
-
-StartAgent = Callable[..., Agent]
-
-
-@pytest.fixture
-def agent(runtime: Runtime) -> Iterator[StartAgent]:
-    started: list[Agent] = []
-
-    def start(deny: dict[int, int]) -> Agent:
-        started.append(Agent(runtime.directory / f"agent{len(started)}", deny))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.close()
-
-
-@pytest.mark.conforms(
-    "config-linux.md: The Container Process State",
-    level="MUST",
-    what="the state MUST be sent over the socket of `listenerPath` in JSON, the descriptors with SCM_RIGHTS",
-)
-@pytest.mark.not_on("crun", reason="waits for the agent for ever")
-@both
-def test_an_agent_decides(runtime: Runtime, bundle: MakeBundle, agent: StartAgent, no_new_privileges: bool) -> None:
-    a = agent({MKDIR_NUMBER: errno.ENOSPC})
-    b = bundle().args("mkdir", "/tmp/made")
-    b.config["annotations"] = {"who": "me"}
-    under(
-        b,
-        rule("NOTIFY", *MKDIR),
-        no_new_privileges=no_new_privileges,
-        listenerPath=str(a.path),
-        listenerMetadata='some "text" ü',
-    )
-    container = runtime.create(b)
-    assert len(a.states) == 1  # create does not return before
-    state = a.states[0]
-    assert state["fds"] == ["seccompFd"]
-    assert state["pid"] == container.pid
-    assert state["metadata"] == 'some "text" ü'
-    inner = state["state"]
-    assert inner["id"] == container.id
-    assert inner["status"] == "creating"
-    assert inner["pid"] == container.pid
-    assert inner["bundle"] == str(b.directory)
-    assert inner["annotations"]["who"] == "me"
-    assert state["ociVersion"] and inner["ociVersion"]
-    assert container.start().rc == 0
-    assert container.wait() == 1
-    assert "No space left on device" in container.err
-    assert MKDIR_NUMBER in a.seen
-
-
-@both
-@pytest.mark.gpurun_only
-def test_what_is_between_the_filter_and_the_program_can_be_the_agent_s(
-    runtime: Runtime, bundle: MakeBundle, leaks: Leaks, agent: StartAgent, no_new_privileges: bool
-) -> None:
-    leaks.allow_rootfs_changes()
-    a = agent({})
-    names = "read close execve close_range rt_sigaction rt_sigprocmask clone clone3 poll ppoll pipe2 wait4 waitid".split()
-    b = bundle().args("cat", "/tmp/hook")
-    b.config["hooks"] = {"startContainer": [{"path": "/bin/sh", "args": ["sh", "-c", "echo ran >/tmp/hook"]}]}
-    under(b, rule("NOTIFY", *names), no_new_privileges=no_new_privileges, listenerPath=str(a.path))
-    assert runtime.output(b) == "ran\n"
-    assert a.seen
-
-
-@pytest.mark.gpurun_only
-def test_no_descriptor_of_the_listener_is_left(runtime: Runtime, bundle: MakeBundle, agent: StartAgent) -> None:
-    a = agent({})
-    b = under(bundle().args("ls", "/proc/self/fd"), rule("NOTIFY", *MKDIR), listenerPath=str(a.path))
-    assert runtime.output(b).split() == ["0", "1", "2", "3"]  # 3 is the directory that ls reads
-
-
-@pytest.mark.parametrize("path", ["nothing-there", "no-socket"])
-def test_without_its_agent_a_container_is_refused(runtime: Runtime, bundle: MakeBundle, path: str) -> None:
-    where = runtime.directory / path
-    if path == "no-socket":
-        where.write_text("")
-    b = under(bundle().args("true"), rule("NOTIFY", *MKDIR), listenerPath=str(where))
-    assert "failed to connect with seccomp agent specified in the seccomp profile" in runtime.refused(b)
-
-
-def test_an_agent_that_no_rule_asks_for_is_not_asked(runtime: Runtime, bundle: MakeBundle) -> None:
-    b = under(bundle().args("echo", "alive"), rule("ERRNO", *MKDIR), listenerPath="/nonexistent", listenerMetadata="x")
-    assert runtime.output(b) == "alive\n"
-
-
 @both
 def test_exec_is_under_the_filter(runtime: Runtime, bundle: MakeBundle, no_new_privileges: bool) -> None:
     container = runtime.start(under(bundle().sh("sleep 100"), rule("ERRNO", *MKDIR), no_new_privileges=no_new_privileges))
@@ -439,18 +291,6 @@ def test_exec_is_under_the_filter(runtime: Runtime, bundle: MakeBundle, no_new_p
     assert (found["Seccomp"], found["Seccomp_filters"]) == ("2", "1")
     assert int(found["CapEff"], 16) & 1 << 21 == 0
     assert "Operation not permitted" in result.err
-
-
-def test_exec_has_a_listener_of_its_own(runtime: Runtime, bundle: MakeBundle, agent: StartAgent) -> None:
-    a = agent({MKDIR_NUMBER: errno.ENOSPC})
-    b = under(bundle().sh("sleep 100"), rule("NOTIFY", *MKDIR), listenerPath=str(a.path), listenerMetadata="m")
-    container = runtime.start(b)
-    result = runtime("exec", container.id, "mkdir", "/tmp/made")
-    assert "No space left on device" in result.err
-    assert [s["state"]["status"] for s in a.states] == ["creating", "running"]
-    assert [s["state"]["pid"] for s in a.states] == [container.pid] * 2
-    assert a.states[1]["pid"] != container.pid
-    assert a.states[1]["metadata"] == "m"
 
 
 @pytest.mark.gpurun_only

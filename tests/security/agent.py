@@ -10,6 +10,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,14 @@ class Agent:
         self._socket.listen()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
+
+    def wait(self, count: int) -> list[dict[str, Any]]:
+        """The documents, once *count* of them have come: they lie in the socket until our thread has its turn."""
+        end = time.monotonic() + 60
+        while len(self.states) < count:
+            assert time.monotonic() < end, f"{len(self.states)} of {count} documents have come"
+            time.sleep(0.002)
+        return self.states
 
     def close(self) -> None:
         os.close(self._stop_w)
