@@ -49,8 +49,9 @@ def client(request: pytest.FixtureRequest, clients: ClientBed) -> Client:
     """``client(*argv, env=…)`` runs a container of the busybox image with the client's own ``run``."""
     runtime = clients.runtimes["tested"]
 
-    def run(*argv: str, env: dict[str, str] | None = None) -> Result:
+    def run(*argv: str, env: dict[str, str] | None = None, devices: tuple[str, ...] = ()) -> Result:
         given = [x for k, v in (env or {}).items() for x in ("--env", f"{k}={v}")]
+        given += [x for device in devices for x in ("--device", device)]
         if request.param == "ctr":
             ctr = ["ctr", "run", "--rm", "--runc-binary", runtime.binary, *given]
             return clients.run(*ctr, f"docker.io/{IMAGE}", f"t{secrets.token_hex(4)}", *argv)
@@ -91,6 +92,21 @@ def test_one_gpu(client: Client, clients: ClientBed) -> None:
     minor = next(x.split()[-1] for x in (second / "information").read_text().splitlines() if x.startswith("Device Minor"))
     result = client("sh", "-c", "ls /dev | grep 'nvidia[0-9]'", env=GPU | {"NVIDIA_VISIBLE_DEVICES": "1"})
     assert result.out == f"nvidia{minor}\n"
+
+
+@pytest.mark.gpurun_only
+@pytest.mark.parametrize("value", [None, "void"])
+def test_a_node_and_no_request(client: Client, clients: ClientBed, value: str | None) -> None:
+    """The engine itself has put the node there: the container sees that GPU in /proc/driver/nvidia, and no other."""
+    assert clients.sysroot is not None
+    second = sorted((clients.sysroot / "proc/driver/nvidia/gpus").iterdir())[1]
+    minor = next(x.split()[-1] for x in (second / "information").read_text().splitlines() if x.startswith("Device Minor"))
+    script = "ls /dev | grep nvidia; ls /proc/driver/nvidia/gpus; grep Modify /proc/driver/nvidia/params"
+    env = {"NVIDIA_VISIBLE_DEVICES": value} if value else {}
+    # ctr knows no other path for a device in the container than the host's.
+    path = f"{clients.sysroot}/dev/nvidia{minor}"
+    result = client("sh", "-c", script, env=env, devices=(path,))
+    assert result.out.split()[-3:] == [second.name, "ModifyDeviceFiles:", "0"], result
 
 
 @pytest.mark.gpurun_only

@@ -26,7 +26,7 @@ from gpurun.hook.gpu import Injected, gpu_edits
 from gpurun.hook.host import Roots
 from gpurun.hook.identity import GpuIdentity, MigIdentity
 from gpurun.hook.settings import Settings
-from gpurun.oci.config import OciHook
+from gpurun.oci.config import Device, OciHook
 from tests.simdriver import MULTIARCH, Options, SimulatedDriver, bus_id, mig_minor, mig_uuid, minor, uuid
 
 GOLDEN = Path(__file__).parent / "golden/cdi.yaml"
@@ -388,5 +388,6 @@ def test_the_numa_nodes_of_devices_from_files(make_sim: MakeSim) -> None:
         assert read is not None and tuple(sorted(set(read.numa_nodes))) == expected
     hooks = tuple([OciHook(h.path, h.args, h.env, None) for h in made(sim).edits.hooks])
     nodes = ("/dev/nvidiactl", f"/dev/nvidia{minor(3, 4)}", "/dev/nvidia9", "/dev/nvidia-uvm", "/dev/sda")
-    taken = gpu_edits((), {}, False, sim.env, Settings(), injected=Injected(hooks, (), nodes))
+    injected = Injected(hooks, devices=tuple([Device(node, "c") for node in nodes]))
+    taken = gpu_edits((), {}, False, sim.env, Settings(), injected=injected)
     assert taken is not None and taken.numa_nodes == (1,)

@@ -21,7 +21,7 @@ from gpurun.hook.cdi_known import do_known_hooks, hook_work
 from gpurun.hook.edits import PROCESS_ID, ContainerEdits, EditMount, Hook, Link, ProcTree, combine
 from gpurun.hook.gpu import Injected, gpu_edits
 from gpurun.hook.settings import Settings
-from gpurun.oci.config import Mount, OciHook, read_config
+from gpurun.oci.config import Device, Mount, OciHook, read_config
 from gpurun.record import replace
 from tests.simdriver import VERSION, SimulatedDriver
 
@@ -356,7 +356,8 @@ def test_hooks_that_an_engine_has_put_in_are_taken_over(sim: SimulatedDriver) ->
         OciHook(program, ("nvidia-cdi-hook", "disable-device-node-modification")),
     )
     mounts = (Mount(path, "", str(source), ("ro", "rbind")), Mount("/data", "bind", "/etc", ("rbind",)))
-    edits = gpu_edits((), {}, False, sim.env, injected=Injected(hooks, mounts, ("/dev/nvidia1", "/dev/fuse")))
+    nodes = (Device("/dev/nvidia1", "c"), Device("/dev/fuse", "c"))
+    edits = gpu_edits((), {}, False, sim.env, injected=Injected(hooks, mounts, nodes))
     assert edits is not None
     assert [(h.path, h.args[1]) for h in edits.replaced_hooks] == [(program, h.args[1]) for h in hooks[1:]]
     assert [(m.host_path, m.container_path) for m in edits.mounts] == [(str(source), path)]

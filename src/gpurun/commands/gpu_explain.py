@@ -54,13 +54,13 @@ def question(words: tuple[str, ...]) -> Question:
         return Question(words)
     if len(words) > 1:
         raise UsageError("gpu explain: one bundle, or variables, but not both")
-    from gpurun.engine.create import read_bundle
+    from gpurun.engine.create import injected_devices, read_bundle
 
     config = read_bundle(absolute_path(words[0]), "")[1]
     capabilities = config.process.capabilities
     privileged = capabilities is not None and "CAP_SYS_ADMIN" in capabilities.bounding
     mounts = tuple([(mount.source, mount.destination) for mount in config.mounts])
-    return Question(config.process.env, config.annotations, privileged, mounts)
+    return Question(config.process.env, config.annotations, privileged, mounts, injected_devices(config))
 
 
 def answer_for(asked: Question, env: Mapping[str, str]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def answer_for(asked: Question, env: Mapping[str, str]) -> dict[str, Any]:
         request = read_request(asked.env, asked.annotations, asked.privileged, settings.policy, asked.mounts)
         if request is not None:
             answer["request"] = _request(request)
-        edits = gpu_edits(asked.env, asked.annotations, asked.privileged, env, settings, asked.mounts)
+        edits = gpu_edits(asked.env, asked.annotations, asked.privileged, env, settings, asked.mounts, asked.injected)
     except GpurunError as e:
         return answer | {"error": str(e)}
     if edits is None:
@@ -104,7 +104,8 @@ def text_of(answer: dict[str, Any]) -> str:
     request = answer["request"]
     lines = []
     if request is None and not answer["error"]:
-        lines.append("no GPU is asked for: nothing is added")
+        given = "no GPU is asked for, but the config has the nodes of GPUs or hooks of CDI devices"
+        lines.append(given if answer["items"] else "no GPU is asked for: nothing is added")
     if request is not None:
         lines += [f"asked for by {request['source']}", f"  devices: {', '.join(request['devices']) or 'none'}"]
         lines.append(f"  capabilities: {', '.join(request['capabilities']) or 'none'}")

@@ -18,7 +18,7 @@ from gpurun.engine.plan import Host, InitPlan, Plan, make_plan
 from gpurun.engine.site import read_site, site_path
 from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
 from gpurun.hook.edits import ContainerEdits
-from gpurun.hook.gpu import Injected, gpu_edits, gpu_minors, may_ask
+from gpurun.hook.gpu import Injected, gpu_edits, gpu_minors, has_gpus, may_ask
 from gpurun.linux import proc
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC, read_file
@@ -121,13 +121,25 @@ def device_edits(config: Config, prepare: bool = False) -> ContainerEdits:
     privileged = capabilities is not None and "CAP_SYS_ADMIN" in capabilities.bounding
     own_env = {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
     mounts = tuple([(mount.source, mount.destination) for mount in config.mounts])
-    hooks = config.hooks.create_container
-    injected = Injected(hooks, config.mounts, tuple([device.path for device in config.linux.devices])) if hooks else None
     process = config.process
     edits = gpu_edits(
-        process.env, config.annotations, privileged, own_env, mounts=mounts, injected=injected, prepare=prepare
+        process.env,
+        config.annotations,
+        privileged,
+        own_env,
+        mounts=mounts,
+        injected=injected_devices(config),
+        prepare=prepare,
     )
     return edits or ContainerEdits()
+
+
+def injected_devices(config: Config) -> Injected:
+    """What in *config* may be an engine's own doing for devices."""
+    linux = config.linux
+    rules = linux.resources.devices if linux.resources is not None else ()
+    private = any(namespace.type == "mount" for namespace in linux.namespaces)
+    return Injected(config.hooks.create_container, config.mounts, linux.devices, rules, private)
 
 
 def plan_bundle(options: CreateOptions, prepare: bool = False, started: Started | None = None) -> tuple[bytes, Plan]:
@@ -136,7 +148,7 @@ def plan_bundle(options: CreateOptions, prepare: bool = False, started: Started 
     *started*, which waits for the plan, is told to import meanwhile what a container with devices needs.
     """
     data, config = read_bundle(options.bundle, options.config)
-    if started is not None and may_ask(config.process.env):
+    if started is not None and (may_ask(config.process.env) or has_gpus(injected_devices(config))):
         expect_devices(started)
     sockets = listen_fds()
     edits = device_edits(config, prepare)

@@ -178,7 +178,7 @@ def make_plan(
         process = replace(process, groups=None)
     process = _with_env(process, edits.env + first_env)
     hooks = _checked_hooks(config.hooks)
-    if (edits.mounts or edits.device_nodes) and not namespaces.has(CLONE_NEWNS):
+    if (edits.mounts or edits.device_nodes or edits.proc_trees) and not namespaces.has(CLONE_NEWNS):
         raise ConfigError("linux.namespaces", 'a container with GPUs needs a mount namespace: add {"type": "mount"}')
     private_mounts = namespaces.has(CLONE_NEWNS)
     if config.root_readonly and not private_mounts:  # as `runc spec` writes it; runc says nothing

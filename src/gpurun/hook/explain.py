@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from gpurun.hook.driver import Driver
     from gpurun.hook.edits import ContainerEdits
+    from gpurun.hook.gpu import Injected
 
 
 class Question(Record):
@@ -20,6 +21,7 @@ class Question(Record):
     annotations: Mapping[str, str] = {}
     privileged: bool = False
     mounts: tuple[tuple[str, str], ...] = ()
+    injected: Injected | None = None
 
 
 class Item(Record):

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from gpurun.hook.identity import GpuIdentity, Resolver
     from gpurun.hook.request import GpuRequest
     from gpurun.hook.settings import Settings
-    from gpurun.oci.config import Mount, OciHook
+    from gpurun.oci.config import Device, Mount, OciHook
+    from gpurun.oci.resources import DeviceRule
 
 #: Basenames of the hook that engines add for --gpus.
 _REPLACED_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
@@ -30,16 +31,20 @@ WRONG_MODE = (
     "invoking the NVIDIA Container Runtime Hook directly (e.g. specifying the docker --gpus flag) is not supported. "
     "Please use the NVIDIA Container Runtime (e.g. specify the --runtime=nvidia flag) instead"
 )
+#: The node of a GPU has the number 195:0 to 195:253, what follows are the driver's own.  LANANA has registered it.
+NVIDIA_MAJOR, MAX_GPU_MINOR = 195, 253
 _CDI_PROGRAMS = ("/nvidia-cdi-hook", "/nvidia-ctk", "/gpurun")
 _SETTINGS = ("GPURUN_SYSROOT", "NVIDIA_CTK_CONFIG_FILE_PATH", "XDG_CONFIG_HOME", "GPURUN_MODE")
 
 
 class Injected(Record):
-    """What a config has that an engine may have put in for a CDI device: createContainer hooks, mounts, paths of devices."""
+    """What a config has that an engine may have put in for devices: createContainer hooks, mounts, nodes, their rules."""
 
-    hooks: tuple[OciHook, ...]
-    mounts: tuple[Mount, ...]
-    devices: tuple[str, ...]
+    hooks: tuple[OciHook, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    devices: tuple[Device, ...] = ()
+    rules: tuple[DeviceRule, ...] = ()
+    mount_namespace: bool = True  # of the container's own
 
 
 def is_replaced_hook(path: str) -> bool:
@@ -50,6 +55,14 @@ def is_replaced_hook(path: str) -> bool:
 def may_ask(env: tuple[str, ...]) -> bool:
     """Whether a container with that ``process.env`` will most likely get edits: told before anything is looked at."""
     return any(e.startswith(_REQUESTS) for e in env)
+
+
+def has_gpus(injected: Injected) -> bool:
+    """Whether the config has nodes of GPUs itself: made by number, or bound from the host."""
+    if any(d.major == NVIDIA_MAJOR and d.minor <= MAX_GPU_MINOR and d.type in ("c", "u") for d in injected.devices):
+        return True
+    # /dev/nvidia and a number; a driver root or a simulated one may stand before it
+    return any("/dev/nvidia" in mount.source and mount.source[-1:].isdigit() for mount in injected.mounts)
 
 
 def gpu_edits(
@@ -67,8 +80,9 @@ def gpu_edits(
 
     *privileged*: its bounding set has CAP_SYS_ADMIN.  *own_env* is the environment of gpurun itself (GPURUN_SYSROOT);
     *settings* are read from the site's configuration file unless given; *mounts* are the (source, destination) of the
-    config's.  *injected* is what an engine may have put into the config for CDI devices; without *files* CDI devices are
-    refused (from outside, not all that they may bring can be given).  With *prepare* and a host that lacks device
+    config's.  *injected* is what an engine may have put into the config for devices: known hooks of CDI files are done by
+    gpurun, and for GPUs that are there in any way /proc/driver/nvidia is filtered.  Without *files* CDI devices are refused
+    (from outside, not all that they may bring can be given).  With *prepare* and a host that lacks device
     nodes or modules, ``nvidia-modprobe`` is run where there is one (unless ``load-kmods`` says no); else nothing is changed.
     Raises :class:`ConfigError` for a bad request or configuration, :class:`GpuError` for a host that cannot serve it.
     """
@@ -76,13 +90,31 @@ def gpu_edits(
     if injected is not None and any(hook.path.endswith(_CDI_PROGRAMS) for hook in injected.hooks):
         from gpurun.hook.cdi_known import take_over
 
-        taken = take_over(injected.hooks, injected.mounts, injected.devices, own_env)
+        taken = take_over(injected.hooks, injected.mounts, tuple([d.path for d in injected.devices]), own_env)
     asked = _requested(env, annotations, privileged, own_env, settings, mounts, files, prepare)
-    if taken is None or asked is None:
-        return asked or taken
-    from gpurun.hook.edits import combine
+    made = asked or taken
+    if taken is not None and asked is not None:
+        from gpurun.hook.edits import combine
 
-    return combine(taken, asked)
+        made = combine(taken, asked)
+    if injected is not None and not privileged and has_gpus(injected) and injected.mount_namespace:
+        made = _with_filter(made, injected, own_env, settings)
+    return made
+
+
+def _with_filter(
+    made: ContainerEdits | None, injected: Injected, own_env: Mapping[str, str], settings: Settings | None
+) -> ContainerEdits | None:
+    """*made*, and /proc/driver/nvidia with the GPUs of *injected* (see :mod:`gpurun.hook.engine_gpus`)."""
+    if settings is None:
+        from gpurun.hook.settings import site_settings
+
+        settings = site_settings(own_env)
+    if not settings.filter_engine_devices:
+        return made
+    from gpurun.hook.engine_gpus import with_filter
+
+    return with_filter(made, injected, roots_of(own_env, settings))
 
 
 def _requested(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posix
 
+from gpurun.hook.gpu import NVIDIA_MAJOR
 from gpurun.hook.host import (
     PROC,
     HostNode,
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from gpurun.hook.mig import MigDevice
 
-NVIDIA_MAJOR = 195  # registered with LANANA; also the fallback where /proc/devices has neither name
 _UNKNOWN_UUID = "?"
 
 
@@ -61,7 +61,7 @@ def numa_nodes(roots: Roots, minors: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def nvidia_major(majors: dict[str, int]) -> int:
-    """The major of nvidiactl and the GPUs, whose name has changed with the drivers."""
+    """The major of nvidiactl and the GPUs, whose name has changed with the drivers; 195 where there is neither."""
     return majors.get("nvidia-frontend", majors.get("nvidia", NVIDIA_MAJOR))
 
 

@@ -109,7 +109,10 @@ def _tree_target(target: Target, path: str) -> tuple[int, str]:
             # No such driver in this kernel: a simulated one (GPURUN_SYSROOT).  procfs lets nobody make directories, so the
             # tmpfs covers the parent, which every kernel has.
             parent, _, name = inner.rpartition("/")
-            return openat2(proc, parent, O_PATH | O_DIRECTORY, _ON_PROC), f"{name}/"
+            try:
+                return openat2(proc, parent, O_PATH | O_DIRECTORY, _ON_PROC), f"{name}/"
+            except FileNotFoundError:
+                return -1, ""  # mounted with subset=pid: nothing of any driver is in there
     finally:
         posix.close(proc)
 

@@ -49,7 +49,8 @@ class Settings(Record):
     """What the file says: *policy* for requests; the rest for the discovery, the injection and the stand-alone hook.
 
     *features* are the names below ``[features]`` that are true.  ``[gpurun]`` is a table of our own (the toolkit ignores
-    it): *dev_root* and *library_dirs* as in :class:`gpurun.hook.host.Roots`.
+    it): *dev_root* and *library_dirs* as in :class:`gpurun.hook.host.Roots`; *filter_engine_devices* is for GPUs that an
+    engine itself has given (:mod:`gpurun.hook.engine_gpus`).
     """
 
     policy: Policy = Policy()
@@ -72,6 +73,7 @@ class Settings(Record):
     features: tuple[str, ...] = ()
     dev_root: str = ""
     library_dirs: tuple[str, ...] = ()
+    filter_engine_devices: bool = True
 
     def environment(self, own_env: Mapping[str, str]) -> dict[str, str]:
         """*own_env* with what the file adds to it."""
@@ -152,6 +154,7 @@ def read_settings(path: str) -> Settings:
         features=features,
         dev_root=read.path("gpurun.dev-root"),
         library_dirs=read.texts("gpurun.library-dirs", ()),
+        filter_engine_devices=read.flag("gpurun.filter-engine-devices", True),
     )
 
 
