@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 from typing import Any
 
 import pytest
@@ -185,12 +186,22 @@ def test_duplicates() -> None:
         ({"intelRdt": {"enableMonitoring": True}}, {}, "1.1.0"),
         ({"intelRdt": {"schemata": []}}, {}, "1.1.0"),
         ({"netDevices": [{"hostInterfaceName": "a", "name": "b"}]}, {}, "1.1.0"),
+        # What is there and empty needs no version of its own, but for intelRdt, which counts when it is there.
+        ({"env": ["A=b"], "netDevices": [], "additionalGids": []}, {"annotations": {}}, "0.3.0"),
+        ({"mounts": [{"hostPath": "/a", "containerPath": "/b", "type": ""}]}, {}, "0.3.0"),
+        ({"intelRdt": {}}, {}, "0.7.0"),
+        ({"intelRdt": {"l3CacheSchema": "L3:0=f", "memBwSchema": "MB:0=50", "enableMonitoring": False}}, {}, "0.7.0"),
     ],
 )
-def test_the_minimum_version(edits: dict[str, Any], other: dict[str, Any], version: str) -> None:
+@pytest.mark.parametrize("level", ["device", "file"])
+def test_the_minimum_version(edits: dict[str, Any], other: dict[str, Any], version: str, level: str) -> None:
+    """As the reference library has it: it does not matter whether a device or the file says it."""
     other = dict(other)
     kind = other.pop("kind", "v.com/a")
-    document = {"kind": kind, "devices": [{"name": "a", "containerEdits": edits, **other}]}
+    document: dict[str, Any] = {"kind": kind, "devices": [{"name": "a", "containerEdits": edits, **other}]}
+    if level == "file":
+        document |= {"containerEdits": edits, "annotations": other.pop("annotations", {})}
+        document["devices"] = [{"name": "a", "containerEdits": {"env": ["A=b"]}, **other}]
     for declared in VERSIONS:
         good = VERSIONS.index(declared) >= VERSIONS.index(version)
         if good:
@@ -199,6 +210,35 @@ def test_the_minimum_version(edits: dict[str, Any], other: dict[str, Any], versi
         else:
             with pytest.raises(ConfigError, match="too low"):
                 read_document(document | {"cdiVersion": declared}, "f")
+
+
+#: Every field of the specification 1.1.0, object by object, as its Go types name them.
+FIELDS = {
+    "": "cdiVersion kind annotations devices containerEdits",
+    "devices[0]": "name annotations containerEdits",
+    "containerEdits": "env deviceNodes netDevices hooks mounts intelRdt additionalGids",
+    "containerEdits.deviceNodes[0]": "path hostPath type major minor fileMode permissions uid gid",
+    "containerEdits.netDevices[0]": "hostInterfaceName name",
+    "containerEdits.hooks[0]": "hookName path args env timeout",
+    "containerEdits.mounts[0]": "hostPath containerPath options type",
+    "containerEdits.intelRdt": "closID l3CacheSchema memBwSchema schemata enableMonitoring",
+}
+
+
+@pytest.mark.parametrize(("where", "names"), FIELDS.items())
+def test_the_fields_are_those_of_the_specification(where: str, names: str) -> None:
+    """An unknown one is told with all that are known: no more, no less."""
+    empty: dict[str, Any] = {"x": 1}
+    nested: Any = empty
+    for part in reversed(where.split(".")) if where else ():
+        name, bracket, _ = part.partition("[")
+        nested = {name: [nested] if bracket else nested}
+    document = {"cdiVersion": "1.1.0", "kind": "v.com/a", "devices": [{"name": "a", "containerEdits": {"env": ["A=b"]}}]}
+    with pytest.raises(
+        ConfigError, match=f"^f: {re.escape(where)}.?x: is unknown here, known are {', '.join(names.split())}$"
+    ):
+        read_document(document | nested, "f")
+    assert "enableCMT" not in names  # of 0.7 to 1.0, and gone since: as unknown as any other
 
 
 @pytest.mark.parametrize("name", ["a.com/b=c", "a/b=0", "nvidia.com/gpu=GPU-1:2_3.x", "A-b_c.d/e=f"])

@@ -168,7 +168,7 @@ def test_what_goes_into_the_config(injected: Callable[..., ContainerEdits]) -> N
                         {"hookName": "poststop", "path": "/bin/c", "timeout": 3, "env": ["A=b"]},
                     ],
                     netDevices=[{"hostInterfaceName": "eth9", "name": "net0"}],
-                    intelRdt={"closID": "x", "schemata": ["L3:0=f"]},
+                    intelRdt={"closID": "x", "schemata": ["L3:0=f"], "enableMonitoring": True},
                     additionalGids=[0, 44],
                 )
             ],
@@ -181,7 +181,7 @@ def test_what_goes_into_the_config(injected: Callable[..., ContainerEdits]) -> N
     assert [d.path for d in config.linux.devices] == ["/dev/k"]
     assert config.hooks.create_runtime == (OciHook("/bin/a", ("a",)), OciHook("/bin/b"))
     assert config.linux.net_devices == {"eth9": {"name": "net0"}}
-    assert config.linux.intel_rdt == {"closID": "x", "schemata": ["L3:0=f"]}
+    assert config.linux.intel_rdt == {"closID": "x", "schemata": ["L3:0=f"], "enableMonitoring": True}
     assert left.additional_gids == (44,) and (left.device_nodes[0].uid, left.device_nodes[0].gid) == (5, 6)
     assert not (left.hooks or left.config_mounts or left.net_devices or left.intel_rdt)
     saved = json.loads(saved_config(data, edits))

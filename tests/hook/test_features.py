@@ -101,8 +101,8 @@ def test_in_generated_files(host: SimulatedDriver) -> None:
         return {m.container_path for m in found.spec.edits.mounts}, found.warnings
 
     assert made()[0] - made("disable-ipc-discoverer")[0] >= SOCKETS and made()[1] == ()
-    files, warnings = made("enable-coherent-annotations", "enable-coherent-annotations")
-    assert files == made()[0] and len(warnings) == 1 and "enable-coherent-annotations changes nothing: " in warnings[0]
+    files, warnings = made("disable-nvsandboxutils", "disable-nvsandboxutils")
+    assert files == made()[0] and len(warnings) == 1 and "disable-nvsandboxutils changes nothing: " in warnings[0]
 
 
 def test_the_hooks_are_those_of_generated_files(host: SimulatedDriver) -> None:

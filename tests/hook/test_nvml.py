@@ -36,6 +36,7 @@ def test_devices(tmp_path: Path) -> None:
     gpu = answer["gpus"][1]
     assert (gpu["brand"], gpu["architecture"], gpu["computeCapability"]) == ("nvidia", "Hopper", "9.0")
     assert gpu["migMode"] is None and answer["gpus"][0]["migMode"] is False
+    assert [g["coherent"] for g in answer["gpus"]] == [False, True, None]
     assert "processes" not in gpu and "memoryUsed" not in gpu
 
 
@@ -183,10 +184,13 @@ def test_structures_are_those_of_nvidias_own_bindings() -> None:
         (nvml_process.Utilization, pynvml.c_nvmlUtilization_t),
         (nvml_process.ProcessInfo, pynvml.c_nvmlProcessInfo_v3_t),
         (nvml_process.DeviceAttributes, pynvml.c_nvmlDeviceAttributes),
+        (nvml_process.AddressingMode, pynvml.c_nvmlDeviceAddressingMode_t),
     ):
         assert ctypes.sizeof(ours) == ctypes.sizeof(theirs)
         mine = [(name, getattr(ours, name).offset) for name, _ in ours._fields_]  # type: ignore[misc]
         assert mine == [(name, getattr(theirs, name).offset) for name, _ in theirs._fields_]
+    assert pynvml.nvmlDeviceAddressingMode_v1 == ctypes.sizeof(nvml_process.AddressingMode) | 1 << 24
+    assert pynvml.NVML_DEVICE_ADDRESSING_MODE_ATS == nvml_process.ADDRESSING_ATS
     brands = {v for k, v in vars(pynvml).items() if k.startswith("NVML_BRAND_") and k != "NVML_BRAND_COUNT"}
     assert set(nvml_process.BRANDS) == brands
     for number, name in nvml_process.ARCHITECTURES.items():

@@ -10,7 +10,7 @@ typedef struct { unsigned gpu, memory; } utilization;
 typedef struct { unsigned pid; unsigned long long memory; unsigned gi, ci; } process;
 typedef struct { unsigned sm, ce, dec, enc, jpeg, ofa, gi_slices, ci_slices; unsigned long long mb; } attributes;
 
-enum { NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15 };
+enum { INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15 };
 
 static int is_mig(long device) { return device >= 100; }
 
@@ -79,6 +79,19 @@ int nvmlDeviceGetPciInfo_v3(long device, pci_info *info)
 int nvmlDeviceGetName(long device, char *text, unsigned size)
 {
 	snprintf(text, size, device == 101 ? "NVIDIA Stub MIG 1g.10gb" : "NVIDIA Stub");
+	return 0;
+}
+
+/* The second GPU is coherent, and the third does not say. */
+int nvmlDeviceGetAddressingMode(long device, unsigned *mode)
+{
+	if (mode[0] != 0x1000008)
+		return INVALID_ARGUMENT;
+	if (device == 3)
+		return GPU_IS_LOST;
+	if (device == 4)
+		return NOT_SUPPORTED;
+	mode[1] = device == 2 ? 2 : 1;
 	return 0;
 }
 

@@ -13,6 +13,7 @@ from gpurun.cli.output import write_stdout
 from gpurun.engine.state import write_atomically
 from gpurun.errors import ConfigError, GpurunError, UsageError
 from gpurun.hook.cdi import spec_dirs
+from gpurun.hook.cdi_coherent import by_coherence
 from gpurun.hook.cdi_files import parse_spec, read_registry, read_spec_file
 from gpurun.hook.cdi_generate import Generated, GenerateOptions, generate
 from gpurun.hook.cdi_modes import KINDS, MODES, generate_mode
@@ -20,6 +21,7 @@ from gpurun.hook.cdi_platforms import PLATFORMS, generate_platform
 from gpurun.hook.cdi_stale import stale_files
 from gpurun.hook.cdi_transform import transform_root
 from gpurun.hook.cdi_write import to_text
+from gpurun.hook.features import COHERENT
 from gpurun.hook.gpus import read_gpus
 from gpurun.hook.host import Roots, dev_root, roots_from_environment
 from gpurun.hook.platforms import detect
@@ -134,7 +136,7 @@ def hook_program(path: str) -> tuple[str, ...]:
 
 
 def _generate(invocation: Invocation, env: dict[str, str]) -> int:
-    mode = invocation.option("mode", "auto")
+    mode = invocation.option("mode", "auto").lower()
     vendor, cls = KINDS.get(mode, ("nvidia.com", "gpu" if mode in (*_GPU_MODES, *PLATFORMS) else mode))
     settings = read_settings(settings_path(env))
     options = GenerateOptions(
@@ -152,7 +154,7 @@ def _generate(invocation: Invocation, env: dict[str, str]) -> int:
         csv_files=invocation.texts("csv.file"),
         csv_ignored=invocation.texts("csv.ignore-pattern"),
     )
-    form = invocation.option("format")
+    form = invocation.option("format").lower()
     if form not in ("", "yaml", "json"):
         raise UsageError(f'--format: "{form}" is neither yaml nor json')
     roots = roots_from_environment(env, invocation.option("driver-root", settings.driver_root))
@@ -162,7 +164,12 @@ def _generate(invocation: Invocation, env: dict[str, str]) -> int:
     made = generate_spec(mode, roots, options, env)
     for warning in made.warnings:
         sys.stderr.write(f"gpurun: {warning}\n")
-    write_spec(made.spec, invocation.option("output"), form)
+    output = invocation.option("output")
+    write_spec(made.spec, output, form)
+    if COHERENT in options.features:
+        name, ending = os.path.splitext(output)
+        for infix, spec in by_coherence(made, options.all_device):
+            write_spec(spec, f"{name}{infix}{ending}" if output else "", form)
     return 0
 
 

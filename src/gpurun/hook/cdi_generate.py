@@ -14,8 +14,8 @@ from gpurun.hook.cdi_document import CdiDevice, CdiEdits, CdiHook, CdiMount, Cdi
 from gpurun.hook.cdi_hooks import COMMANDS
 from gpurun.hook.cdi_names import class_problem, vendor_problem
 from gpurun.hook.driver import read_driver
-from gpurun.hook.features import FEATURES, HOOKS, NO_GIDS, without_features
-from gpurun.hook.host import Roots
+from gpurun.hook.features import COHERENT, FEATURES, HOOKS, NO_GIDS, without_features
+from gpurun.hook.host import Roots, bus_order
 from gpurun.hook.identity import ask
 from gpurun.hook.nvidia import edits as nvidia_edits
 from gpurun.hook.request import CAPABILITIES, GpuRequest
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from gpurun.hook.driver import Gpu
     from gpurun.hook.edits import ContainerEdits, DeviceNode
+    from gpurun.hook.identity import GpuIdentity
     from gpurun.hook.mig import MigDevice
 
 STRATEGIES = ("index", "uuid", "type-index")
@@ -91,11 +92,16 @@ def generate(roots: Roots, options: GenerateOptions, own_env: Mapping[str, str])
     check_options(options)
     driver = without_features(read_driver(roots, CAPABILITIES, own_env), options.features)
     warnings = unused_features(options)
-    if any(gpu.mig for gpu in driver.gpus):
+    identities: tuple[GpuIdentity, ...] = ()
+    divided = any(gpu.mig for gpu in driver.gpus)
+    if divided or COHERENT in options.features:
         try:
-            driver = replace(driver, gpus=identified(driver.gpus, ask(roots)))
+            identities = ask(roots)
         except GpuError as e:
-            warnings += (f"{e}: MIG devices are named as far as can be without it",)
+            without = ["MIG devices are named as far as can be"] if divided else []
+            without += ["no device says whether it is coherent"] if COHERENT in options.features else []
+            warnings += (f"{e}: {' and '.join(without)} without it",)
+        driver = replace(driver, gpus=identified(driver.gpus, identities))
     if not driver.gpus:
         raise GpuError("no GPU on this host: a CDI specification needs at least one device")
     wanted = _wanted(options.devices, driver.gpus)
@@ -112,6 +118,12 @@ def generate(roots: Roots, options: GenerateOptions, own_env: Mapping[str, str])
     if not made:
         raise GpuError("; ".join(["no device could be named", *warnings]))
     spec = assemble(none, tuple(made), driver.version, options, own_env)
+    if COHERENT in options.features:
+        from gpurun.hook.cdi_coherent import annotated
+
+        known = {bus_order(i.bus_id): i.coherent for i in identities}
+        whole = [(_names(gpu, None, options.strategies), known.get(bus_order(gpu.bus_id))) for gpu, mig in wanted if not mig]
+        spec = annotated(spec, {name: told for names, told in whole if told is not None for name in names})
     return Generated(spec, warnings)
 
 
@@ -145,7 +157,7 @@ def assemble(
         for name in names:
             made.setdefault(name, own)
     if options.all_device and "all" not in made and options.devices != ("none",):
-        made["all"] = _union(every)
+        made["all"] = union(every)
     found = tuple([CdiDevice(name, edits) for name, edits in made.items()])
     spec = CdiSpec("", f"{options.vendor}/{options.cls}", found, shared)
     return replace(spec, version=minimum_version(spec))
@@ -265,7 +277,8 @@ def _hook(name: str, words: list[str], options: GenerateOptions, own_env: Mappin
     return CdiHook("createContainer", program, (program.rpartition("/")[2], *options.hook[1:], name, *words), tuple(env))
 
 
-def _union(every: list[CdiEdits]) -> CdiEdits:
+def union(every: list[CdiEdits]) -> CdiEdits:
+    """What a container with all of these devices gets."""
     nodes = {node.path: node for edits in every for node in edits.device_nodes}
     return CdiEdits(
         device_nodes=tuple([nodes[path] for path in sorted(nodes)]),

@@ -24,13 +24,14 @@ HOOKS = (
     "chmod",
 )
 NO_GIDS, NO_IPC = "no-additional-gids-for-device-nodes", "disable-ipc-discoverer"
+COHERENT = "enable-coherent-annotations"  # of generated files; a container gets nothing of it
 #: Flag → why it changes nothing here; empty for those that do.
 FEATURES = {
     NO_GIDS: "",
     NO_IPC: "",
     "enable-explicit-driver-libraries": "the libraries are found by their names anyway",
     "disable-nvsandboxutils": "no such library is used",
-    "enable-coherent-annotations": "whether a GPU's memory is coherent is not told by procfs",
+    COHERENT: "",
     "disable-multiple-csv-devices": "a Tegra has one device, named 0 and all",
 }
 

@@ -26,7 +26,8 @@ class MigIdentity(Record):
 class GpuIdentity(Record):
     """One GPU, by its *bus_id* (domain of any width); what NVML does not tell is empty.
 
-    *brand* is as ``NVIDIA_REQUIRE_*`` has it, *arch* the compute capability (``9.0``), *cuda* the driver's (``12.4``).
+    *brand* is as ``NVIDIA_REQUIRE_*`` has it, *arch* the compute capability (``9.0``), *cuda* the driver's (``12.4``);
+    *coherent* whether it shares page tables with the CPU.
     """
 
     bus_id: str
@@ -35,6 +36,7 @@ class GpuIdentity(Record):
     arch: str = ""
     cuda: str = ""
     mig: tuple[MigIdentity, ...] = ()
+    coherent: bool | None = None
 
 
 def ask(roots: Roots) -> tuple[GpuIdentity, ...]:
@@ -55,6 +57,7 @@ def ask(roots: Roots) -> tuple[GpuIdentity, ...]:
                 str(gpu.get("computeCapability") or ""),
                 cuda,
                 tuple([_mig(mig) for mig in gpu.get("migDevices") or ()]),
+                gpu.get("coherent"),
             )
             for gpu in answer["gpus"]
             if gpu.get("busId")

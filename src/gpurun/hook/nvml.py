@@ -39,10 +39,10 @@ def query(library: str, what: str = DEVICES, timeout_s: float = TIMEOUT_S) -> di
 
     ``driverVersion``, ``cudaVersion`` (``"12.4"``), and ``gpus`` in NVML's order, each with ``index``, ``uuid``, ``busId``
     (as procfs writes it), ``minor``, ``name``, ``brand`` (as ``NVIDIA_REQUIRE_*`` has it), ``architecture``,
-    ``computeCapability``, ``migMode`` and ``migDevices`` (``index``, ``uuid``, ``gpuInstance``, ``computeInstance``,
-    ``profile``); ``usage`` adds ``memoryTotal`` and ``memoryUsed`` (bytes), ``utilization`` (percent) and ``processes``
-    (``pid``, ``kind``, ``memory``, ``gpuInstance``, ``computeInstance``).  What this driver cannot tell is None; a GPU that
-    fails has ``error``.
+    ``computeCapability``, ``coherent``, ``migMode`` and ``migDevices`` (``index``, ``uuid``, ``gpuInstance``,
+    ``computeInstance``, ``profile``); ``usage`` adds ``memoryTotal`` and ``memoryUsed`` (bytes), ``utilization`` (percent)
+    and ``processes`` (``pid``, ``kind``, ``memory``, ``gpuInstance``, ``computeInstance``).  What this driver cannot tell
+    is None; a GPU that fails has ``error``.
 
     Raises :class:`GpuError` in one sentence when the library cannot be used, crashes, or has not answered after
     *timeout_s* seconds.

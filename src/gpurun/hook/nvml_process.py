@@ -17,6 +17,7 @@ from typing import Any
 SUCCESS, NOT_SUPPORTED, INSUFFICIENT_SIZE, FUNCTION_NOT_FOUND = 0, 3, 7, 13
 _NOT_AVAILABLE = (1 << 64) - 1  # a process's memory that the driver will not tell
 _NO_INSTANCE = 0xFFFFFFFF
+ADDRESSING_ATS = 2  # ``nvmlDeviceAddressingModeType_t``: one set of page tables for CPU and GPU
 
 #: ``nvmlBrandType_t`` in the words of NVIDIA_REQUIRE_* (lower case, no separators).
 BRANDS = {
@@ -81,6 +82,12 @@ class DeviceAttributes(Structure):
         ("computeInstanceSliceCount", c_uint),
         ("memorySizeMB", c_ulonglong),
     ]
+
+
+class AddressingMode(Structure):
+    """``nvmlDeviceAddressingMode_v1_t``; *version* is the size and, above it, the number of the structure."""
+
+    _fields_ = [("version", c_uint), ("value", c_uint)]
 
 
 class NvmlError(Exception):
@@ -160,6 +167,7 @@ def _gpu(nvml: Nvml, index: int, usage: bool) -> dict[str, Any]:
         "brand": None if brand is None else BRANDS.get(brand, "unknown"),
         "architecture": ARCHITECTURES.get(architecture or 0),
         "computeCapability": _compute_capability(nvml, device),
+        "coherent": _coherent(nvml, device),
         "migMode": bool(mode.value) if has_mig else None,
         "migModePending": bool(pending.value) if has_mig else None,
         "migDevices": _mig_devices(nvml, device, usage) if has_mig and mode.value else [],
@@ -180,6 +188,15 @@ def _compute_capability(nvml: Nvml, device: c_void_p) -> str | None:
     if nvml.call("nvmlDeviceGetCudaComputeCapability", device, byref(major), byref(minor)) != SUCCESS:
         return None
     return f"{major.value}.{minor.value}"
+
+
+def _coherent(nvml: Nvml, device: c_void_p) -> bool | None:
+    """Whether the GPU uses the CPU's page tables; one that cannot be asked for its mode has but its own."""
+    mode = AddressingMode(ctypes.sizeof(AddressingMode) | 1 << 24)
+    code = nvml.call("nvmlDeviceGetAddressingMode", device, byref(mode))
+    if code in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
+        return False
+    return bool(mode.value == ADDRESSING_ATS) if code == SUCCESS else None
 
 
 def _mig_devices(nvml: Nvml, device: c_void_p, usage: bool) -> list[dict[str, Any]]:

@@ -21,20 +21,25 @@ _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content
 #: Switches that may be given as ``--name=true``, which click does not know.
 _SWITCHES = frozenset(
     "debug quiet dry-run nvidia-set-as-default set-as-default cdi.enabled cdi.enable enable-cdi in-place create-all "
-    "control-devices load-kernel-modules no-all-device watch".split()
+    "control-devices load-kernel-modules no-all-device watch create-device-nodes".split()
 )
 
 
 def main(argv: list[str]) -> int:
     """*argv* is the command line without the program's name; returns the exit code."""
-    command = next((i for i, word in enumerate(argv) if not word.startswith("-")), len(argv))
+    command = _command(argv)
     if argv[command : command + 1] == ["hook"]:
         from gpurun.hook.cdihook import main as hook_main
 
         return hook_main(argv[command + 1 :])
+    config = _value_of("config", argv[:command]) or os.environ.get("NVIDIA_CTK_CONFIG", "")
+    if config:
+        os.environ["NVIDIA_CTK_CONFIG_FILE_PATH"] = config
     try:
         if argv[command : command + 1] == ["cdi"]:
-            return _cdi(argv[command + 1 :])
+            from gpurun.toolkit.ctk_cdi import main as cdi_main
+
+            return cdi_main(argv[command + 1 :])
         code = program.main(_words(argv), "nvidia-ctk", standalone_mode=False)
     except click.UsageError as e:
         sys.stderr.write(f"nvidia-ctk: {e.format_message()}\n")
@@ -50,22 +55,22 @@ def main(argv: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _cdi(words: list[str]) -> int:
-    """``nvidia-ctk cdi`` is ``gpurun cdi``, with the names and variables that NVIDIA's has besides."""
-    from gpurun.cli.parse import parse_command, parse_globals
-    from gpurun.commands.cdi import cdi
+def _command(argv: list[str]) -> int:
+    """Where the command stands in *argv*: behind the options that all commands have."""
+    i = 0
+    while i < len(argv) and argv[i].startswith("-"):
+        i += 2 if argv[i].lstrip("-") == "config" else 1
+    return min(i, len(argv))
 
-    words = [word.replace("--nvidia-ctk-path", "--nvidia-cdi-hook-path", 1) for word in words]
-    if words[:1] == ["generate"]:
-        for option, variable in _GENERATE_VARIABLES.items():
-            if os.environ.get(variable) and not any(word.partition("=")[0] == option for word in words):
-                words.append(f"{option}={os.environ[variable]}")
-    invocation = parse_command(parse_globals(["cdi"])[0], ["cdi", *words])
-    if invocation.command == "help":
-        from gpurun.cli.human import show_help
 
-        return show_help(invocation)
-    return cdi(invocation)
+def _value_of(name: str, words: list[str]) -> str:
+    """The value of the option *name*, the last of several; empty without one."""
+    found = ""
+    for i, word in enumerate(words):
+        given, equals, value = word.lstrip("-").partition("=")
+        if given == name:
+            found = value if equals else "".join(words[i + 1 : i + 2])
+    return found
 
 
 def _words(argv: list[str]) -> list[str]:
@@ -87,22 +92,22 @@ def _words(argv: list[str]) -> list[str]:
     return words
 
 
-#: What ``cdi generate`` takes from the environment.
-_GENERATE_VARIABLES = {
-    "--output": "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH",
-    "--format": "NVIDIA_CTK_CDI_GENERATE_OUTPUT_FORMAT",
-}
+#: Variables of the commands below ``system``.
+_ROOT: dict[str, Any] = {"envvar": ["ROOT", "NVIDIA_DRIVER_ROOT", "DRIVER_ROOT"]}
+_DEV_ROOT: dict[str, Any] = {"envvar": ["NVIDIA_DEV_ROOT", "DEV_ROOT"]}
+_DRY_RUN: dict[str, Any] = {"envvar": "DRY_RUN"}
 
 
 @click.group("nvidia-ctk", context_settings=_SETTINGS, epilog="Also: cdi generate|list|validate|transform, and hook NAME.")
 @click.option("--debug", "-d", is_flag=True, envvar="NVIDIA_CTK_DEBUG", help="Say more.")
 @click.option("--quiet", "-q", is_flag=True, envvar="NVIDIA_CTK_QUIET", help="Say nothing but errors.")
+@click.option("--config", default="", help="The toolkit's config.toml.")
 @click.version_option(
     INTERFACE_VERSION, "--version", "-v", message="NVIDIA Container Toolkit CLI version %(version)s (gpurun)"
 )
 @click.pass_context
-def program(context: click.Context, debug: bool, quiet: bool) -> None:
-    """gpurun in the place of NVIDIA's nvidia-ctk."""
+def program(context: click.Context, debug: bool, quiet: bool, config: str) -> None:
+    """gpurun in the place of NVIDIA's nvidia-ctk."""  # what --config says, main() has read already
     context.obj = quiet
 
 
@@ -143,7 +148,7 @@ def configure(context: click.Context, /, **options: Any) -> None:
             continue
         engines.write(change)
         _say(context, f"wrote {change.path}")
-    if not request.dry_run and request.config_mode != "oci-hook":
+    if not request.dry_run and request.config_mode not in ("oci-hook", "hook"):
         _say(context, f"{request.engine} reads it when it is restarted")
 
 
@@ -176,6 +181,7 @@ def default_config(context: click.Context, output: str, sets: tuple[str, ...], s
 
 
 config.add_command(default_config, "create-default")
+config.add_command(default_config, "generate-default")
 
 
 @program.group("system", context_settings=_SETTINGS)
@@ -186,9 +192,9 @@ def system() -> None:
 @system.command("create-device-nodes")
 @click.option("--control-devices", is_flag=True, help="Make nvidiactl, nvidia-modeset, nvidia-uvm and nvidia-uvm-tools.")
 @click.option("--load-kernel-modules", is_flag=True, help="Load the driver's modules first.")
-@click.option("--root", "--driver-root", "root", default="/", help="The driver root.")
-@click.option("--dev-root", default="", help="The directory with dev/ (default: the driver root).")
-@click.option("--dry-run", is_flag=True, help="Say what would be done.")
+@click.option("--root", "--driver-root", "root", default="/", help="The driver root.", **_ROOT)
+@click.option("--dev-root", default="", help="The directory with dev/ (default: the driver root).", **_DEV_ROOT)
+@click.option("--dry-run", is_flag=True, help="Say what would be done.", **_DRY_RUN)
 @click.pass_context
 def create_device_nodes(
     context: click.Context, control_devices: bool, load_kernel_modules: bool, root: str, dev_root: str, dry_run: bool
@@ -203,23 +209,30 @@ def create_device_nodes(
 
 
 @system.command("create-dev-char-symlinks")
-@click.option("--create-all", is_flag=True, help="For all GPUs and MIG capabilities there are, nodes or not.")
-@click.option("--load-kernel-modules", is_flag=True, help="Load the driver's modules first.")
-@click.option("--root", "--driver-root", "root", default="/", help="The driver root.")
-@click.option("--dev-root", default="", help="The directory with dev/ (default: the driver root).")
-@click.option("--dev-char-path", default="/dev/char", help="Where the links go.")
+@click.option("--create-all", is_flag=True, envvar="CREATE_ALL", help="Of all GPUs and MIG capabilities, nodes or not.")
+@click.option("--load-kernel-modules", "modules", is_flag=True, envvar="LOAD_KERNEL_MODULES", help="With --create-all.")
+@click.option("--create-device-nodes", "nodes", is_flag=True, envvar="CREATE_DEVICE_NODES", help="With --create-all.")
+@click.option("--root", "--driver-root", "root", default="/", help="The driver root.", **_ROOT)
+@click.option("--dev-root", default="", help="The directory with dev/ (default: the driver root).", **_DEV_ROOT)
+@click.option("--dev-char-path", default="/dev/char", envvar="DEV_CHAR_PATH", help="Where the links go.")
 @click.option("--watch", is_flag=True, hidden=True)
-@click.option("--dry-run", is_flag=True, help="Say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done.", **_DRY_RUN)
 @click.pass_context
 def create_dev_char_symlinks(
-    context: click.Context, /, watch: bool, load_kernel_modules: bool, root: str, **how: Any
+    context: click.Context, /, watch: bool, modules: bool, nodes: bool, root: str, **how: Any
 ) -> None:
     """Make the links by which systemd finds the driver's nodes: /dev/char/195:0 and so on."""
     if watch:
         raise click.UsageError("--watch is not supported: a udev rule or a systemd path unit can call this again")
-    if load_kernel_modules:
+    for name, wanted in (("load-kernel-modules", modules), ("create-device-nodes", nodes)):
+        if wanted and not how["create_all"]:
+            _say(context, f"--{name} is for --create-all, and does nothing here")
+    if modules and how["create_all"]:
         for command in devices.load_modules(root, how["dry_run"]):
             _say(context, command)
+    if nodes and how["create_all"]:
+        for line in devices.create_control_nodes(root, how["dev_root"], how["dry_run"]):
+            _say(context, line)
     for line in devices.create_links(root, **how):
         _say(context, line)
 

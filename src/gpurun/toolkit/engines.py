@@ -54,9 +54,9 @@ class Change(Record):
 
 def changes(request: Request) -> tuple[Change, ...]:
     """What is to be written; reads the engine's files and changes nothing.  Raises :class:`GpurunError`."""
-    if request.config_mode == "oci-hook":
+    if request.config_mode in ("oci-hook", "hook"):
         return (Change(request.hook_file, oci_hook(request.hook or beside(HOOK))),)
-    if request.config_mode not in ("config-file", "config"):
+    if request.config_mode not in ("", "config-file", "config"):
         raise UsageError(f"--config-mode={request.config_mode}: config-file or oci-hook is meant")
     if request.engine not in _PATHS:
         raise UsageError(f"--runtime={request.engine}: docker, containerd or crio is meant")

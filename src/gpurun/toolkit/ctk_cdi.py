@@ -1,0 +1,92 @@
+"""``nvidia-ctk cdi``: gpurun's own ``cdi``, with the other names of its options and the variables of NVIDIA's program.
+
+What stands on the command line counts before a variable.  A list in a variable has commas between its items.
+"""
+
+from __future__ import annotations
+
+import os
+
+#: Other names of options.
+ALIASES = {
+    "discovery-mode": "mode",
+    "nvidia-ctk-path": "nvidia-cdi-hook-path",
+    "cdi-vendor": "vendor",
+    "cdi-class": "class",
+    "disable-hooks": "disable-hook",
+    "enable-hooks": "enable-hook",
+    "feature-flags": "feature-flag",
+    "device-ids": "device-id",
+    "device": "device-id",
+    "devices": "device-id",
+}
+_GENERATE = "NVIDIA_CTK_CDI_GENERATE_"
+#: Command → option → its variable.
+VARIABLES = {
+    "generate": {
+        "output": "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH",
+        "format": f"{_GENERATE}OUTPUT_FORMAT",
+        "mode": f"{_GENERATE}MODE",
+        "device-name-strategy": f"{_GENERATE}DEVICE_NAME_STRATEGIES",
+        "driver-root": "NVIDIA_CTK_DRIVER_ROOT",
+        "dev-root": "NVIDIA_CTK_DEV_ROOT",
+        "library-search-path": f"{_GENERATE}LIBRARY_SEARCH_PATHS",
+        "config-search-path": f"{_GENERATE}CONFIG_SEARCH_PATHS",
+        "nvidia-cdi-hook-path": "NVIDIA_CTK_CDI_HOOK_PATH",
+        "ldconfig-path": f"{_GENERATE}LDCONFIG_PATH",
+        "vendor": f"{_GENERATE}VENDOR",
+        "class": f"{_GENERATE}CLASS",
+        "csv.file": f"{_GENERATE}CSV_FILES",
+        "csv.ignore-pattern": f"{_GENERATE}CSV_IGNORE_PATTERNS",
+        "csv.compat-container-root": f"{_GENERATE}CSV_CONTAINER_COMPAT_ROOT",
+        "disable-hook": f"{_GENERATE}DISABLED_HOOKS",
+        "enable-hook": f"{_GENERATE}ENABLED_HOOKS",
+        "feature-flag": f"{_GENERATE}FEATURE_FLAGS",
+        "no-all-device": f"{_GENERATE}NO_ALL_DEVICE",
+        "device-id": f"{_GENERATE}DEVICE_IDS",
+    },
+    "list": {"spec-dir": "NVIDIA_CTK_CDI_SPEC_DIRS"},
+}
+
+
+def main(words: list[str]) -> int:
+    """*words* come after ``cdi``; returns the exit code.  Raises :class:`GpurunError`."""
+    from gpurun.cli.parse import parse_command, parse_globals
+    from gpurun.commands.cdi import cdi
+
+    words = translated(words, dict(os.environ))
+    invocation = parse_command(parse_globals(["cdi"])[0], ["cdi", *words])
+    if invocation.command == "help":
+        from gpurun.cli.human import show_help
+
+        return show_help(invocation)
+    return cdi(invocation)
+
+
+def translated(words: list[str], env: dict[str, str]) -> list[str]:
+    """*words* with gpurun's names of the options, and with what *env* says of those that are not among them."""
+    made = [_translated(word) for word in words]
+    given = {_name(word) for word in made}
+    for option, variable in VARIABLES.get(made[0] if made else "", {}).items():
+        value = env.get(variable, "")
+        if not value or option in given:
+            continue
+        items = value.split(",") if _is_list(option) else [value]
+        made += [f"--{option}={item.strip()}" for item in items if item.strip()]
+    return made
+
+
+def _translated(word: str) -> str:
+    name = _name(word)
+    return f"--{ALIASES[name]}{word.lstrip('-')[len(name) :]}" if name in ALIASES else word
+
+
+def _name(word: str) -> str:
+    """The name of the option *word*, empty for what is none."""
+    return word.lstrip("-").partition("=")[0] if word.startswith("-") and len(word) > 2 else ""
+
+
+def _is_list(option: str) -> bool:
+    from gpurun.cli.table import COMMANDS
+
+    return any(row[0] == option and row[2] == "texts" for row in COMMANDS["cdi"][-1])

@@ -1,0 +1,180 @@
+"""Every option of nvidia-ctk and nvidia-cdi-hook 1.20, with its other names and its variables: one row for each.
+
+A name that gpurun does not take fails here, and so does one that nothing is done with and that is not in :data:`NOT_DONE`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+import pytest
+
+from gpurun.cli.parse import parse_command, parse_globals
+from gpurun.hook.cdi_hooks import COMMANDS
+from gpurun.toolkit import ctk
+from gpurun.toolkit.ctk_cdi import VARIABLES, translated
+from tests.simdriver import SimulatedDriver
+
+from .conftest import Call
+
+PREFIX = "NVIDIA_CTK_CDI_GENERATE_"
+#: ``nvidia-ctk cdi COMMAND``: (names, the first is gpurun's own; variable; a value that it takes).
+CDI: dict[str, list[tuple[str, str, str]]] = {
+    "generate": [
+        ("config-search-path", f"{PREFIX}CONFIG_SEARCH_PATHS", "/etc,/opt"),
+        ("output", "NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", "/x.yaml"),
+        ("format", f"{PREFIX}OUTPUT_FORMAT", "json"),
+        ("mode discovery-mode", f"{PREFIX}MODE", "nvml"),
+        ("dev-root", "NVIDIA_CTK_DEV_ROOT", "/run/d"),
+        ("device-name-strategy", f"{PREFIX}DEVICE_NAME_STRATEGIES", "index,uuid"),
+        ("driver-root", "NVIDIA_CTK_DRIVER_ROOT", "/run/d"),
+        ("library-search-path", f"{PREFIX}LIBRARY_SEARCH_PATHS", "/opt/lib"),
+        ("nvidia-cdi-hook-path nvidia-ctk-path", "NVIDIA_CTK_CDI_HOOK_PATH", "/x/nvidia-cdi-hook"),
+        ("ldconfig-path", f"{PREFIX}LDCONFIG_PATH", "/sbin/ldconfig.real"),
+        ("vendor cdi-vendor", f"{PREFIX}VENDOR", "example.com"),
+        ("class cdi-class", f"{PREFIX}CLASS", "card"),
+        ("csv.file", f"{PREFIX}CSV_FILES", "/a.csv,/b.csv"),
+        ("csv.ignore-pattern", f"{PREFIX}CSV_IGNORE_PATTERNS", "*.so"),
+        ("csv.compat-container-root", f"{PREFIX}CSV_CONTAINER_COMPAT_ROOT", "/compat"),
+        ("disable-hook disable-hooks", f"{PREFIX}DISABLED_HOOKS", "all"),
+        ("enable-hook enable-hooks", f"{PREFIX}ENABLED_HOOKS", "chmod"),
+        ("feature-flag feature-flags", f"{PREFIX}FEATURE_FLAGS", "disable-ipc-discoverer"),
+        ("no-all-device", f"{PREFIX}NO_ALL_DEVICE", "true"),
+        ("device-id device-ids device devices", f"{PREFIX}DEVICE_IDS", "0,1"),
+    ],
+    "list": [("spec-dir", "NVIDIA_CTK_CDI_SPEC_DIRS", "/etc/cdi,/run/cdi")],
+    "transform": [(name, "", "/x") for name in ("from", "to", "input", "output", "relative-to")],
+}
+#: The rest of nvidia-ctk: command → (names; variables).
+REST: dict[str, list[tuple[str, str]]] = {
+    "": [("debug d", "NVIDIA_CTK_DEBUG"), ("quiet", "NVIDIA_CTK_QUIET"), ("config", "")],  # NVIDIA_CTK_CONFIG: tested below
+    "runtime configure": [
+        (names, "")
+        for names in (
+            "dry-run", "runtime", "config", "drop-in-config", "executable-path", "config-mode", "config-source",
+            "oci-hook-path", "nvidia-runtime-name", "nvidia-runtime-path runtime-path", "nvidia-runtime-hook-path",
+            "nvidia-set-as-default set-as-default", "cdi.enabled cdi.enable enable-cdi",
+        )
+    ],
+    "config": [
+        (names, "") for names in ("config-file config c", "set", "set-list-separator", "in-place i", "output o")
+    ],
+    "config default": [("output o", "")],
+    "config create-default": [("output o", "")],
+    "config generate-default": [("output o", "")],
+    "system create-device-nodes": [
+        ("root driver-root", "ROOT NVIDIA_DRIVER_ROOT DRIVER_ROOT"), ("dev-root", "NVIDIA_DEV_ROOT DEV_ROOT"),
+        ("control-devices", ""), ("load-kernel-modules", ""), ("dry-run", "DRY_RUN"),
+    ],
+    "system create-dev-char-symlinks": [
+        ("dev-char-path", "DEV_CHAR_PATH"), ("driver-root", "NVIDIA_DRIVER_ROOT DRIVER_ROOT"), ("create-all", "CREATE_ALL"),
+        ("load-kernel-modules", "LOAD_KERNEL_MODULES"), ("create-device-nodes", "CREATE_DEVICE_NODES"),
+        ("dry-run", "DRY_RUN"),
+    ],
+    "info": [],
+}  # fmt: skip
+#: The hooks of CDI files and their options; each has ``container-spec`` besides.
+HOOKS = {
+    "update-ldcache": "folder ldconfig-path",
+    "create-symlinks": "link",
+    "chmod": "path mode",
+    "enable-cuda-compat": "host-driver-version host-cuda-version cuda-compat-container-root",
+    "disable-device-node-modification": "",
+    "update-application-profile": "",
+    "noop": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "names", "variable", "value"),
+    [(command, *row) for command, rows in CDI.items() for row in rows],
+    ids=lambda value: str(value)[:40],
+)
+def test_cdi(command: str, names: str, variable: str, value: str) -> None:
+    own, *others = names.split()
+
+    def parsed(words: list[str], env: dict[str, str]) -> object:
+        made = parse_command(parse_globals(["cdi"])[0], ["cdi", *translated([command, *words], env)])
+        assert made.args[0] == command
+        return made.options[own]
+
+    items = value.split(",")
+    meant = parsed([f"--{own}={item}" for item in items], {})
+    for name in others:
+        assert parsed([f"--{name}={item}" for item in items], {}) == meant
+        if own != "no-all-device":
+            assert parsed([word for item in items for word in (f"--{name}", item)], {}) == meant
+    if variable:
+        assert parsed([], {variable: value}) == meant
+        other = parsed([f"--{own}={items[-1]}"], {variable: "false" if own == "no-all-device" else "/nowhere"})
+        assert other == parsed([f"--{own}={items[-1]}"], {}), "the command line counts before the variable"
+        assert VARIABLES[command][own] == variable
+
+
+def test_every_variable_has_its_row() -> None:
+    rows = {
+        command: {names.split()[0]: variable for names, variable, _ in rows if variable} for command, rows in CDI.items()
+    }
+    assert {command: found for command, found in rows.items() if found} == VARIABLES
+
+
+@pytest.mark.parametrize(("path", "rows"), REST.items(), ids=lambda value: str(value)[:40])
+def test_the_rest(path: str, rows: list[tuple[str, str]]) -> None:
+    command: click.Command = ctk.program
+    for word in path.split():
+        assert isinstance(command, click.Group)
+        command = command.commands[word]
+    for names, variables in rows:
+        first, *others = names.split()
+        (option,) = [p for p in command.params if f"--{first}" in p.opts]
+        for name in others:
+            assert f"{'-' if len(name) == 1 else '--'}{name}" in option.opts, f"{path} --{name}"
+        known = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())
+        assert set(variables.split()) <= set(known), f"{path} --{first}"
+
+
+@pytest.mark.parametrize(("name", "options"), HOOKS.items())
+def test_hooks(name: str, options: str | None) -> None:
+    assert set(COMMANDS[name]) == (set() if options is None else {*options.split(), "container-spec"})
+    assert set(HOOKS) == set(COMMANDS)
+
+
+def test_the_site_s_file_by_name(call: Call, tmp_path: Path) -> None:
+    """``nvidia-ctk --config FILE`` and NVIDIA_CTK_CONFIG: where the driver is, says the file."""
+    file = tmp_path / "config.toml"
+    file.write_text('[nvidia-container-cli]\nroot = "/not/there"\n')
+    for words, env in ((["--config", str(file)], {}), ([f"--config={file}"], {}), ([], {"NVIDIA_CTK_CONFIG": str(file)})):
+        done = call("nvidia-ctk", *words, "cdi", "generate", env=env)
+        assert done.returncode == 1 and "/not/there does not exist" in done.stderr, done.stderr
+        assert "/not/there" in call("nvidia-ctk", *words, "config", env=env).stdout
+    assert call("nvidia-ctk", "--quiet", "cdi", "generate").returncode == 0
+
+
+def test_variables_and_any_case(call: Call, tmp_path: Path) -> None:
+    env = {f"{PREFIX}DEVICE_IDS": "0,1", f"{PREFIX}DISABLED_HOOKS": "all", f"{PREFIX}NO_ALL_DEVICE": "1"}
+    done = call("nvidia-ctk", "cdi", "generate", "--mode", "NVML", "--format=JSON", "--device-name-strategy=index", env=env)
+    assert done.returncode == 0 and done.stdout.startswith("{") and "hooks" not in done.stdout
+    assert [line.split('"')[3] for line in done.stdout.splitlines() if '"name"' in line] == ["0", "1"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+def test_links_with_their_nodes(call: Call, host: SimulatedDriver, tmp_path: Path) -> None:
+    """--create-device-nodes is for --create-all, as NVIDIA's says, and makes the control nodes first."""
+    dev = tmp_path / "dev"
+    dev.mkdir()
+    shown = f"../{tmp_path.relative_to('/')}"
+    words = ("system", "create-dev-char-symlinks", "--create-device-nodes", "--dry-run", f"--dev-root={shown}")
+    assert "is for --create-all" in call("nvidia-ctk", *words).stderr
+    done = call("nvidia-ctk", *words, env={"CREATE_ALL": "true"})
+    assert done.returncode == 0 and "mknod" in done.stderr and "nvidiactl c 195 255" in done.stderr
+    assert "is for --create-all" not in done.stderr and not list(dev.iterdir())
+
+
+@pytest.mark.parametrize("mode", ["", "config", "config-file", "hook", "oci-hook"])
+def test_config_modes(call: Call, mode: str, tmp_path: Path) -> None:
+    words = ("--config-mode", mode, "--config", tmp_path / "daemon.json", "--nvidia-runtime-hook-path=/h")
+    done = call("nvidia-ctk", "runtime", "configure", "--dry-run", *words)
+    assert done.returncode == 0, done.stderr
+    assert ('"prestart"' in done.stdout) == ("hook" in mode) != ('"nvidia"' in done.stdout)
