@@ -212,7 +212,7 @@ def test_delete(places: Path, stopped: Store, options: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "special", ["notify", "resctrl", ".state", "created", "gpus", "hooks", "unit", "keeper", "cgroup", "running"]
+    "special", ["notify", "resctrl", ".state", "created", "gpus", "hooks", "unit", "keeper", "cgroup", "memory", "running"]
 )
 def test_deletes_with_more_to_undo(places: Path, store: Store, special: str) -> None:
     if special != "running":
@@ -227,6 +227,8 @@ def test_deletes_with_more_to_undo(places: Path, store: Store, special: str) -> 
         store.save(keeper=1)
     elif special == "cgroup":
         (store.cgroup / "child").mkdir()
+    elif special == "memory":
+        (store.cgroup / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 1\noom_group_kill 0\n")
     elif special in ("created", "gpus"):
         (store.container / special).touch()
     elif special != "running":

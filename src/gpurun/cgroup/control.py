@@ -60,7 +60,7 @@ def kill(path: str) -> None:
     try:
         _write(fd, "cgroup.kill", "1")
     except OSError as e:
-        if e.errno in _GONE and not _exists(path):
+        if e.errno in _GONE and not exists(path):
             return
         if e.errno not in (*_GONE, EOPNOTSUPP) or _is_root(path):
             raise StepError("cannot kill the processes of the cgroup", path, e.errno or EINVAL) from None
@@ -188,7 +188,7 @@ def remove(path: str) -> None:
             deadline = monotonic() + REMOVE_TIMEOUT
             continue
         if monotonic() >= deadline or not _wait_event(path, b"populated 0", deadline - monotonic()):
-            if not _exists(path):
+            if not exists(path):
                 return
             raise StepError("cannot remove the cgroup", path, EBUSY)
         # Nothing lives in it and it is busy all the same: the kernel is not done with the processes that left.
@@ -287,10 +287,11 @@ def _children(fd: int) -> list[str]:
 
 def _is_root(path: str) -> bool:
     """Only the root of the tree has no cgroup.type; what is below it is all that runs on the host."""
-    return _exists(path) and not _exists(f"{path}/cgroup.type")
+    return exists(path) and not exists(f"{path}/cgroup.type")
 
 
-def _exists(path: str) -> bool:
+def exists(path: str) -> bool:
+    """Whether the cgroup is there."""
     try:
         posix.stat(path, follow_symlinks=False)
     except FileNotFoundError:
@@ -306,43 +307,6 @@ def oom_kill_count(path: str) -> int:
         return 0  # asked to explain a failure: not knowing is an answer
     counts = [int(line[9:]) for line in lines if line.startswith("oom_kill ")]
     return counts[0] if counts else 0
-
-
-def oom_facts(path: str) -> dict[str, int]:
-    """What the OOM killer did to the cgroup: ``kills``, and in bytes ``limit`` and ``peak`` as far as the kernel says.
-
-    Empty when it killed nothing, and when the cgroup is gone: a scope of systemd goes with its last process (so ``run``
-    keeps one in it, and :func:`gpurun.cgroup.systemd.oom_facts` asks for what systemd remembers).
-    """
-    kills = oom_kill_count(path)
-    if not kills:
-        return {}
-    facts = {"kills": kills}
-    for name, file in (("limit", "memory.max"), ("peak", "memory.peak")):  # memory.peak: Linux 5.19
-        try:
-            facts[name] = int(_read(None, f"{path}/{file}"))
-        except (OSError, ValueError):
-            pass  # no such file, or "max": then it was not this cgroup's limit
-    return facts
-
-
-def describe_oom(facts: dict[str, int]) -> str:
-    """*facts* of :func:`oom_facts` in a sentence, "" for none."""
-    if not facts:
-        return ""
-    what = {0: "all processes were", 1: "1 process was"}.get(facts["kills"], f"{facts['kills']} processes were")
-    limit = (
-        f"the limit is {_mebibytes(facts['limit'])}"
-        if "limit" in facts
-        else "it was the memory of the host or of a cgroup above"
-    )
-    peak = f", the peak was {_mebibytes(facts['peak'])}" if "peak" in facts else ""
-    return f"out of memory: {what} killed; {limit}{peak}; raise linux.resources.memory.limit or use less"
-
-
-def _mebibytes(size: int) -> str:
-    tenths = size * 10 >> 20
-    return f"{tenths // 10}.{tenths % 10} MiB" if tenths % 10 else f"{tenths // 10} MiB"
 
 
 def _read(dir_fd: int | None, name: str) -> str:

@@ -22,7 +22,7 @@ def state(invocation: Invocation) -> int:
     now = store.status(root, found)
     oom = None
     if now == "stopped" and found.cgroup:
-        from gpurun.engine.cgroup import how_memory_ended
+        from gpurun.engine.oom import how_memory_ended
 
         oom = how_memory_ended(found)
     sys.stdout.write(store.state_json(found, now, indent=2, oom=oom) + "\n")

@@ -64,8 +64,9 @@ def _tell_oom(created: Created) -> None:
     state = created.state
     if not state.cgroup:
         return
-    from gpurun.cgroup.control import describe_oom
-    from gpurun.engine.cgroup import how_memory_ended, release
+    from gpurun.cgroup.oom import describe_oom
+    from gpurun.engine.cgroup import release
+    from gpurun.engine.oom import how_memory_ended
 
     facts = how_memory_ended(state)
     if created.keeper and not release(created.keeper) and facts.get("kills", 0) > 1:
@@ -108,7 +109,7 @@ def run(invocation: Invocation) -> int:
         lifecycle.delete(options.root, options.id, force=True)
         raise
     if not invocation.flag("keep"):
-        _tell(lifecycle.delete(options.root, options.id, force=True))
+        _tell(lifecycle.delete(options.root, options.id, force=True, told=True))
     return code
 
 

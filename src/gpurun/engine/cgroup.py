@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpurun.engine.plan import Plan
-    from gpurun.engine.state import State
 
 
 def make(plan: Plan, undo: list[Callable[[], None]], record: str, *children: int) -> int:
@@ -127,18 +126,3 @@ def restrict(plan: Plan, program_fd: int, record: str) -> None:
         posix.close(fd)
         if program_fd >= 0:
             posix.close(program_fd)
-
-
-def how_memory_ended(state: State) -> dict[str, int]:
-    """What is known of the container's processes that were killed because memory was short; empty for none.
-
-    ``kills``, and in bytes ``limit`` and ``peak``; 0 kills are "all": so says systemd, whose scope is gone by then.
-    """
-    from gpurun.cgroup.control import oom_facts
-
-    facts = oom_facts(state.cgroup)
-    if not facts and state.unit:
-        from gpurun.cgroup import systemd
-
-        facts = systemd.oom_facts(state.unit, state.manager)
-    return facts

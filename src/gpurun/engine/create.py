@@ -250,6 +250,7 @@ def record(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
         unit=plan.cgroup.scope.unit if plan.cgroup.scope is not None else "",
         session_keyring=plan.init.session_keyring,
         manager=plan.cgroup.scope.manager if plan.cgroup.scope is not None else "",
+        oom_kills=proc.oom_kills() if plan.cgroup.scope is not None else -1,
         streams="" if plan.init.process.terminal else store.own_streams(),
     )
     directory = store.make_directory(options.root, options.id)

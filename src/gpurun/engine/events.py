@@ -10,6 +10,7 @@ from gpurun.cgroup import control
 from gpurun.cgroup.stats import read_stats
 from gpurun.cgroup.tree import hugepage_sizes
 from gpurun.engine import state as store
+from gpurun.engine.oom import how_memory_ended
 from gpurun.errors import GpurunError
 from gpurun.jsontext import dumps
 from gpurun.linux.files import O_CLOEXEC, read_fd
@@ -109,20 +110,29 @@ def follow(root: str, container_id: str, interval: float, write: Callable[[str],
         while _field(populated, "populated"):
             ready = dict(poller.poll(max(0.0, due - time.monotonic()) * 1000))
             if memory in ready:
-                count = _field(memory, "oom_kill")
-                for _ in range(count - kills):
-                    write(event("oom", container_id))
-                kills = max(kills, count)
+                kills = _tell_kills(container_id, kills, _field(memory, "oom_kill"), write)
             if time.monotonic() >= due:
                 try:
                     write(stats_event(state, gpus))
                 except OSError:
-                    return  # removed just now
+                    break  # removed just now
                 due = time.monotonic() + interval
+        count = _field(memory, "oom_kill")
+        if memory >= 0 and not control.exists(state.cgroup):  # perhaps before we came to read its counters
+            facts = how_memory_ended(state)
+            count = max(count, facts["kills"] or 1 if facts else 0)
+        _tell_kills(container_id, kills, count, write)
     finally:
         for fd in (populated, memory):
             if fd >= 0:
                 posix.close(fd)
+
+
+def _tell_kills(container_id: str, told: int, count: int, write: Callable[[str], None]) -> int:
+    """Write the kills of *count* that have not been *told*; returns how many are now."""
+    for _ in range(count - told):
+        write(event("oom", container_id))
+    return max(told, count)
 
 
 def _open(path: str) -> int:

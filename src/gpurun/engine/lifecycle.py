@@ -134,10 +134,10 @@ def open_init(state: store.State) -> int | None:
     return pidfd
 
 
-def delete(root: str, container_id: str, force: bool = False) -> tuple[str, ...]:
+def delete(root: str, container_id: str, force: bool = False, told: bool = False) -> tuple[str, ...]:
     """Remove a stopped or created container with all that belongs to it; with *force* a running one too.
 
-    Returns warnings: a failing poststop hook is one.
+    Returns warnings: a failing poststop hook is one, and that memory ran out, unless that has been *told*.
 
     With *force*, a container that does not exist is fine, and one whose state is damaged or that was half made is removed.
     """
@@ -159,7 +159,24 @@ def delete(root: str, container_id: str, force: bool = False) -> tuple[str, ...]
         raise GpurunError(f"cannot delete container {container_id} that is not stopped: {now}")
     if now != "stopped":
         _end_init(state, now == "paused")
+    elif not told:
+        return _how_memory_ended(state) + destroy(root, state)
     return destroy(root, state)
+
+
+def _how_memory_ended(state: store.State) -> tuple[str, ...]:
+    """A sentence, if memory ran out in the container: delete is the last that can say so, and most often the only one."""
+    if not state.unit:
+        try:
+            if b"\noom_kill 0\n" in read_file(f"{state.cgroup}/memory.events", 4096):
+                return ()
+        except OSError:
+            return ()  # no memory controller, or no cgroup (any more)
+    from gpurun.cgroup.oom import describe_oom
+    from gpurun.engine.oom import how_memory_ended
+
+    text = describe_oom(how_memory_ended(state))
+    return (text,) if text else ()
 
 
 def _end_init(state: store.State, paused: bool) -> None:

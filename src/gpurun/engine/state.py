@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+#: The fields of :class:`State` that are numbers.
+_NUMBERS = ("pid", "start_time", "keeper", "oom_kills")
+
+
 class State(Record):
     """What later commands need to know of a container.  *pid* is 0 until the init exists; *created* is RFC 3339, UTC."""
 
@@ -48,6 +52,7 @@ class State(Record):
     session_keyring: bool = True  # whether its processes have a session keyring of their own
     manager: str = ""  # where the unit's service manager is reached, if it is not the system's
     keeper: int = 0  # a process in the cgroup that is none of the container's; 0 for none
+    oom_kills: int = -1  # linux.proc.oom_kills when it was made, if it is in a unit: more by now may tell of its end
     streams: str = ""  # what its descriptors 0 to 2 are, if they were the caller's: see own_streams
 
 
@@ -149,14 +154,15 @@ def load(root: str, container_id: str) -> State:
         raise ContainerNotFound from None
     except OSError as e:
         raise StepError("read", path, e.errno) from None
-    values = {"manager": "", "keeper": "0", "streams": ""}  # a container that an older gpurun has made says nothing of these
+    # A container that an older gpurun has made says nothing of these.
+    values = {"manager": "", "keeper": "0", "oom_kills": "-1", "streams": ""}
     for line in text.split("\n"):
         name, equals, value = line.partition("=")
         if equals:
             values[name] = value
     if any(name not in values for name in State._fields):
         raise GpurunError(f"{path}: the state of the container is damaged: delete --force removes it")
-    typed: dict[str, Any] = {**values, **{name: int(values[name]) for name in ("pid", "start_time", "keeper")}}
+    typed: dict[str, Any] = {**values, **{name: int(values[name]) for name in _NUMBERS}}
     for name in ("private_pid", "session_keyring"):
         typed[name] = values[name] == "1"
     return State(**{name: typed[name] for name in State._fields})

@@ -166,7 +166,7 @@ static long long number(const char *digits)
 /* In the order of State in gpurun/engine/state.py, from where the build has the names. */
 enum field {
 	ID, BUNDLE, ROOTFS, CGROUP, PRIVATE_PID, PID, START_TIME, CREATED, ANNOTATIONS, UNIT, SESSION_KEYRING, MANAGER, KEEPER,
-	STREAMS, FIELDS
+	OOM_KILLS, STREAMS, FIELDS
 };
 static const char *const field_names[] = { STATE_FIELDS };
 _Static_assert(sizeof field_names / sizeof *field_names == FIELDS,
@@ -386,6 +386,16 @@ static void only_plain_files(const struct container *c)
 	closedir(directory);
 }
 
+/* That the kernel has killed in the container for want of memory is said when it goes. */
+static void memory_was_enough(const struct container *c)
+{
+	char path[PATH_BYTES], events[512];
+
+	if (read_file(text(path, "%s/memory.events", c->values[CGROUP]), events, sizeof events) >= 0 &&
+	    !strstr(events, "\noom_kill 0\n"))
+		launcher();
+}
+
 static int do_delete(const struct container *c)
 {
 	static const char *const files[] = { "config.json", "exec.fifo", "edits", "seccomp", "state" };
@@ -395,6 +405,7 @@ static int do_delete(const struct container *c)
 		launcher();
 	without_hooks(c);
 	only_plain_files(c);
+	memory_was_enough(c);
 	if (rmdir(c->values[CGROUP]) < 0 && errno != ENOENT)
 		launcher();
 	/* The state last: until then the launcher can go on with what is left. */

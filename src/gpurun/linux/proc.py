@@ -16,6 +16,15 @@ def stat(pid: int) -> tuple[str, int] | None:
     return fields[0].decode(), int(fields[19])
 
 
+def oom_kills() -> int:
+    """How many processes of this host the kernel has killed for want of memory since it booted; -1 when it does not say."""
+    try:
+        words = read_file("/proc/vmstat").split()
+    except OSError:
+        return -1
+    return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else -1  # Linux 4.13
+
+
 def in_user_namespace() -> bool:
     """Whether we are in a user namespace other than the host's first one, whose map is the identity of all ids."""
     return read_file("/proc/self/uid_map", 4096).split() != [b"0", b"0", b"4294967295"]
