@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 from tests.native.bed import Bed
 from tests.native.bundle import Bundle
 from tests.native.runtime import Container, Result, Runtime
+from tests.simdriver import Options, SimulatedDriver, make
 
 SLICE = "gpuruntest.slice"
 DEVICES = [{"allow": False, "access": "rwm"}]
@@ -47,6 +51,15 @@ class Driver:
         expected = f"/{SLICE}/t-{container.id}.scope" if self.name == "systemd" else f"{self.bed.subtree}/{container.id}"
         assert container.cgroup() == expected
         return self.bed.cgroup(expected)
+
+
+@pytest.fixture
+def host(place: Path) -> Iterator[SimulatedDriver]:
+    """A host with a GPU: its environment is to be given to gpurun."""
+    directory = Path(tempfile.mkdtemp(dir=place))
+    directory.chmod(0o755)
+    yield make(directory, Options())
+    shutil.rmtree(directory)
 
 
 @pytest.fixture

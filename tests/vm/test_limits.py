@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 
 from tests.conftest import MakeBundle
 from tests.native.bundle import Bundle
-from tests.native.runtime import TIMEOUT
+from tests.native.runtime import ENVIRONMENT, TIMEOUT
+from tests.simdriver import SimulatedDriver
 from tests.vm.conftest import DEVICES, SLICE, Driver
 
 pytestmark = pytest.mark.vm
@@ -50,6 +52,18 @@ def test_memory(driver: Driver, bundle: MakeBundle) -> None:
     path = driver.cgroup(container)
     assert counters(path / "memory.events")["oom_kill"] == 1
     assert (path / "memory.max").read_text() == f"{64 << 20}\n" and (path / "memory.swap.max").read_text() == "0\n"
+
+
+@pytest.mark.gpurun_only
+@pytest.mark.controller("memory")
+@pytest.mark.parametrize("gpu", [False, True])
+def test_what_gpurun_itself_takes(driver: Driver, bundle: MakeBundle, host: SimulatedDriver, gpu: bool) -> None:
+    """It is an interpreter, and what it needs is not the container's: a container starts with 8 MiB, runc's with 12."""
+    made = limited(bundle, memory={"limit": 8 << 20, "swap": 8 << 20})
+    if gpu:
+        made.process["env"] += ["NVIDIA_VISIBLE_DEVICES=0"]
+    result = driver.run(made.sh("ls /dev | grep -c 'nvidia[0-9]'; echo up"), env=ENVIRONMENT | host.env)
+    assert result.rc == 0 and result.out.split() == ["1" if gpu else "0", "up"], result
 
 
 @pytest.mark.gpurun_only
@@ -209,7 +223,16 @@ def test_io(driver: Driver, bundle: MakeBundle) -> None:
     assert container.start().rc == 0
     container.wait_for("end")
     assert time.monotonic() - began > 1
-    assert f"{major}:{minor} rbps=max wbps={1 << 20}" in (driver.cgroup(container) / "io.max").read_text()
+    limits = driver.cgroup(container) / "io.max"
+    assert f"{major}:{minor} rbps=max wbps={1 << 20}" in limits.read_text()
+    more = {"blockIO": {"throttleWriteBpsDevice": [{**throttle[0], "rate": 2 << 20}]}}
+    assert driver.runtime("update", "--resources", "-", container.id, stdin=json.dumps(more).encode()).rc == 0
+    assert f"{major}:{minor} rbps=max wbps={2 << 20}" in limits.read_text()
+    if driver.name == "systemd":  # it knows nothing of this limit, and leaves it when it applies what it knows
+        subprocess.run(["systemctl", "daemon-reload"], check=True)
+        unit = f"t-{container.id}.scope"
+        subprocess.run(["systemctl", "set-property", "--runtime", unit, "IOWeight=200"], check=True)
+        assert f"{major}:{minor} rbps=max wbps={2 << 20}" in limits.read_text()
 
 
 def test_devices(driver: Driver, bundle: MakeBundle) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from tests.conftest import MakeBundle
 from tests.native.bed import Bed
 from tests.native.bundle import Bundle
 from tests.native.runtime import ENVIRONMENT, Container, Runtime
-from tests.simdriver import Options, SimulatedDriver, make
+from tests.simdriver import SimulatedDriver
 from tests.vm.conftest import SLICE, Driver
 
 pytestmark = [pytest.mark.vm, pytest.mark.usefixtures("systemd")]
@@ -141,14 +140,6 @@ def test_a_gpu_outlives_reload_set_property_and_update(
     assert (scopes.cgroup(container) / "pids.max").read_text() == "55\n"
     (made.rootfs / "root/stop").touch()
     assert container.wait() == 0
-
-
-@pytest.fixture
-def host(place: Path) -> Iterator[SimulatedDriver]:
-    directory = Path(tempfile.mkdtemp(dir=place))
-    directory.chmod(0o755)
-    yield make(directory, Options())
-    shutil.rmtree(directory)
 
 
 def test_properties_by_annotation(scopes: Driver, bundle: MakeBundle) -> None:

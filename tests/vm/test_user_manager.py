@@ -16,10 +16,11 @@ import pytest
 
 from tests.conftest import runtime_path
 from tests.native.bundle import make_rootfs
+from tests.native.runtime import TIMEOUT
 
 pytestmark = [pytest.mark.vm, pytest.mark.gpurun_only, pytest.mark.usefixtures("systemd")]
 
-UID = 4242
+UID, NAME = 4242, "gpuruntest"
 RUNTIME_DIR = f"/run/user/{UID}"
 DROP_IN = Path(f"/run/systemd/system/user@{UID}.service.d/gpurun.conf")
 MANAGER = Path(f"/sys/fs/cgroup/user.slice/user-{UID}.slice/user@{UID}.service")
@@ -32,25 +33,27 @@ def systemctl(*args: str) -> None:
 
 
 def delegate(controllers: str) -> None:
-    """Start the user's manager with *controllers*; the guest has no logind, which elsewhere says where its sockets are."""
+    """Give the user's manager *controllers*, as an administrator does with `systemctl edit user@.service`."""
     DROP_IN.parent.mkdir(parents=True, exist_ok=True)
-    DROP_IN.write_text(f"[Service]\nEnvironment=XDG_RUNTIME_DIR={RUNTIME_DIR}\nDelegate=\nDelegate={controllers}\n")
+    DROP_IN.write_text(f"[Service]\nDelegate=\nDelegate={controllers}\n")
     systemctl("daemon-reload")
     systemctl("restart", f"user@{UID}.service")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def user() -> Iterator[None]:
-    """Only in the guest: elsewhere nobody wants a user made."""
+    """A user whose manager runs without a login. Only in the guest: elsewhere nobody wants one made."""
     if os.uname().nodename != "gpurun-vm":
         pytest.skip("this is not the guest: `make test-vm` runs it there")
-    subprocess.run(["useradd", "--uid", str(UID), "--create-home", "gpuruntest"], check=True)
+    subprocess.run(["useradd", "--uid", str(UID), "--create-home", NAME], check=True)
+    subprocess.run(["loginctl", "enable-linger", NAME], check=True)
     delegate("cpu cpuset io memory pids")
     yield
-    systemctl("stop", f"user@{UID}.service")
+    subprocess.run(["loginctl", "disable-linger", NAME], check=True)
+    systemctl("stop", f"user-{UID}.slice")
     shutil.rmtree(DROP_IN.parent)
     systemctl("daemon-reload")
-    subprocess.run(["userdel", "--remove", "gpuruntest"], check=False, capture_output=True)
+    subprocess.run(["userdel", "--remove", NAME], check=False, capture_output=True)
 
 
 class User:
@@ -169,17 +172,29 @@ def test_cpuset(caller: User) -> None:
     assert caller.gpurun(OPTIONS, "run", made).split() == ["Cpus_allowed_list:", "1"]
 
 
-def test_over_a_bus_daemon(caller: User, tmp_path: Path) -> None:
-    """Where only DBUS_SESSION_BUS_ADDRESS says where the manager is: over a daemon that it is connected to."""
-    units = Path("/home/gpuruntest/.config/systemd/user")
-    units.mkdir(parents=True, exist_ok=True)
-    (units / "dbus.socket").write_text(f"[Socket]\nListenStream={RUNTIME_DIR}/bus\n")
-    (units / "dbus.service").write_text(
-        "[Unit]\nRequires=dbus.socket\n[Service]\nType=notify\nNotifyAccess=main\n"
-        "ExecStart=/usr/bin/dbus-daemon --session --address=systemd: --nofork --nopidfile --systemd-activation\n"
-    )
-    caller.command("systemctl", "--user", "daemon-reload")
-    caller.command("systemctl", "--user", "start", "dbus.socket", "dbus.service")
+def throttled(path: Path) -> dict[str, Any]:
+    """A limit of 1 MiB in a second for what is written to the disk that *path* is on."""
+    device = path.stat().st_dev
+    return {"throttleWriteBpsDevice": [{"major": device >> 8, "minor": device & 255, "rate": 1 << 20}]}
+
+
+def test_io(caller: User) -> None:
+    """3 MiB past the page cache at 1 MiB in a second: never in less than a second, whatever the machine."""
+
+    def writable(config: dict[str, Any]) -> None:
+        config["root"]["readonly"] = False
+
+    script = "dd if=/dev/zero of=/root/f bs=1M count=3 oflag=direct && rm /root/f && echo end"
+    made = caller.bundle(script, {"blockIO": throttled(caller.directory)}, writable)
+    began = time.monotonic()
+    assert "end" in caller.gpurun(OPTIONS, "run", made)
+    assert time.monotonic() - began > 1
+    path = caller.start("sleep 1000", blockIO=throttled(caller.directory))
+    assert f"wbps={1 << 20}" in (path / "io.max").read_text()
+
+
+def test_over_the_bus(caller: User) -> None:
+    """Where only DBUS_SESSION_BUS_ADDRESS says where the manager is: over the daemon that it is connected to."""
     private = Path(RUNTIME_DIR, "systemd/private")
     hidden = private.with_name("hidden")
     private.rename(hidden)
@@ -193,7 +208,22 @@ def test_over_a_bus_daemon(caller: User, tmp_path: Path) -> None:
         assert not path.exists()
     finally:
         hidden.rename(private)
-        caller.command("systemctl", "--user", "stop", "dbus.socket", "dbus.service")
+
+
+def test_from_a_login_session(caller: User) -> None:
+    """A session is beside the user's manager: gpurun gets out of it, and the container outlives it."""
+    made = caller.bundle("sleep 1000", {"pids": {"limit": 9}})
+    run = f"{caller.program} {OPTIONS} run -d {made} </dev/null >said 2>&1"
+    script = f"cd {caller.directory} && {run} && {caller.program} exec {made} cat /proc/self/cgroup && cat /proc/self/cgroup"
+    done = subprocess.run(["su", "-l", NAME, "-c", script], capture_output=True, text=True, check=False, timeout=120)
+    inside, outside = done.stdout.splitlines()
+    assert inside == "0::/" and outside.startswith(f"0::/user.slice/user-{UID}.slice/session-"), done
+    assert (MANAGER / f"user.slice/gpurun-{made}.scope/pids.max").read_text() == "9\n"
+    end = time.monotonic() + TIMEOUT
+    while Path("/sys/fs/cgroup", outside[4:]).exists():
+        assert time.monotonic() < end, "the session has not ended"
+        time.sleep(0.1)
+    assert json.loads(caller.gpurun("state", made))["status"] == "running"
 
 
 def test_root_of_a_user_namespace(caller: User) -> None:
@@ -220,10 +250,14 @@ def test_no_manager(caller: User) -> None:
 
 def test_what_is_not_delegated_is_refused(caller: User) -> None:
     delegate("memory pids")
+    throttle = throttled(caller.directory)
     try:
-        made = caller.bundle("true", {"cpu": {"cpus": "0"}})
-        text = caller.gpurun(OPTIONS, "run", made, check=False)
-        assert 'linux.resources.cpu.cpus: the cgroup v2 controller "cpuset" is not available' in text.replace("\\", "")
-        assert "not delegated to your service manager" in text and "systemctl edit user@.service" in text
+        for resources, asked, controller in (
+            ({"cpu": {"cpus": "0"}}, "cpu.cpus", "cpuset"),
+            ({"blockIO": throttle}, "blockIO.throttleWriteBpsDevice[0]", "io"),
+        ):
+            text = caller.gpurun(OPTIONS, "run", caller.bundle("true", resources), check=False).replace("\\", "")
+            assert f'linux.resources.{asked}: the cgroup v2 controller "{controller}" is not available' in text
+            assert "not delegated to your service manager" in text and "systemctl edit user@.service" in text
     finally:
         delegate("cpu cpuset io memory pids")

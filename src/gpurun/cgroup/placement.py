@@ -76,15 +76,15 @@ class Asked(Record):
 def wanted(annotations: Mapping[str, str], site: Site) -> tuple[Wanted, ...]:
     """The policies that are asked for, in the order in which they work; raises :class:`ConfigError` for unknown ones."""
     for key in annotations:
-        if key.startswith(PREFIX) and key[len(PREFIX) :] not in _POLICIES:
-            known = ", ".join([PREFIX + name for name in _POLICIES])
+        if key.startswith(PREFIX) and key[len(PREFIX) :] not in POLICIES:
+            known = ", ".join([PREFIX + name for name in POLICIES])
             raise ConfigError(f"annotations.{key}", f"there is no such policy; there are {known}")
     by_site = dict(site.policies)
     for name in by_site:
-        if name not in _POLICIES:
-            raise ConfigError(f"{site.path}: placement.{name}", f"there is no such policy; there are {', '.join(_POLICIES)}")
+        if name not in POLICIES:
+            raise ConfigError(f"{site.path}: placement.{name}", f"there is no such policy; there are {', '.join(POLICIES)}")
     found = []
-    for name in _POLICIES:
+    for name in POLICIES:
         if PREFIX + name in annotations:
             found.append(Wanted(name, annotations[PREFIX + name], f"annotations.{PREFIX}{name}"))
         elif name in by_site:
@@ -117,7 +117,7 @@ def _with(made: Placed, one: Wanted, asked: Asked, tree: Tree) -> Placed:
     """*made* with what the policy *one* adds."""
     writes, said = list(made.writes), []
     so_far = replace(asked, given=(*asked.given, *made.writes))
-    for write in _POLICIES[one.policy](one.value, one.where, so_far):
+    for write in POLICIES[one.policy](one.value, one.where, so_far):
         if isinstance(write, str):
             said.append(f"{PREFIX}{one.policy}: {write}")
         elif any(write.file == given.file for given in asked.given):
@@ -211,7 +211,7 @@ def _io_weight(value: str, where: str, asked: Asked) -> Iterator[CgroupWrite | s
 
 
 #: In this order: exclusive CPUs may be those that are local to the GPUs.
-_POLICIES: dict[str, Callable[[str, str, Asked], Iterator[CgroupWrite | str]]] = {
+POLICIES: dict[str, Callable[[str, str, Asked], Iterator[CgroupWrite | str]]] = {
     "memory.high": _memory_high,
     "memory.swap": _memory_swap,
     "memory.oom.group": _oom_group,
