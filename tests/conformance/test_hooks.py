@@ -17,7 +17,7 @@ from tests.native.runtime import Container, Runtime
 pytestmark = pytest.mark.native
 
 MAIN = "echo main >>/tmp/order; sleep 1000"
-SLEEP = "sleep 1000"
+SLEEP = "echo up; sleep 1000"
 #: What a hook's script begins with to have the pid that the state tells.
 PID = "pid=$(sed -n 's/.*\"pid\": *\\([0-9]*\\).*/\\1/p' $1/$2.state)"
 NAMESPACES = "readlink /proc/self/ns/mnt >$1/mnt; readlink /proc/self/ns/net >$1/net; ls / >$1/root"
@@ -128,6 +128,7 @@ def test_config_hooks_poststop_is_after_the_deletion(runtime: Runtime, bundle: M
 def test_config_hooks_in_the_runtime_namespace(runtime: Runtime, bundle: MakeBundle, record: Recorder, kind: str) -> None:
     """prestart, createRuntime, poststart, poststop MUST be executed, and their path resolved, in the runtime namespace"""
     container = runtime.start(record.each(bundle().sh(SLEEP), kind, script=NAMESPACES))
+    container.wait_for("up")
     mnt, net = os.readlink(container.proc("ns/mnt")), os.readlink("/proc/self/ns/net")
     container.delete("--force")
     assert record.text("mnt").strip() != mnt
@@ -139,6 +140,7 @@ def test_config_hooks_in_the_runtime_namespace(runtime: Runtime, bundle: MakeBun
 def test_config_hooks_in_the_container_namespace(runtime: Runtime, bundle: MakeBundle, record: Recorder, kind: str) -> None:
     """createContainer, startContainer MUST be executed in the container namespace"""
     container = runtime.start(record.each(bundle().sh(SLEEP), kind, script=NAMESPACES))
+    container.wait_for("up")
     expected = {name: os.readlink(container.proc(f"ns/{name}")) for name in ("mnt", "net")}
     container.delete("--force")
     assert {name: record.text(name).strip() for name in expected} == expected

@@ -108,11 +108,19 @@ def test_added_capabilities_are_never_inheritable() -> None:
 
 
 def test_added_capabilities_are_ambient_where_the_container_has_inheritable_ones() -> None:
-    sets = {**PROCESS["capabilities"], "inheritable": ["CAP_KILL"], "ambient": ["CAP_KILL"]}  # type: ignore[dict-item]
+    both = ["CAP_KILL", "CAP_NET_RAW"]
+    sets = {**PROCESS["capabilities"], "inheritable": both, "ambient": ["CAP_KILL"]}  # type: ignore[dict-item]
     masks = plan(options(capabilities=("CAP_NET_RAW",)), saved({"capabilities": sets})).capabilities
     assert masks is not None
-    assert masks.inheritable == bit("CAP_KILL")
-    assert masks.ambient == bit("CAP_KILL") | bit("CAP_NET_RAW")
+    assert masks.inheritable == masks.ambient == bit("CAP_KILL") | bit("CAP_NET_RAW")
+
+
+def test_added_capabilities_that_cannot_be_ambient_are_warnings() -> None:
+    sets = {**PROCESS["capabilities"], "inheritable": ["CAP_KILL"], "ambient": ["CAP_KILL"]}  # type: ignore[dict-item]
+    config = saved({"capabilities": sets})
+    found, warnings = plan_exec(options(capabilities=("CAP_NET_RAW",)), config, NO_EDITS, HOST, "/rootfs", True)
+    assert found.process.capabilities is not None and found.process.capabilities.ambient == bit("CAP_KILL")
+    assert warnings == ("can't raise ambient capability CAP_NET_RAW: operation not permitted",)
 
 
 def test_command_is_needed() -> None:

@@ -334,8 +334,7 @@ def test_added_capability(runtime: Runtime, bundle: MakeBundle, inheritable: boo
     assert int(found["CapBnd"], 16) == mask("KILL", "NET_BIND_SERVICE", "AUDIT_WRITE", "NET_RAW")
     assert int(found["CapEff"], 16) & mask("NET_RAW")
     assert int(found["CapInh"], 16) == (mask("KILL") if inheritable else 0)
-    if not (inheritable and runtime.name == "runc"):  # what is ambient must be inheritable: the kernel refuses NET_RAW
-        assert int(found["CapAmb"], 16) == (mask("KILL") if inheritable else 0)
+    assert int(found["CapAmb"], 16) == (mask("KILL") if inheritable else 0)  # the kernel refuses what is not inheritable
 
 
 @pytest.mark.parametrize("given", [True, False])

@@ -86,6 +86,28 @@ def test_one_source_with_two_maps(runtime: Runtime, bundle: MakeBundle, source: 
 
 
 @OLD
+@pytest.mark.parametrize("user_namespace", [False, True])
+def test_a_source_that_an_earlier_mount_has_made(
+    runtime: Runtime, bundle: MakeBundle, source: Path, user_namespace: bool
+) -> None:
+    """What the config's first mount brings into the rootfs is the source of the second, whose ids are mapped."""
+    b = bundle().user_namespace() if user_namespace else bundle()
+    b = mapped(b.sh(STAT + "/var/file"), source, "rbind")
+    b.mount("/var", f"{b.rootfs}/tmp", "rbind")
+    b.config["mounts"][-1] |= {"uidMappings": mapping(0, 100000), "gidMappings": mapping(0, 100000)}
+    assert runtime.output(b) == ("1000:1001\n" if user_namespace else "101000:101001\n")
+
+
+@OLD
+@pytest.mark.gpurun_only
+def test_a_late_source_that_is_not_there(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().user_namespace()
+    b.mount("/var", f"{b.rootfs}/nothing", "rbind")
+    said = f'mounts[6]: error mounting "{b.rootfs}/nothing" to rootfs at "/var": no such file or directory'
+    assert said in runtime.refused(b)
+
+
+@OLD
 def test_map_of_a_joined_user_namespace(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
     first = runtime.create(bundle().user_namespace())
     b = bundle().user_namespace().namespace("user", f"/proc/{first.pid}/ns/user").sh(STAT + "/tmp/file")

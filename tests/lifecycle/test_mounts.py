@@ -120,6 +120,19 @@ def test_source_may_be_an_earlier_mount_of_the_list(runtime: Runtime, bundle: Ma
     assert runtime.output(b) == "x\n"
 
 
+@pytest.mark.parametrize("user_namespace", [False, True])
+def test_destinations_as_the_host_sees_them(
+    runtime: Runtime, bundle: MakeBundle, source: Path, user_namespace: bool
+) -> None:
+    """Some callers put the path of the rootfs before them; runc takes it away.  What is mounted there is a source, too."""
+    b = bundle().user_namespace() if user_namespace else bundle()
+    b.mount("/tmp", str(source), "rbind").mount(f"{b.rootfs}/tmp/deep", str(source), "rbind")
+    b.mount(f"{b.rootfs}/var", f"{b.rootfs}/tmp", "rbind").args("cat", "/var/deep/file")
+    assert runtime.output(b) == "content\n"
+    b.mount(f"{b.rootfs}/proc/self", str(source), "bind")
+    assert "cannot be mounted because it is inside /proc" in runtime.refused(b)
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [(["size=1m", "mode=700"], {"rw", "size=1024k", "mode=700"}), (["nosuid", "nodev", "noexec", "ro"], {"ro", "noexec"})],

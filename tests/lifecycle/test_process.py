@@ -46,6 +46,19 @@ def test_capability_sets(runtime: Runtime, bundle: MakeBundle, sets: dict[str, l
     assert {k: int(found[SETS[k]], 16) for k in SETS} == expected
 
 
+@pytest.mark.not_on("runc 1.1", reason="it cannot be created")
+def test_ambient_capabilities_that_cannot_be(runtime: Runtime, bundle: MakeBundle) -> None:
+    """What is not permitted and inheritable as well cannot be ambient: runc leaves it out and says so."""
+    b = bundle().args("grep", "CapAmb", "/proc/self/status")
+    names = ["CAP_KILL", "CAP_CHOWN"]
+    b.process["capabilities"] = {"bounding": names, "permitted": names, "inheritable": ["CAP_KILL"], "ambient": names}
+    result = runtime.run(b)
+    assert (result.rc, result.out) == (0, f"CapAmb:\t{mask('KILL'):016x}\n")
+    assert (
+        "level=warning" in result.err and "can't raise ambient capability CAP_CHOWN: operation not permitted" in result.err
+    )
+
+
 @pytest.mark.parametrize("ambient", [[], ["NET_RAW"]])
 def test_capabilities_of_an_ordinary_user(runtime: Runtime, bundle: MakeBundle, ambient: list[str]) -> None:
     b = bundle().args("cat", "/proc/self/status")

@@ -13,8 +13,8 @@ from gpurun.cgroup import manager, tree
 from gpurun.engine import cgroup, place, sync
 from gpurun.engine import state as store
 from gpurun.engine.child import await_init, dismiss, expect_devices, listen_fds
-from gpurun.engine.hooks import in_directory, run_hooks
 from gpurun.engine.plan import Host, InitPlan, Plan, make_plan
+from gpurun.engine.serve import serve_init
 from gpurun.engine.site import read_site, site_path
 from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
 from gpurun.hook.edits import ContainerEdits
@@ -22,7 +22,6 @@ from gpurun.hook.gpu import Injected, gpu_edits, gpu_minors, has_gpus, may_ask
 from gpurun.linux import proc
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC, read_file
-from gpurun.ns.namespaces import host_id
 from gpurun.ns.spawn import open_joins
 from gpurun.oci.config import Config, read_config
 from gpurun.record import Record, replace, to_wire
@@ -287,7 +286,7 @@ def _apply(options: CreateOptions, plan: Plan, data: bytes, started: Started, un
     state = replace(state, pid=pid, start_time=_start_time(pid), keeper=placeholder)
     store.save(options.root, state)
     log.debug(f"the init is process {pid}, in its namespaces and its cgroup")
-    _serve_init(options, plan, state, started.channel, undo)
+    serve_init(plan, state, started.channel, f"{directory}/exclusive", undo)
     master = -1
     if ours >= 0:
         from gpurun.engine.terminal import receive_master
@@ -369,75 +368,3 @@ def _spawn_init(
         posix.close(fd)
     sync.send(started.channel, "go")
     return pid, pidfd, done
-
-
-def _own_streams(plan: Plan) -> None:
-    """Give the container's user the standard streams it inherits: from inside a user namespace it could not take them."""
-    uid = host_id(plan.namespaces.uids, plan.init.process.uid)
-    for fd in (0, 1, 2):
-        found = posix.fstat(fd)
-        if uid in (-1, found.st_uid) or found.st_rdev == posix.makedev(1, 3):  # never the host's /dev/null
-            continue
-        try:
-            posix.fchown(fd, uid, -1)
-        except PermissionError:
-            if posix.geteuid() == 0:
-                raise
-
-
-def _serve_init(
-    options: CreateOptions,
-    plan: Plan,
-    state: store.State,
-    channel: int,
-    undo: list[Callable[[], None]],
-) -> None:
-    """Answer the init until it has said ``created``."""
-    pid = state.pid
-    program_fd = cgroup.load_devices(plan)
-    limited = False
-    if plan.hooks.poststop:
-        undo.insert(0, lambda: run_hooks("poststop", plan.hooks.poststop, store.state_json(state, "stopped")))
-    while True:
-        message = sync.receive(channel)
-        if message is None:
-            raise GpurunError(_how_it_ended(pid, plan))
-        word, *rest = message
-        if word == "failed":
-            raise GpurunError(f"unable to start container process: error during container init: {rest[0]}")
-        if word == "created":
-            if plan.seccomp is not None and plan.seccomp.listener_path:
-                from gpurun.engine.seccomp import send_listener
-
-                send_listener(plan.seccomp, pid, rest[0], store.state_json(state, "creating"))
-            return
-        if not limited:
-            cgroup.restrict(plan, program_fd, f"{store.directory(options.root, options.id)}/exclusive")
-            limited = True
-        if word == "hooks":
-            text = store.state_json(state, "creating")
-            in_bundle = in_directory(plan.bundle)
-            run_hooks("prestart", plan.hooks.prestart, text, in_bundle)
-            run_hooks("createRuntime", plan.hooks.create_runtime, text, in_bundle)
-        elif word == "ready":
-            if plan.namespaces.uids:
-                _own_streams(plan)
-            for resource, soft, hard in plan.init.process.rlimits:
-                try:
-                    lp.prlimit(pid, resource, soft, hard)
-                except OSError as e:
-                    raise StepError("set the limit", f"{resource} to {soft}:{hard}", e.errno) from None
-        sync.send(channel, "go")
-
-
-def _how_it_ended(pid: int, plan: Plan) -> str:
-    """Why the init closed its pipe without a word."""
-    if plan.cgroup.path and manager.oom_kill_count(plan.cgroup.path):
-        return "container init was OOM-killed (memory limit too low?)"
-    found = proc.stat(pid)
-    if found is None or found[0] != "Z":
-        return "the container's init went away without a word"
-    status = posix.waitpid(pid, 0)[1]
-    code = posix.waitstatus_to_exitcode(status)
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
-    return f"the container's init {how} before the container was made"

@@ -16,7 +16,8 @@ from gpurun.linux.files import read_file
 from gpurun.linux.process import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID
 from gpurun.ns.namespaces import NamespacePlan, plan_namespaces
 from gpurun.ns.path import open_in_root
-from gpurun.ns.steps import DeviceStep, MountStep, plan_devices, plan_mounts
+from gpurun.ns.steps import DeviceStep, MountStep, join_path, plan_devices, plan_mounts
+from gpurun.paths import clean_path
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -112,7 +113,7 @@ class Outside(Record):
 def outside(config: Config, bundle: str) -> Outside:
     """The parts of *config* that matter.  Raises :class:`ConfigError` for what CRIU would lose without a word."""
     namespaces = plan_namespaces(config.linux)
-    mounts = plan_mounts(config, bundle, namespaces)
+    mounts = plan_mounts(config, bundle, clean_path(join_path(bundle, config.root_path)), namespaces)
     if not namespaces.has(CLONE_NEWNS):
         raise ConfigError("linux.namespaces", "checkpoint and restore need a mount namespace")
     for step in mounts:

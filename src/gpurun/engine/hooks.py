@@ -6,6 +6,7 @@ of the host), the state on stdin, the default signal dispositions and no descrip
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import posix
 import select
 import time
@@ -169,5 +170,5 @@ def _watch(hook: OciHook, pid: int, state: bytes, pipes: tuple[int, int, int], d
         return ""
     code = posix.waitstatus_to_exitcode(status)
     text = output.decode("utf-8", "replace").strip()
-    how = f"exit status {code}" if code >= 0 else f"killed by signal {-code}"
+    how = f"exit status {code}" if code >= 0 else f"signal: {(_signal.strsignal(-code) or str(-code)).lower()}"
     return f"{how}, stdout: , stderr: {text}"

@@ -23,7 +23,7 @@ from gpurun.engine.become import (
     open_proc,
     write_proc,
 )
-from gpurun.engine.hooks import in_directory, run_hooks
+from gpurun.engine.hooks import run_hooks
 from gpurun.engine.plan import InitPlan
 from gpurun.engine.process import ProcessPlan
 from gpurun.engine.signals import end_on_signals
@@ -42,6 +42,7 @@ from gpurun.ns.loopback import loopback_up
 from gpurun.ns.namespaces import NamespacePlan
 from gpurun.ns.path import make_dirs
 from gpurun.ns.spawn import spawn
+from gpurun.ns.steps import is_late
 from gpurun.record import from_wire
 
 TYPE_CHECKING = False
@@ -131,7 +132,7 @@ def _run(plan: InitPlan, fds: sync.Descriptors) -> None:
 
     trees = _receive_trees(fds)
     root_fd = _enter(plan, trees.pop(-1, -1))
-    late = rootfs.mount_all(root_fd, plan.rootfs, plan.mounts, trees, plan.cgroup_view)
+    late = rootfs.mount_all(root_fd, plan.rootfs, plan.mounts, _sources(plan, fds, trees), plan.cgroup_view)
     if not plan.dev_is_bind:
         if fds.nodes >= 0:
             devices.take_nodes(root_fd, plan.devices + _edit_nodes(plan), fds.nodes)
@@ -145,7 +146,7 @@ def _run(plan: InitPlan, fds: sync.Descriptors) -> None:
         _expect_go(fds)
     state = State(plan.id, plan.bundle, plan.rootfs, plan.cgroup_path, True, posix.getpid(), annotations=plan.annotations)
     if plan.create_container:
-        run_hooks("createContainer", plan.create_container, state_json(state, "creating"), in_directory(plan.bundle))
+        run_hooks("createContainer", plan.create_container, state_json(state, "creating"), lambda: posix.fchdir(root_fd))
     _leave_host(plan, root_fd)
 
     null_stdio(root_fd)
@@ -291,6 +292,24 @@ def _receive_trees(fds: sync.Descriptors) -> dict[int, int]:
     from gpurun.ns.sources import receive_trees  # imported before the host's tree was left
 
     return receive_trees(fds.trees)
+
+
+def _sources(plan: InitPlan, fds: sync.Descriptors, trees: dict[int, int]) -> Callable[[int], int]:
+    """The trees of bind mounts that the parent opens: most have come before the first mount, others are asked for when it
+    is their turn."""
+
+    def source(index: int) -> int:
+        step = plan.mounts[index]
+        if fds.trees < 0 or not is_late(step, plan.rootfs) or not (plan.user_namespace or step.idmap is not None):
+            return trees.pop(index, -1)
+        sync.send(fds.channel, "source", index)
+        answer = sync.receive_files(fds.channel)
+        if answer is None:
+            posix._exit(1)  # the parent gave up (and has told why) or was killed
+        (tree,) = answer[1]
+        return tree
+
+    return source
 
 
 def _enter(plan: InitPlan, tree: int) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import posix
-from errno import EPERM
+from errno import ENOENT, EPERM
 
-from gpurun.errors import StepError
+from gpurun.errors import StepError, strerror_lower
 from gpurun.linux.process import CLONE_NEWNS
+from gpurun.ns.steps import failed_mount, is_late
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from gpurun.engine.plan import Plan
     from gpurun.ns.namespaces import Join
+    from gpurun.ns.steps import MountStep
 
 
 def source_channel(plan: Plan) -> tuple[socket | None, int]:
@@ -35,21 +37,40 @@ def source_channel(plan: Plan) -> tuple[socket | None, int]:
 
 def hand_over_sources(plan: Plan, ours: socket, pid: int, joins: tuple[tuple[Join, int], ...]) -> None:
     """Open the mount trees of *plan* and send them to the init; raises :class:`GpurunError`."""
+    mount_namespace = next((fd for join, fd in joins if join.flag == CLONE_NEWNS), -1)
+    # Without a user namespace the init can do all the rest itself, and only id-mapped sources are sent.
+    rootfs = plan.rootfs if plan.init.user_namespace else ""
+    _open_sources(plan, ours, pid, mount_namespace, rootfs, lambda step: not is_late(step, plan.rootfs))
+
+
+def open_late_source(plan: Plan, pid: int, index: int) -> int:
+    """A descriptor of the source of mount *index*, of which the init *pid* says that its turn has come."""
+    from gpurun.ns.sources import channel, receive_trees
+
+    wanted = plan.init.mounts[index]
+    ours, its = channel()
+    _open_sources(plan, ours, pid, -1, "", lambda step: step is wanted)
+    try:
+        return receive_trees(its.detach())[index]
+    except KeyError:
+        raise failed_mount(wanted, strerror_lower(ENOENT)) from None
+
+
+def _open_sources(
+    plan: Plan, ours: socket, pid: int, mount_namespace: int, rootfs: str, wanted: Callable[[MountStep], bool]
+) -> None:
     from gpurun.ns.idmap import make_user_namespace
     from gpurun.ns.sources import hand_over
 
     init = plan.init
-    mount_namespace = next((fd for join, fd in joins if join.flag == CLONE_NEWNS), -1)
+    steps = [s if (init.user_namespace or s.idmap is not None) and wanted(s) else None for s in init.mounts]
     maps: dict[tuple[str, str], int] = {}
     try:
-        for step in init.mounts:
-            if step.idmap is not None and (step.idmap.uid_map, step.idmap.gid_map) not in maps:
+        for step in steps:
+            if step is not None and step.idmap is not None and (step.idmap.uid_map, step.idmap.gid_map) not in maps:
                 pair = step.idmap.uid_map, step.idmap.gid_map
                 maps[pair] = make_user_namespace(*pair)
-        # Without a user namespace the init can do all the rest itself, and only id-mapped sources are sent.
-        rootfs = plan.rootfs if init.user_namespace else ""
-        steps = tuple([s if init.user_namespace or s.idmap is not None else None for s in init.mounts])
-        hand_over(ours, pid, mount_namespace, rootfs, steps, init.propagation[0], maps)
+        hand_over(ours, pid, mount_namespace, rootfs, tuple(steps), init.propagation[0], maps)
     finally:
         for fd in maps.values():
             posix.close(fd)

@@ -165,7 +165,7 @@ def make_plan(
     if not config.root_path:
         raise ConfigError("root.path", "must not be empty")
     rootfs = clean_path(join_path(bundle, config.root_path))
-    mounts = plan_mounts(config, bundle, namespaces)
+    mounts = plan_mounts(config, bundle, rootfs, namespaces)
     process, warnings = plan_process(
         config.process,
         host.last_cap,

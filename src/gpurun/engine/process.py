@@ -117,9 +117,7 @@ def plan_process(
     masks = None
     warnings: tuple[str, ...] = ()
     if process.capabilities is not None:
-        masks, unknown = capability_masks(process.capabilities, last_cap)
-        if unknown:
-            warnings = (f"ignoring unknown or unavailable capabilities: [{' '.join(unknown)}]",)
+        masks, warnings = capability_masks(process.capabilities, last_cap)
     if process.apparmor_profile or process.selinux_label:
         from gpurun.security.lsm import check_apparmor, check_selinux
 

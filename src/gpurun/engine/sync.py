@@ -6,12 +6,14 @@
     parent → starter  devices                   the plan will most likely have edits for devices: time to import for them
                       plan NAMESPACES PLAN      with the open files that both need (:func:`send_files`)
 
-    init → parent   hooks                       the mounts are made, the parent's hooks may run
+    init → parent   source INDEX                it is the turn of a bind mount whose source only the parent can open
+                    hooks                       the mounts are made, the parent's hooks may run
                     ready                       all but the process itself is set up
                     created [LISTENER]          nothing can fail any more but execve, create may return; LISTENER: number,
                                                 in the init, of the seccomp listener when the profile has an agent
                     failed TEXT                 the error, told once, by the parent
     parent → init   go                          after spawned (what is lent to it is there), hooks, ready
+                    source                      with the open tree
 
 A message is a tuple, marshalled, after its length in four bytes.  Both ends are the same build of the same interpreter.
 exec's processes speak the same way (setns_init.py).

@@ -10,6 +10,8 @@ from gpurun.record import Record
 
 _RO, _NOSUID, _NODEV, _NOEXEC = m.MOUNT_ATTR_RDONLY, m.MOUNT_ATTR_NOSUID, m.MOUNT_ATTR_NODEV, m.MOUNT_ATTR_NOEXEC
 _ATIME = m.MOUNT_ATTR__ATIME
+#: What a bind mount loses of its source's flags, once any flag is named.
+_REPLACED = _RO | _NOSUID | _NODEV | _NOEXEC | m.MOUNT_ATTR_NOSYMFOLLOW
 
 #: word → (attributes set, attributes cleared) of the mount itself.
 ATTRIBUTES: dict[str, tuple[int, int]] = {
@@ -31,6 +33,18 @@ ATTRIBUTES: dict[str, tuple[int, int]] = {
     "nostrictatime": (0, _ATIME),
     "nodiratime": (m.MOUNT_ATTR_NODIRATIME, 0),
     "diratime": (0, m.MOUNT_ATTR_NODIRATIME),
+}
+
+#: word → (mount(2) flag of times, whether it is set): what none of these is set for keeps the times of its source.
+_TIMES: dict[str, tuple[int, bool]] = {
+    "noatime": (m.MS_NOATIME, True),
+    "atime": (m.MS_NOATIME, False),
+    "relatime": (m.MS_RELATIME, True),
+    "norelatime": (m.MS_RELATIME, False),
+    "strictatime": (m.MS_STRICTATIME, True),
+    "nostrictatime": (m.MS_STRICTATIME, False),
+    "nodiratime": (m.MS_NODIRATIME, True),
+    "diratime": (m.MS_NODIRATIME, False),
 }
 
 #: The words that exist with an ``r`` before them: the same, for every mount of the tree.
@@ -85,10 +99,11 @@ PROPAGATION: dict[str, tuple[int, bool]] = {
 
 
 class MountOptions(Record):
-    """The options of one mount.  *attr_set*/*attr_clr* are MOUNT_ATTR_*; *explicit* is everything that was named."""
+    """The options of one mount.  *attr_set*/*attr_clr* are MOUNT_ATTR_*; a bind mount loses *replaced* with them."""
 
     attr_set: int = 0
     attr_clr: int = 0
+    replaced: int = 0
     rec_set: int = 0
     rec_clr: int = 0
     propagation: tuple[tuple[int, bool], ...] = ()  # (MS_*, recursive), in the order given
@@ -103,21 +118,25 @@ class MountOptions(Record):
 
 def parse_options(words: tuple[str, ...]) -> MountOptions:
     """Sort *words* into flags, propagation and data; of contradicting words the later wins."""
-    attr_set = attr_clr = rec_set = rec_clr = 0
+    attr_set = attr_clr = rec_set = rec_clr = times = 0
+    named = False
     propagation: list[tuple[int, bool]] = []
     superblock: dict[str, bool] = {}
     data: list[str] = []
     bind = recursive = copy_up = remount = False
     idmap = ""
     for word in words:
-        if word in ATTRIBUTES:
-            on, off = ATTRIBUTES[word]
-            attr_set, attr_clr = attr_set & ~off | on, attr_clr & ~on | off
+        if word in _TIMES:
+            flag, on = _TIMES[word]
+            times, named = times | flag if on else times & ~flag, True
+        elif word in ATTRIBUTES:
+            set_, clear = ATTRIBUTES[word]
+            attr_set, attr_clr, named = attr_set & ~clear | set_, attr_clr & ~set_ | clear, True
         elif word in PROPAGATION:
             propagation.append(PROPAGATION[word])
         elif word[:1] == "r" and word[1:] in RECURSIVE:
-            on, off = ATTRIBUTES[word[1:]]
-            rec_set, rec_clr = rec_set & ~off | on, rec_clr & ~on | off
+            set_, clear = ATTRIBUTES[word[1:]]
+            rec_set, rec_clr = rec_set & ~clear | set_, rec_clr & ~set_ | clear
         elif word in SUPERBLOCK:
             key, value = SUPERBLOCK[word]
             superblock[key] = value
@@ -133,9 +152,11 @@ def parse_options(words: tuple[str, ...]) -> MountOptions:
             remount = True
         elif word not in ("defaults", ""):
             data.append(word)
+    times_set, times_clr = _times(times)
     return MountOptions(
-        attr_set=attr_set,
-        attr_clr=attr_clr,
+        attr_set=attr_set | times_set,
+        attr_clr=attr_clr | times_clr,
+        replaced=_REPLACED & ~attr_set if named else 0,
         rec_set=rec_set,
         rec_clr=rec_clr,
         propagation=tuple(propagation),
@@ -147,6 +168,19 @@ def parse_options(words: tuple[str, ...]) -> MountOptions:
         idmap=idmap,
         remount=remount,
     )
+
+
+def _times(flags: int) -> tuple[int, int]:
+    """(attributes set, cleared) for the MS_*ATIME *flags*, as mount(2) reads them; of none, nothing is changed."""
+    if not flags:
+        return 0, 0
+    if flags & m.MS_STRICTATIME:
+        set_ = m.MOUNT_ATTR_STRICTATIME
+    else:
+        set_ = m.MOUNT_ATTR_NOATIME if flags & m.MS_NOATIME else m.MOUNT_ATTR_RELATIME
+    if flags & m.MS_NODIRATIME:
+        return set_ | m.MOUNT_ATTR_NODIRATIME, _ATIME
+    return set_, _ATIME | m.MOUNT_ATTR_NODIRATIME
 
 
 def option_names() -> tuple[str, ...]:

@@ -27,11 +27,13 @@ from gpurun.linux.fs import (
 from gpurun.ns.mount import attach, filesystem
 from gpurun.ns.options import MountOptions
 from gpurun.ns.path import make_dirs, make_target, open_in_root
-from gpurun.ns.steps import PROC_TARGETS, MountStep
+from gpurun.ns.steps import PROC_TARGETS, MountStep, failed_mount
 from gpurun.record import replace
 
-_REPLACED = lm.MOUNT_ATTR_RDONLY | lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NODEV | lm.MOUNT_ATTR_NOEXEC
-_REPLACED |= lm.MOUNT_ATTR_NOSYMFOLLOW
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 #: File systems whose superblock is shared or special: read-only is a matter of the mount alone.
 _MOUNT_ONLY_RO = frozenset(("tmpfs", "proc", "sysfs", "devpts", "mqueue", "cgroup2"))
 
@@ -73,12 +75,12 @@ def _make_parent_private(rootfs: str) -> None:
 
 
 def mount_all(
-    root_fd: int, root: str, steps: tuple[MountStep, ...], sources: dict[int, int], cgroup: str
+    root_fd: int, root: str, steps: tuple[MountStep, ...], sources: Callable[[int], int], cgroup: str
 ) -> tuple[tuple[int, int], ...]:
     """Carry out *steps* in order; returns (descriptor, attributes) of mounts that become read-only at the end.
 
-    *sources* holds, by index of the step, source trees that the parent has opened.  *cgroup* is the directory of the
-    host's cgroup tree that the container sees as its root, "" when that is another's.
+    *sources* gives the source tree of a bind mount, by the index of its step, that the parent opens; -1 is for us to open.
+    *cgroup* is the directory of the host's cgroup tree that the container sees as its root, "" when that is another's.
     """
     late: list[tuple[int, int]] = []
     for index, step in enumerate(steps):
@@ -86,7 +88,7 @@ def mount_all(
             if step.options.remount:
                 fd = _remount(root_fd, step)
             elif step.kind == "bind":
-                fd = _bind(root_fd, root, step, sources.pop(index, -1))
+                fd = _bind(root_fd, root, step, sources(index))
             else:
                 fd = _new_filesystem(root_fd, root, step, cgroup)
             for flag, recursive in step.options.propagation:
@@ -94,10 +96,7 @@ def mount_all(
             if step.options.rec_set or step.options.rec_clr:
                 lm.mount_setattr(fd, step.options.rec_set, step.options.rec_clr, recursive=True)
         except OSError as e:
-            raise GpurunError(
-                f'{step.where}: error mounting "{step.source or step.kind}" to rootfs at "{step.destination}": '
-                f"{strerror_lower(e.errno)}"
-            ) from None
+            raise failed_mount(step, strerror_lower(e.errno)) from None
         if step.kind != "bind" and _late_readonly(step) and step.options.attr_set & lm.MOUNT_ATTR_RDONLY:
             late.append((fd, lm.MOUNT_ATTR_RDONLY))
         else:
@@ -156,14 +155,18 @@ def _bind(root_fd: int, root: str, step: MountStep, tree: int) -> int:
 
 
 def _set_attributes(tree: int, options: MountOptions) -> None:
-    """As mount(2) does on a bind remount, the flags given replace those of the source; a user namespace that may not clear
-    what the host has locked keeps it, unless clearing it was asked for."""
-    if not options.attr_set | options.attr_clr:
+    """As mount(2) does on a bind remount, the flags given replace those of the source, but for the times if none is given.
+
+    A user namespace may not clear what the host has locked (mount_namespaces(7)); then it stays, unless clearing it was
+    asked for.  nosymfollow is never locked.
+    """
+    clear = options.attr_clr | options.replaced
+    if not options.attr_set | clear:
         return
     try:
-        lm.mount_setattr(tree, options.attr_set, options.attr_clr | (_REPLACED & ~options.attr_set))
+        lm.mount_setattr(tree, options.attr_set, clear)
     except PermissionError:
-        lm.mount_setattr(tree, options.attr_set, options.attr_clr)
+        lm.mount_setattr(tree, options.attr_set, options.attr_clr | options.replaced & lm.MOUNT_ATTR_NOSYMFOLLOW)
 
 
 def _check_proc_target(root: str, target: int, step: MountStep, tree: int) -> None:

@@ -18,7 +18,7 @@ from gpurun.linux.files import O_CLOEXEC
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.process import CLONE_NEWNS, setns
 from gpurun.ns.child import run_in_child
-from gpurun.ns.steps import MountStep
+from gpurun.ns.steps import MountStep, failed_mount
 
 _CHUNK = 200  # descriptors in one message; the kernel takes 253
 ROOT = -1  # the index that stands for the rootfs
@@ -122,9 +122,7 @@ def _open_source(step: MountStep, propagation: int, user_namespaces: dict[tuple[
         reason = strerror_lower(e.errno)
         if e.errno == EINVAL and not step.options.recursive:
             reason += " (it has mounts below it, which a user namespace may not uncover: use rbind)"
-        raise GpurunError(
-            f'{step.where}: error mounting "{step.source}" to rootfs at "{step.destination}": {reason}'
-        ) from None
+        raise failed_mount(step, reason) from None
     if step.idmap is not None:
         fd = user_namespaces[step.idmap.uid_map, step.idmap.gid_map]
         try:

@@ -5,7 +5,7 @@ The steps made here are carried out by :mod:`gpurun.ns.rootfs`, inside the conta
 
 from __future__ import annotations
 
-from gpurun.errors import ConfigError
+from gpurun.errors import ConfigError, GpurunError
 from gpurun.linux.process import CLONE_NEWNS
 from gpurun.ns.namespaces import NamespacePlan, map_lines
 from gpurun.ns.options import MountOptions, parse_options
@@ -84,16 +84,23 @@ _CGROUP2_OPTIONS = frozenset(
 )
 
 
-def plan_mounts(config: Config, bundle: str, namespaces: NamespacePlan) -> tuple[MountStep, ...]:
-    """The steps of ``mounts``, in their order; *bundle* is what relative bind sources are relative to."""
+def plan_mounts(config: Config, bundle: str, rootfs: str, namespaces: NamespacePlan) -> tuple[MountStep, ...]:
+    """The steps of ``mounts``, in their order; *bundle* is what relative bind sources are relative to.
+
+    A destination below *rootfs* as the host sees it is one of the container, as in runc: some callers write it so.
+    """
     label = config.linux.mount_label
-    return tuple([_mount_step(mount, f"mounts[{i}]", bundle, label, namespaces) for i, mount in enumerate(config.mounts)])
+    return tuple(
+        [_mount_step(mount, f"mounts[{i}]", bundle, rootfs, label, namespaces) for i, mount in enumerate(config.mounts)]
+    )
 
 
-def _mount_step(mount: Mount, where: str, bundle: str, label: str, namespaces: NamespacePlan) -> MountStep:
+def _mount_step(mount: Mount, where: str, bundle: str, rootfs: str, label: str, namespaces: NamespacePlan) -> MountStep:
     if not mount.destination:
         raise ConfigError(f"{where}.destination", "is missing, a path in the container is needed")
     destination = clean_path(mount.destination)
+    if destination.startswith(f"{rootfs}/"):
+        destination = destination[len(rootfs) :]
     if destination == "/":
         raise ConfigError(f"{where}.destination", f'"{mount.destination}" is the root itself, which root.path gives')
     options = parse_options(mount.options)
@@ -148,6 +155,18 @@ def _idmap(mount: Mount, options: MountOptions, where: str, namespaces: Namespac
             raise ConfigError(f"{where}.{name}", "is missing: an id-mapped mount needs both uidMappings and gidMappings")
     uids = map_lines(mount.uid_mappings, f"{where}.uidMappings")
     return IdMap(recursive, uids, map_lines(mount.gid_mappings, f"{where}.gidMappings"))
+
+
+def failed_mount(step: MountStep, reason: str) -> GpurunError:
+    """The error for a mount that cannot be made, in runc's words, which dockerd looks for."""
+    return GpurunError(
+        f'{step.where}: error mounting "{step.source or step.kind}" to rootfs at "{step.destination}": {reason}'
+    )
+
+
+def is_late(step: MountStep, rootfs: str) -> bool:
+    """Whether the source of a bind mount is in the rootfs itself, where an earlier mount may have put something else."""
+    return step.kind == "bind" and step.source.startswith(f"{rootfs}/")
 
 
 def plan_devices(devices: tuple[Device, ...]) -> tuple[DeviceStep, ...]:

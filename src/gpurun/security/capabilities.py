@@ -67,8 +67,12 @@ class CapabilityMasks(Record):
 
 
 def capability_masks(capabilities: Capabilities, last_cap: int) -> tuple[CapabilityMasks, tuple[str, ...]]:
-    """The masks of *capabilities* and the names that are unknown or that this kernel lacks (> *last_cap*): these are
-    ignored with a warning, as runc does, because profiles list capabilities of newer kernels."""
+    """The masks of *capabilities*, and warnings, in runc's words.
+
+    Names that are unknown or that this kernel lacks (> *last_cap*) are left out, because profiles list capabilities of newer
+    kernels; so are ambient ones that are not permitted and inheritable as well, which the kernel would refuse
+    (capabilities(7)).
+    """
     unknown: set[str] = set()
 
     def mask(names: tuple[str, ...]) -> int:
@@ -82,12 +86,17 @@ def capability_masks(capabilities: Capabilities, last_cap: int) -> tuple[Capabil
         return bits
 
     c = capabilities
-    masks = CapabilityMasks(mask(c.bounding), mask(c.effective), mask(c.inheritable), mask(c.permitted), mask(c.ambient))
-    return masks, tuple(sorted(unknown))
+    inheritable, permitted, ambient = mask(c.inheritable), mask(c.permitted), mask(c.ambient)
+    able = ambient & inheritable & permitted
+    masks = CapabilityMasks(mask(c.bounding), mask(c.effective), inheritable, permitted, able)
+    warnings = [f"can't raise ambient capability {name}: operation not permitted" for name in _names(ambient & ~able)]
+    if unknown:
+        warnings.insert(0, f"ignoring unknown or unavailable capabilities: [{' '.join(sorted(unknown))}]")
+    return masks, tuple(warnings)
 
 
-def _names(mask: int) -> str:
-    return ", ".join([name for number, name in enumerate(NAMES) if mask >> number & 1])
+def _names(mask: int) -> list[str]:
+    return [name for number, name in enumerate(NAMES) if mask >> number & 1]
 
 
 def drop_bounding(keep: int, last_cap: int) -> None:
@@ -97,19 +106,18 @@ def drop_bounding(keep: int, last_cap: int) -> None:
             lp.prctl(lp.PR_CAPBSET_DROP, number)
 
 
-def set_capabilities(masks: CapabilityMasks) -> tuple[int, ...]:
-    """capset(2), then the ambient set; returns the numbers of ambient capabilities that the kernel refused."""
+def set_capabilities(masks: CapabilityMasks) -> None:
+    """capset(2), then the ambient set; an ambient capability that the kernel refuses all the same (securebits) is not
+    there, as in runc."""
     try:
         lp.capset(masks.effective, masks.permitted, masks.inheritable)
     except OSError as e:
-        missing = _names((masks.permitted | masks.effective) & ~lp.capget()[1])
+        missing = ", ".join(_names((masks.permitted | masks.effective) & ~lp.capget()[1]))
         raise StepError("unable to apply caps: the runtime itself lacks", missing or "what is asked for", e.errno) from None
     lp.prctl(lp.PR_CAP_AMBIENT, lp.PR_CAP_AMBIENT_CLEAR_ALL)
-    refused = []
     for number in range(64):
         if masks.ambient >> number & 1:
             try:
                 lp.prctl(lp.PR_CAP_AMBIENT, lp.PR_CAP_AMBIENT_RAISE, number)
-            except OSError:
-                refused.append(number)
-    return tuple(refused)
+            except PermissionError:
+                pass
