@@ -142,3 +142,31 @@ def test_every_cut_and_every_flipped_byte_is_survived() -> None:
                 compose(bad, (entry("libx.so.1"),))
             except CacheError:
                 pass
+
+
+@pytest.mark.parametrize(("length", "good"), [(255, True), (256, False)])
+def test_a_name_longer_than_any_files(length: int, good: bool) -> None:
+    """Comparing one of megabytes takes hours when it is a number, and gigabytes when it is not: it is not compared."""
+    for character in ("9", "x"):
+        made = compose(None, (entry(character * length),))
+        if good:
+            assert names(compose(made, (entry("libx.so.1"),))) == sorted(
+                [character * length, "libx.so.1"], key=sort, reverse=True
+            )
+        else:
+            with pytest.raises(CacheError, match="a name of more than 255 bytes"):
+                compose(made, (entry("libx.so.1"),))
+
+
+def sort(name: str) -> tuple[tuple[int, int], ...]:
+    return sort_key(name.encode())
+
+
+def test_many_entries_of_our_own_name() -> None:
+    """Composed before is only what begins with ours; a path of megabytes, given for each entry, is not read for it."""
+    ours = entry("libx.so.1")
+    composed = compose(None, (ours,))
+    assert compose(composed, (ours,)) == composed
+    long = compose(None, (CacheEntry(ours.soname, "/" + "y" * (1 << 20), X86), entry("libz.so.1"), ours))
+    with pytest.raises(CacheError, match="a name of more than 4096 bytes"):
+        compose(long, (ours,))

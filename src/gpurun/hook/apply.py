@@ -118,7 +118,8 @@ def _mount(target: Target, mount: EditMount) -> tuple[int, int]:
 def _attach(target: Target, path: str, tree: int, is_directory: bool) -> None:
     if is_directory:
         target.places.renew()  # it may cover one of them
-        place = target.with_room(path, lambda: make_target(target.root_fd, path, True, target.journal))
+        made = target.with_room(path, lambda: make_target(target.root_fd, path, True, target.journal))
+        place = target.places.checked(made, path)
     else:
         place = target.with_room(path, lambda: target.places.file(path))
     try:
@@ -174,7 +175,7 @@ def _bind_over(target: Target, link: Link, directory: str, sources: set[tuple[in
             if link.optional:
                 return
             raise StepError("make the link", link.path, EEXIST)
-        place = make_target(target.root_fd, link.path, False, target.journal)
+        place = target.places.checked(make_target(target.root_fd, link.path, False, target.journal), link.path)
         try:
             there = posix.fstat(place)
             if (there.st_dev, there.st_ino) != (stat.st_dev, stat.st_ino):

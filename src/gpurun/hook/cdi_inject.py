@@ -14,6 +14,7 @@ import posix
 from gpurun.errors import ConfigError, GpuError
 from gpurun.hook.cdi_document import NO_PERMISSIONS
 from gpurun.hook.edits import PROCESS_ID, ContainerEdits, DeviceNode, EditMount, Hook
+from gpurun.hook.request import shown
 from gpurun.linux.files import O_CLOEXEC
 from gpurun.linux.fs import O_PATH
 from gpurun.oci.config import Mount
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _TYPES = {0o020000: "c", 0o060000: "b", 0o010000: "p"}
 _S_IFMT, _S_IFDIR = 0o170000, 0o040000
+_MAX_TOLD = 16  # names in a message: there are as many as an image likes
 
 
 def resolve(names: tuple[str, ...], registry: Registry) -> tuple[Found, ...]:
@@ -41,9 +43,10 @@ def resolve(names: tuple[str, ...], registry: Registry) -> tuple[Found, ...]:
     kinds = {name.partition("=")[0] for name in missing}
     there = [name for name in registry.devices if name.partition("=")[0] in kinds]
     hints = [text for where, text in registry.errors if where in missing or where.startswith("/")]
-    text = f"unresolvable CDI devices {', '.join(missing)}"
+    more = f" and {len(missing) - _MAX_TOLD} more" if len(missing) > _MAX_TOLD else ""
+    text = f"unresolvable CDI devices {', '.join([shown(name) for name in missing[:_MAX_TOLD]])}{more}"
     if there:
-        text += f": of that kind there are {', '.join(sorted(there)[:32])}"
+        text += f": of that kind there are {', '.join(sorted(there)[:_MAX_TOLD])}"
     if hints:
         text += f" ({'; '.join(hints[:4])})"
     raise GpuError(text)

@@ -29,6 +29,8 @@ _LITTLE_ENDIAN = 2
 
 #: Largest cache that is read, in bytes: a full desktop has a tenth of it.
 MAX_SIZE = 8 << 20
+#: Longest name of a library and longest path, in bytes: a cache may have one string of megabytes, to be read for each entry.
+_NAME_MAX, _PATH_MAX = 255, 4096
 
 # The flags word: the low byte says ELF for glibc, the second one the architecture.
 FLAG_ELF_LIBC6 = 0x0003
@@ -112,9 +114,9 @@ def _begins_with(table: _Table, added: tuple[CacheEntry, ...]) -> bool:
     there: dict[str, list[tuple[str, int]]] = {name: [] for name in wanted}
     text = table.strings
     for flags, key, value, _, _ in table.entries:
-        name = keys.get(text[key : text.index(0, key)])
-        if name is not None:
-            there[name].append((_string(text, value), flags))
+        name = keys.get(_bounded(text, key, _NAME_MAX))
+        if name is not None and len(there[name]) < len(wanted[name]):
+            there[name].append((_bounded(text, value, _PATH_MAX).decode("utf-8", "surrogateescape"), flags))
     return all(there[name][: len(first)] == first for name, first in wanted.items())
 
 
@@ -148,7 +150,15 @@ def _place(entries: list[tuple[int, int, int, int, int]], strings: bytearray, ke
 
 
 def _key(strings: bytes | bytearray, offset: int) -> tuple[tuple[int, int], ...]:
-    return sort_key(bytes(strings[offset : strings.index(0, offset)]))
+    return sort_key(_bounded(strings, offset, _NAME_MAX))
+
+
+def _bounded(strings: bytes | bytearray, offset: int, most: int) -> bytes:
+    """The string at *offset*; one that is longer than *most* bytes makes it no cache that is read."""
+    end = strings.find(0, offset, offset + most + 1)
+    if end < 0:
+        raise CacheError(f"has a name of more than {most} bytes")
+    return bytes(strings[offset:end])
 
 
 def _string(strings: bytes, offset: int) -> str:

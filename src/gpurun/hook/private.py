@@ -94,7 +94,8 @@ def mask_tree(where: Target, tree: ProcTree) -> None:
 def _tree_target(target: Target, path: str) -> tuple[int, str]:
     """Where the tmpfs goes, and what to put before the names in it; a negative descriptor when there is nothing to hide."""
     if not path.startswith("/proc/"):
-        return target.with_room(path, lambda: make_dirs(target.root_fd, path, target.journal)), ""
+        made = target.with_room(path, lambda: make_dirs(target.root_fd, path, target.journal))
+        return target.places.checked(made, path), ""
     try:
         proc = openat2(target.root_fd, "proc", O_PATH | O_DIRECTORY | O_NOFOLLOW, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS)
     except FileNotFoundError:

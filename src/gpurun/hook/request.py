@@ -22,6 +22,8 @@ DEFAULT_CAPABILITIES = ("compute", "utility")
 
 #: Longer values are refused unread: the image writes them, and no machine has that many devices.
 MAX_VALUE = 64 * 1024
+#: Of all NVIDIA_REQUIRE_* together: an official image has some thousand, and each is looked at for each GPU.
+MAX_REQUIREMENTS = 256 * 1024
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 #: Below it a mount of /dev/null stands for a device; as a value of NVIDIA_VISIBLE_DEVICES it says that the mounts count.
@@ -205,6 +207,12 @@ def _read_requirements(variables: dict[str, str], legacy: bool, policy: Policy) 
         for name, value in variables.items()
         if value and name.startswith("NVIDIA_REQUIRE_") and not name.startswith("NVIDIA_REQUIRE_JETPACK")
     ]
+    length = sum([len(value) for value in found])
+    if length > MAX_REQUIREMENTS:
+        text = (
+            f"are {length} characters long, more than {MAX_REQUIREMENTS} are not read (NVIDIA_DISABLE_REQUIRE=1 skips them)"
+        )
+        raise ConfigError("process.env NVIDIA_REQUIRE_*", text)
     if legacy:
         found.append(_implicit_requirement(variables["CUDA_VERSION"]))
     return tuple(sorted(found))

@@ -174,7 +174,8 @@ def _mount_over(target: Target, path: str, compose: Compose) -> None:
         return
     tree = private_file(target.root_fd, path.rpartition("/")[2], content)
     try:
-        place = target.with_room(path, lambda: make_target(target.root_fd, path, False, target.journal))
+        made = target.with_room(path, lambda: make_target(target.root_fd, path, False, target.journal))
+        place = target.places.checked(made, path)
         try:
             attach(tree, place)
         finally:

@@ -13,6 +13,7 @@ from errno import EROFS
 from gpurun.errors import GpurunError, StepError, oserror_text
 from gpurun.linux import mount as lm
 from gpurun.linux.files import read_fd
+from gpurun.linux.fs import CGROUP2_SUPER_MAGIC, PROC_SUPER_MAGIC, SYSFS_MAGIC, fstatfs_type
 from gpurun.ns.mount import attach, filesystem, tmpfs
 from gpurun.ns.path import existing_part, open_in_root
 from gpurun.ns.places import Places
@@ -26,7 +27,17 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
+_KERNELS_OWN = (PROC_SUPER_MAGIC, SYSFS_MAGIC, CGROUP2_SUPER_MAGIC)
 _PRIVATE = lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NODEV
+
+
+def refuse_kernels_own(fd: int, path: str) -> None:
+    """Raise :class:`GpurunError` where *path* is none of /proc or /sys and *fd*, to which it was resolved, is there.
+
+    What is bound there would hide a file that this runtime or the container's processes trust.
+    """
+    if fstatfs_type(fd) in _KERNELS_OWN and not path.startswith(("/proc/", "/sys/")):
+        raise GpurunError(f"{path}: a link of the image leads into /proc or /sys, and nothing is put there")
 
 
 class Target:
@@ -41,7 +52,7 @@ class Target:
         self.journal = journal
         self.in_user_namespace = in_user_namespace
         self.readonly = readonly
-        self.places = Places(root_fd, journal)
+        self.places = Places(root_fd, journal, refuse_kernels_own)
         self._covers: list[int] = []
 
     def with_room(self, path: str, action: Callable[[], T]) -> T:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import posix
 from errno import EEXIST
 
-from gpurun.errors import StepError
+from gpurun.errors import GpurunError, StepError
 from gpurun.linux.files import O_CLOEXEC
 from gpurun.linux.fs import O_NOFOLLOW, O_PATH
 from gpurun.ns.path import join, make_dirs, make_target, open_in_root, path_in_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpurun.ns.journal import Journal
 
 _S_IFMT, _S_IFREG, _S_IFLNK = 0o170000, 0o100000, 0o120000
@@ -25,12 +27,15 @@ class Places:
     """The directories of the rootfs *root_fd* that have been asked for, open until :meth:`close`.
 
     What is made is noted in *journal*, if there is one.  Whoever covers a directory (by a mount, an overlay) is to call
-    :meth:`renew` before.
+    :meth:`renew` before.  *check* gets the descriptor and the path of all that is resolved, and raises for what is no place.
     """
 
-    def __init__(self, root_fd: int, journal: Journal | None = None) -> None:
+    def __init__(
+        self, root_fd: int, journal: Journal | None = None, check: Callable[[int, str], None] | None = None
+    ) -> None:
         self.root_fd = root_fd
         self.journal = journal
+        self._check = check
         self._directories: dict[str, tuple[int, str]] = {}
 
     def directory(self, path: str) -> tuple[int, str]:
@@ -40,7 +45,7 @@ class Places:
         """
         found = self._directories.get(path)
         if found is None:
-            fd = make_dirs(self.root_fd, path, self.journal)
+            fd = self.checked(make_dirs(self.root_fd, path, self.journal), path)
             try:
                 found = fd, "" if self.journal is None else path_in_root(self.root_fd, fd, "").rstrip("/")
             except OSError:
@@ -56,7 +61,7 @@ class Places:
         """
         directory, _, name = path.rpartition("/")
         if name in ("", ".", ".."):
-            return make_target(self.root_fd, path, False, self.journal)
+            return self.checked(make_target(self.root_fd, path, False, self.journal), path)
         parent, _ = self.directory(directory or "/")
         try:
             fd = posix.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=parent)
@@ -65,7 +70,17 @@ class Places:
         if posix.fstat(fd).st_mode & _S_IFMT != _S_IFLNK:
             return fd
         posix.close(fd)
-        return make_target(self.root_fd, path, False, self.journal)
+        return self.checked(make_target(self.root_fd, path, False, self.journal), path)
+
+    def checked(self, fd: int, path: str) -> int:
+        """*fd*, to which *path* has been resolved; closed where the check refuses it."""
+        try:
+            if self._check is not None:
+                self._check(fd, path)
+        except GpurunError:
+            posix.close(fd)
+            raise
+        return fd
 
     def look(self, path: str) -> posix.stat_result:
         """What is at *path*, links followed inside the rootfs."""
