@@ -1,6 +1,7 @@
 """The operations of each client, read from ``operations/``, and how what they said is made comparable.
 
-A client's files are bash.  ``CLIENT.bash`` comes before each of its operations; ``CLIENT-SUBJECT.bash`` holds operations::
+A client's files are bash.  ``shared.bash`` and ``CLIENT.bash`` come before each of its operations; ``CLIENT-SUBJECT.bash``
+holds operations::
 
     ### exec: command not found
     # says: exit code 127         a line of what is said that this pattern must fit as a whole; any number of these
@@ -24,10 +25,10 @@ from tests.native.runtime import Result
 OPERATIONS = Path(__file__).resolve().parent / "operations"
 #: Client → its preludes, and the beginnings of the names of its files.
 CLIENTS = {
-    "docker": (("docker", "engines"), ("engines-", "docker-")),
-    "podman": (("podman", "engines"), ("engines-", "podman-")),
-    "ctr": (("ctr",), ("ctr-",)),
-    "cri": (("cri",), ("cri-",)),
+    "docker": (("shared", "docker", "engines"), ("engines-", "docker-")),
+    "podman": (("shared", "podman", "engines"), ("engines-", "podman-")),
+    "ctr": (("shared", "ctr"), ("ctr-",)),
+    "cri": (("shared", "cri"), ("cri-",)),
 }
 #: What differs from run to run, and is the same to its reader: in this order.
 VOLATILE = (

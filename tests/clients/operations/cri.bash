@@ -38,9 +38,6 @@ logs() { cut -d' ' -f2- "/run/t/$C/logs/$1.log"; }
 # run_ [FIELDS] -- COMMAND: a container to its end, in a pod of its own.
 run_() { pod && boot c "$@" && exited && logs c && status; }
 pid() { ctr tasks ls | awk -v c="$BOX" '$1 == c { print $2 }'; }
-cgroup() { echo "/sys/fs/cgroup$(sed -n 's/^0:://p' "/proc/$(pid)/cgroup")"; }
-terminal() { "$BEDS/terminal" "$@"; }
-mine() { mkdir -p "/run/t/$C" && cd "/run/t/$C"; }
 end() {
   cri StopPodSandbox pod_sandbox_id="$POD" >/dev/null
   cri RemovePodSandbox pod_sandbox_id="$POD" >/dev/null
@@ -53,20 +50,3 @@ finish() {
 }
 trap finish EXIT
 export -f cri
-
-fails() {
-  local want=$1 rc=0
-  shift
-  "$@" || rc=$?
-  echo "exit code $rc"
-  [[ $rc == "$want" ]]
-}
-until_() {
-  local i
-  for i in {1..300}; do
-    if "$@" >/dev/null 2>&1; then return 0; fi
-    sleep .05
-  done
-  echo "never: $*"
-  return 1
-}

@@ -31,6 +31,7 @@ terminal --say '# =echo $((6*7))\r' --say '42=' --say '# =exit 5\r' -- bash -c "
 # guest
 up
 status
+listening
 ctr tasks kill $C
 until_ stopped
 status
@@ -47,6 +48,7 @@ ctr tasks rm $C 2>&1
 ### tasks start, after the task was deleted
 # says: RUNNING
 up
+listening
 ctr tasks kill $C
 until_ stopped
 ctr tasks rm $C

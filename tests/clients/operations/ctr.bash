@@ -12,7 +12,6 @@ execs=0
 in_() { execs=$((execs + 1)) && ctr tasks exec --exec-id "e$execs.$BASHPID" "$C" sh -c '"$@"; rc=$?; sleep .3; exit $rc' sh "$@"; }
 status() { ctr tasks ls | awk -v c="$C" '$1 == c { print $3 }'; }
 pid() { ctr tasks ls | awk -v c="$C" '$1 == c { print $2 }'; }
-cgroup() { echo "/sys/fs/cgroup$(sed -n 's/^0:://p' "/proc/$(pid)/cgroup")"; }
 stopped() { [[ $(status) == STOPPED ]]; }
 # The end of a task takes a moment to be known.
 end() { ctr tasks kill -s KILL "$C" >/dev/null 2>&1 || :; until_ stopped; ctr tasks rm "$C" 2>&1 | sed 's/.*/task removed: &/'; ctr containers rm "$C"; }
@@ -24,23 +23,3 @@ finish() {
 }
 trap finish EXIT
 export -f run_
-
-fails() {
-  local want=$1 rc=0
-  shift
-  "$@" || rc=$?
-  echo "exit code $rc"
-  # shellcheck disable=SC2053
-  [[ $rc == $want ]]
-}
-until_() {
-  local i
-  for i in {1..300}; do
-    if "$@" >/dev/null 2>&1; then return 0; fi
-    sleep .05
-  done
-  echo "never: $*"
-  return 1
-}
-mine() { mkdir -p "/run/t/$C" && cd "/run/t/$C"; }
-terminal() { "$BEDS/terminal" "$@"; }

@@ -92,19 +92,22 @@ cli top $C -eo pid,comm | tail -n +2 | awk '{print $2}' | sort
 # says: exited 0
 # guest
 up
+listening
 cli stop -t 9 $C >/dev/null
 state
 
 ### stop: one that does not listen
 # says: exited 137
 run -d $IMAGE sh -c 'trap : TERM; while :; do sleep .2; done' >/dev/null
+listening
 cli stop -t 1 $C >/dev/null 2>&1
 state
 
 ### stop: one that is stopped
 # says: exited 0
 up
-cli stop -t 1 $C >/dev/null
+listening
+cli stop -t 9 $C >/dev/null
 cli stop $C >/dev/null
 state
 

@@ -7,32 +7,9 @@ finish() { cd /; remove "$C" >/dev/null 2>&1 || :; rm -rf "/run/t/$C"; }
 trap finish EXIT
 export -f cli run
 
-# fails CODE COMMAND: it must end with this code.
-fails() {
-  local want=$1 rc=0
-  shift
-  "$@" || rc=$?
-  echo "exit code $rc"
-  # shellcheck disable=SC2053  # a pattern is meant: engines have changed their minds
-  [[ $rc == $want ]]
-}
-# until_ COMMAND: try until it succeeds, in silence.
-until_() {
-  local i
-  for i in {1..300}; do
-    if "$@" >/dev/null 2>&1; then return 0; fi
-    sleep .05
-  done
-  echo "never: $*"
-  return 1
-}
 says() { cli logs "$C" 2>&1 | grep -q "$1"; }
 state() { cli inspect -f '{{.State.Status}} {{.State.ExitCode}}' "$C"; }
 pid() { cli inspect -f '{{.State.Pid}}' "$C"; }
-cgroup() { echo "/sys/fs/cgroup$(sed -n 's/^0:://p' "/proc/$(pid)/cgroup")"; }
-# A directory of the operation's own.
-mine() { mkdir -p "/run/t/$C" && cd "/run/t/$C"; }
-terminal() { "$BEDS/terminal" "$@"; }
 
 # propagation FLAG: a shared mount of this machine in a container; what each side mounts later, as the other sees it.
 propagation() {

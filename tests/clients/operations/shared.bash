@@ -1,0 +1,29 @@
+# Before the operations of every client.
+# fails CODE COMMAND: it must end with this code.
+fails() {
+  local want=$1 rc=0
+  shift
+  "$@" || rc=$?
+  echo "exit code $rc"
+  # shellcheck disable=SC2053  # a pattern is meant: clients have changed their minds
+  [[ $rc == $want ]]
+}
+# until_ COMMAND: try until it succeeds, in silence; a minute is for a machine that does other things as well.
+until_() {
+  local end=$((SECONDS + 60))
+  until "$@" >/dev/null 2>&1; do
+    if ((SECONDS > end)); then
+      echo "never: $*"
+      return 1
+    fi
+    sleep .05
+  done
+}
+# A directory of the operation's own.
+mine() { mkdir -p "/run/t/$C" && cd "/run/t/$C"; }
+# cgroup_of PID: its directory.
+cgroup_of() { echo "/sys/fs/cgroup$(sed -n 's/^0:://p' "/proc/$1/cgroup")"; }
+cgroup() { cgroup_of "$(pid)"; }
+# Until its process catches SIGTERM: before, process 1 does not know of it.
+listening() { until_ eval 'grep -q "^SigCgt:.*[4-7c-f]...$" "/proc/$(pid)/status"'; }
+terminal() { "$BEDS/terminal" "$@"; }
