@@ -25,10 +25,10 @@ from tests.native.runtime import Result
 OPERATIONS = Path(__file__).resolve().parent / "operations"
 #: Client → its preludes, and the beginnings of the names of its files.
 CLIENTS = {
-    "docker": (("shared", "docker", "engines"), ("engines-", "docker-")),
-    "podman": (("shared", "podman", "engines"), ("engines-", "podman-")),
-    "ctr": (("shared", "ctr"), ("ctr-",)),
-    "cri": (("shared", "cri"), ("cri-",)),
+    "docker": (("shared", "daemons", "docker", "engines"), ("engines-", "docker-")),
+    "podman": (("shared", "daemons", "podman", "engines"), ("engines-", "podman-")),
+    "ctr": (("shared", "daemons", "ctr"), ("ctr-",)),
+    "cri": (("shared", "daemons", "cri"), ("cri-",)),
 }
 #: What differs from run to run, and is the same to its reader: in this order.
 VOLATILE = (

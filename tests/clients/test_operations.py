@@ -58,7 +58,7 @@ def perform(bed: ClientBed, operation: Operation, runtimes: tuple[str, ...]) -> 
     commands, names = [], []
     for runtime in (bed.runtimes[which] for which in runtimes):
         container = f"t{secrets.token_hex(4)}"
-        env = {"C": container, "IMAGE": IMAGE, "BEDS": str(bed.beds)}
+        env = {"C": container, "IMAGE": IMAGE, "ARCHIVE": str(bed.archive()), "BEDS": str(bed.beds)}
         env |= {"DOCKER_RUNTIME": runtime.docker, "BINARY": runtime.binary}
         if operation.client == "cri":
             env |= cri_of(bed).environment()

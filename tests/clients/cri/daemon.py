@@ -73,11 +73,11 @@ class CriDaemon:
         self.directory.mkdir()
         (self.directory / "net.d").mkdir()
         (self.directory / "cdi").mkdir()
+        self._config_file, self._pause_archive = self.directory / "config.toml", self.directory / "pause.tar"
         if PLUGINS.is_dir():
             (self.directory / "net.d/10-cri.conflist").write_text(json.dumps(_NETWORK))
-        config = self.directory / "config.toml"
-        config.write_text(self._config())
-        start = f"setsid containerd --config {config} --log-level warn </dev/null >{bed.directory}/cri.log 2>&1 & echo $!"
+        self._config_file.write_text(self._config())
+        start = f"setsid containerd --config {self._config_file} --log-level warn </dev/null >{bed.directory}/cri.log 2>&1 & echo $!"
         self.pid = bed.run("sh", "-c", start).out.strip()
         self._load_images()
 
@@ -94,7 +94,7 @@ class CriDaemon:
 
     def _load_images(self) -> None:
         """A pod's own container is the tests' image with another command: Docker makes that image."""
-        archive = self.directory / "pause.tar"
+        archive = self._pause_archive
         make = f"""set -e
             docker image inspect {IMAGE} >/dev/null 2>&1 || docker load -qi {self.bed.archive()}
             made=$(docker create {IMAGE})
@@ -126,6 +126,8 @@ class CriDaemon:
             "PYTHON": sys.executable,
             "PYTHONPATH": os.pathsep.join(path),
             "CDI": str(self.directory / "cdi"),
+            "CRI_CONFIG": str(self._config_file),
+            "PAUSE_ARCHIVE": str(self._pause_archive),
         }
 
     def close(self) -> None:

@@ -42,11 +42,11 @@ end() {
   cri StopPodSandbox pod_sandbox_id="$POD" >/dev/null
   cri RemovePodSandbox pod_sandbox_id="$POD" >/dev/null
 }
-finish() {
-  cd /
-  # As a kubelet: until it is done. What is never done, test_nothing_is_left finds.
-  [[ -z ${POD:-} ]] || for _ in {1..5}; do if end >/dev/null 2>&1; then break; else sleep 1; fi; done
-  rm -rf "/run/t/$C"
-}
-trap finish EXIT
+# As a kubelet: until it is done. What is never done, test_nothing_is_left finds.
+tidy() { [[ -z ${POD:-} ]] || for _ in {1..5}; do if end; then break; else sleep 1; fi; done; }
 export -f cri
+# A containerd of the operation's own (`containerd_`) is configured as the one of all others.
+containerd_config() {
+  sed "s|^root = .*|root = \"$PWD/store\"|;s|^state = .*|state = \"$PWD/state\"|;s|^address = .*|address = \"$PWD/containerd.sock\"|" "$CRI_CONFIG"
+}
+containerd_answers() { CRI_ADDRESS=$CONTAINERD_ADDRESS && cri Status; }

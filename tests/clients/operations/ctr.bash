@@ -15,11 +15,8 @@ pid() { ctr tasks ls | awk -v c="$C" '$1 == c { print $2 }'; }
 stopped() { [[ $(status) == STOPPED ]]; }
 # The end of a task takes a moment to be known.
 end() { ctr tasks kill -s KILL "$C" >/dev/null 2>&1 || :; until_ stopped; ctr tasks rm "$C" 2>&1 | sed 's/.*/task removed: &/'; ctr containers rm "$C"; }
-finish() {
-  cd /
-  [[ -z $(status) ]] || end >/dev/null 2>&1 || :
-  ctr containers rm "$C" >/dev/null 2>&1 || :
-  rm -rf "/run/t/$C"
+tidy() {
+  [[ -z $(status) ]] || end || :
+  ctr containers rm "$C"
 }
-trap finish EXIT
 export -f run_

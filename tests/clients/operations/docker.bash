@@ -8,3 +8,6 @@ cli() {
 remove() { docker rm -f "$@"; }
 healthy() { [[ $(docker inspect -f '{{.State.Health.Status}}' "$C") == healthy ]]; }
 unhealthy() { [[ $(docker inspect -f '{{.State.Health.Status}}' "$C") == unhealthy ]]; }
+# Who has subordinate ids in the bed (tests/beds/native-run), of users from 100000 on and of groups from 200000 on.
+REMAPPED=daemon
+remapped() { dockerd_ --userns-remap "$REMAPPED"; }

@@ -256,3 +256,14 @@ echo healthy
 up --health-cmd 'echo sick; exit 1' --health-interval 200ms --health-retries 2
 until_ unhealthy
 echo unhealthy
+
+### exec -it: resized
+# says: 33 101
+up
+terminal --size 20x60 --say 'ready=' --resize '=33x101' -- bash -c "cli exec -it $C sh -c 'echo ready; until stty size 2>/dev/null | grep 33; do sleep .1; done; sleep .5'"
+
+### exec -it: interrupted by ^C
+# says: (\^C)?caught
+# says: code 9
+up
+terminal --say 'ready=\x03' -- bash -c "cli exec -it $C sh -c 'trap \"echo caught; exit 9\" INT; echo ready; sleep 100 & wait'" || echo "code $?"

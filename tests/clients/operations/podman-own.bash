@@ -141,3 +141,29 @@ cli create --pod $C --name $C-a -v $PWD:/v $IMAGE sh -c 'cat /v/f; exit 1' >/dev
 cli pod start $C >/dev/null
 cli wait $C-a
 cli logs $C-a
+
+### --gpus: it is for Docker's callers, and does nothing here
+# says: 0
+run --rm --gpus all $IMAGE sh -c 'ls /dev | grep -c nvidia || :'
+
+### --systemd: a command of that name
+# says: /run tmpfs
+# says: 37
+mine
+podman image save $IMAGE >/dev/null 2>&1 || :
+printf 'FROM %s\nRUN mkdir -p /usr/sbin && ln -s /bin/sh /usr/sbin/init\n' $IMAGE >Containerfile
+podman --runtime $BINARY build -q --network none --pull=never -t t/$C . >/dev/null 2>&1
+cli run -d --name $C --network none t/$C /usr/sbin/init -c 'trap "exit 0" TERM; sleep 1000 & wait' >/dev/null
+in_ awk '$2 == "/run" { print $2, $3 }' /proc/mounts
+cli inspect -f '{{.Config.StopSignal}}' $C
+remove $C >/dev/null
+podman rmi -f t/$C >/dev/null
+
+### --userns auto
+# says: 0
+run --rm --userns auto:size=1024 $IMAGE sh -c 'id -u; awk "{ print \$1, \$3 }" /proc/self/uid_map'
+
+### --userns container:
+# says: 1
+up --uidmap 0:100000:65536
+cli run --rm --network none --userns container:$C $IMAGE readlink /proc/self/ns/user | grep -cF "$(in_ readlink /proc/self/ns/user)"

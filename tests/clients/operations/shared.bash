@@ -26,4 +26,14 @@ cgroup_of() { echo "/sys/fs/cgroup$(sed -n 's/^0:://p' "/proc/$1/cgroup")"; }
 cgroup() { cgroup_of "$(pid)"; }
 # Until its process catches SIGTERM: before, process 1 does not know of it.
 listening() { until_ eval 'grep -q "^SigCgt:.*[4-7c-f]...$" "/proc/$(pid)/status"'; }
+# At its end, whatever it came to: what it has made (`tidy` is the client's), the daemons of its own, its directory.
+finish() {
+  cd /
+  revive >/dev/null 2>&1 || :
+  tidy >/dev/null 2>&1 || :
+  end_daemons >/dev/null 2>&1 || :
+  rm -rf "/run/t/$C"
+}
+trap finish EXIT
 terminal() { "$BEDS/terminal" "$@"; }
+parent() { awk '$1 == "PPid:" { print $2 }' "/proc/$1/status"; }
