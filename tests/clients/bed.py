@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -159,6 +160,7 @@ def make_bed(runtimes: dict[str, str], sysroot: Path | None = None) -> ClientBed
         raise
 
 
+@functools.cache
 def abilities(bed: ClientBed) -> frozenset[str]:
     """What an operation may need, of what this machine has."""
     status = Path("/proc/self/status").read_text()
@@ -170,7 +172,23 @@ def abilities(bed: ClientBed) -> frozenset[str]:
         found.add("criu")
     if Path("/usr/lib/cni/bridge").exists():
         found.add("cni")
+    # From 1.7 on pods have user namespaces and CDI devices, from 2.0 on volumes with mapped owners.
+    found |= {f"containerd-{x}.{y}" for x, y in ((1, 7), (2, 0)) if _version(bed, "containerd", "--version") >= (x, y)}
+    if all(_maps_mounts(bed, runtime.binary) for runtime in bed.runtimes.values()):
+        found.add("idmap")
     return bed.controllers | found
+
+
+def _version(bed: ClientBed, *command: str) -> tuple[int, ...]:
+    """The first version that *command* says, like ``(1, 6)``."""
+    found = re.search(r"\b(\d+)\.(\d+)", bed.run(*command).out)
+    return tuple(map(int, found.groups())) if found else ()
+
+
+def _maps_mounts(bed: ClientBed, binary: str) -> bool:
+    """Whether this runtime says that it does idmapped mounts: runc from 1.2 on."""
+    said = bed.run(binary, "features").out
+    return bool(said and json.loads(said)["linux"].get("mountExtensions", {}).get("idmap", {}).get("enabled"))
 
 
 @functools.cache

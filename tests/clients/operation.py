@@ -5,11 +5,11 @@ holds operations::
 
     ### exec: command not found
     # says: exit code 127         a line of what is said that this pattern must fit as a whole; any number of these
-    # needs: memory systemd       controllers of cgroup v2, systemd, every-capability, criu; else it is skipped
+    # needs: memory systemd       what the machine must have (controllers of cgroup v2, `bed.abilities`); else it is skipped
+    # compared if: idmap          what it must have for runc; else gpurun does it alone
     # on: native                  or `guest`: run it only there
     # guest                       run it in the emulated guest too, which is slow, although it needs nothing of it
     # gpurun                      only gpurun has it: there is nothing to compare with
-    # alone natively: WHY         runc cannot do it in the private bed; in the guest it is compared
     up
     fails 127 in_ nosuchcommand
 """
@@ -54,7 +54,7 @@ class Operation(NamedTuple):
     on: str = ""
     guest: bool = False
     gpurun: bool = False
-    alone: str = ""
+    compared: tuple[str, ...] = ()
 
     @property
     def whole(self) -> str:
@@ -78,9 +78,9 @@ def parse(client: str, text: str) -> list[Operation]:
     found = []
     for block in re.split(r"(?m)^### ", text)[1:]:
         name, *lines = block.strip().splitlines()
-        marks = [line[2:] for line in lines if re.match(r"# (says: |needs: |on: |alone natively: |guest$|gpurun$)", line)]
+        marks = [line[2:] for line in lines if re.match(r"# (says: |needs: |on: |compared if: |guest$|gpurun$)", line)]
         script = "\n".join(line for line in lines if line[2:] not in marks or not line.startswith("# "))
-        values: dict[str, list[str]] = {"says": [], "needs": [], "on": [], "guest": [], "gpurun": [], "alone natively": []}
+        values: dict[str, list[str]] = {"says": [], "needs": [], "on": [], "guest": [], "gpurun": [], "compared if": []}
         for mark in marks:
             key, _, value = mark.partition(": ")
             values[key].append(value)
@@ -96,7 +96,7 @@ def parse(client: str, text: str) -> list[Operation]:
                 on,
                 bool(values["guest"]),
                 bool(values["gpurun"]),
-                "".join(values["alone natively"]),
+                tuple(" ".join(values["compared if"]).split()),
             )
         )
     return found

@@ -77,9 +77,10 @@ def perform(bed: ClientBed, operation: Operation, runtimes: tuple[str, ...]) -> 
 
 @pytest.mark.parametrize("operation", ALL, ids=lambda o: f"{o.client}: {o.name}")
 def test_operation(operation: Operation, bed: ClientBed, record_property: Callable[[str, object], None]) -> None:
-    if reason := operation.skipped(abilities(bed), IN_GUEST):
+    able = abilities(bed)
+    if reason := operation.skipped(able, IN_GUEST):
         pytest.skip(reason)
-    alone = operation.gpurun or (operation.alone and not IN_GUEST)
+    alone = operation.gpurun or not able.issuperset(operation.compared)
     runtimes = ("tested",) if alone else ("tested", "reference")
     found = perform(bed, operation, runtimes)
     if not found[0][1] and found[-1][1]:  # only the reference is wrong: a client's own race, or a test's; once more
@@ -89,7 +90,6 @@ def test_operation(operation: Operation, bed: ClientBed, record_property: Callab
         record_property(which, "fail" if faults else "pass")
         wrong += [f"{which}: {fault}" for fault in faults]
         said += [f"--- {which}", *lines]
-    record_property("alone", operation.alone if alone else "")
     if not alone:
         compared = compare(f"{operation.client}: {operation.name}", found[0][0], found[1][0])
         record_property("reasons", compared.listed)

@@ -65,7 +65,8 @@ _FIELDS = {
     "ContainerMetadata": "name 1 string, attempt 2 int",
     "ImageSpec": "image 1 string",
     "KeyValue": "key 1 string, value 2 string",
-    "Mount": "container_path 1 string, host_path 2 string, readonly 3 bool, propagation 5 MountPropagation",
+    "Mount": "container_path 1 string, host_path 2 string, readonly 3 bool, propagation 5 MountPropagation,"
+    " uidMappings 6 IDMapping[], gidMappings 7 IDMapping[]",
     "Device": "container_path 1 string, host_path 2 string, permissions 3 string",
     "CDIDevice": "name 1 string",
     "LinuxContainerConfig": "resources 1 LinuxContainerResources, security_context 2 LinuxContainerSecurityContext",

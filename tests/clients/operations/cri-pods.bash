@@ -149,6 +149,6 @@ find /sys/fs/cgroup -type d -name "*$BOX*" | wc -l
 ### 3 pods at once
 # says: 3
 for i in 1 2 3; do
-  (C=$C.$i; pod && boot c -- sh -c 'echo hi' && exited && logs c && end) &
+  (C=$C.$i; pod && boot c -- sh -c 'echo hi' && exited && logs c && until_ end) &
 done | grep -c "stdout F hi"
 wait

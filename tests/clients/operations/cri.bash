@@ -4,8 +4,8 @@ cri() { "$PYTHON" -m tests.clients.cri "$@"; }
 # Fields of a pod, which are in the requests for its containers too.
 PODFIELDS=()
 # The namespaces of pods and of their containers, unless an operation says another one.
-NETWORK=NODE PIDS=CONTAINER
-namespaces() { echo "linux.security_context.namespace_options:={\"network\":\"$NETWORK\",\"pid\":\"$PIDS\"}"; }
+NETWORK=NODE PIDS=CONTAINER USERS=
+namespaces() { echo "linux.security_context.namespace_options:={\"network\":\"$NETWORK\",\"pid\":\"$PIDS\"$USERS}"; }
 # pod [FIELDS]: a pod that is ready; its id in POD.
 pod() {
   local parent=/cri
@@ -38,15 +38,29 @@ logs() { cut -d' ' -f2- "/run/t/$C/logs/$1.log"; }
 # run_ [FIELDS] -- COMMAND: a container to its end, in a pod of its own.
 run_() { pod && boot c "$@" && exited && logs c && status; }
 pid() { ctr tasks ls | awk -v c="$BOX" '$1 == c { print $2 }'; }
-end() {
-  cri StopPodSandbox pod_sandbox_id="$POD" >/dev/null
-  cri RemovePodSandbox pod_sandbox_id="$POD" >/dev/null
-}
+end() { cri StopPodSandbox pod_sandbox_id="$POD" >/dev/null && cri RemovePodSandbox pod_sandbox_id="$POD" >/dev/null; }
 # As a kubelet: until it is done. What is never done, test_nothing_is_left finds.
-tidy() { [[ -z ${POD:-} ]] || for _ in {1..5}; do if end; then break; else sleep 1; fi; done; }
+tidy() { [[ -z ${POD:-} ]] || until_ end; }
 export -f cri
 # A containerd of the operation's own (`containerd_`) is configured as the one of all others.
 containerd_config() {
   sed "s|^root = .*|root = \"$PWD/store\"|;s|^state = .*|state = \"$PWD/state\"|;s|^address = .*|address = \"$PWD/containerd.sock\"|" "$CRI_CONFIG"
 }
 containerd_answers() { CRI_ADDRESS=$CONTAINERD_ADDRESS && cri Status; }
+# ids HOST: the first 65536 of a container.
+ids() { echo "[{\"host_id\":$1,\"container_id\":0,\"length\":65536}]"; }
+# remapped: the pods from now on have a user namespace; with a network of their own, as a kubelet wants it.
+remapped() { NETWORK=POD USERS=",\"userns_options\":{\"mode\":\"POD\",\"uids\":$(ids 100000),\"gids\":$(ids 200000)}"; }
+# device_files: a CDI file of the operation's own, with the devices $KIND=one and =two; SEE says what there is of the first.
+device_files() {
+  KIND=test.example/$C
+  trap 'rm -f "$CDI/$C.json"; finish' EXIT
+  cat >"$CDI/$C.json" <<JSON
+{"cdiVersion": "0.5.0", "kind": "$KIND", "devices": [
+  {"name": "one", "containerEdits": {"env": ["FROM=from a CDI file"],
+   "deviceNodes": [{"path": "/dev/one", "type": "c", "major": 1, "minor": 8, "fileMode": 438, "permissions": "rw"}]}},
+  {"name": "two", "containerEdits": {
+   "deviceNodes": [{"path": "/dev/two", "type": "c", "major": 1, "minor": 5, "fileMode": 438, "permissions": "rw"}]}}]}
+JSON
+}
+SEE='echo one $(ls -l /dev/one | tr -s " " | cut -d" " -f1,5,6) $(head -c 1 /dev/one >/dev/null && echo $FROM)'

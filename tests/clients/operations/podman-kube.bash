@@ -1,5 +1,33 @@
+### play kube
+# says: said by kube
+# says: 7
+mine
+cat >pod.yaml <<YAML
+apiVersion: v1
+kind: Pod
+metadata: {name: $C}
+spec:
+  restartPolicy: Never
+  hostNetwork: true
+  containers:
+  - name: one
+    image: $IMAGE
+    imagePullPolicy: Never
+    command: [sh, -c, "echo said by \$WHO; cat /v/f; exit 7"]
+    env: [{name: WHO, value: kube}]
+    securityContext: {readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
+    volumeMounts: [{name: v, mountPath: /v}]
+  volumes: [{name: v, hostPath: {path: $PWD, type: Directory}}]
+YAML
+echo a file >f
+trap 'podman --runtime $BINARY pod rm -f -t 0 $C >/dev/null 2>&1; finish' EXIT
+kube pod.yaml
+cli wait $C-one
+cli logs $C-one
+cli play kube --down pod.yaml >/dev/null
+cli pod exists $C || echo down
+
 ### play kube: two containers, an init container, volumes they share
-# alone natively: runc 1.1 of Debian 12 cannot open /dev/null in Podman's infra container here
 # says: one: first second
 # says: two: first second
 # says: read-only
@@ -35,7 +63,7 @@ spec:
   - {name: kept, persistentVolumeClaim: {claimName: $C}}
 YAML
 trap 'podman --runtime $BINARY pod rm -f -t 0 $C >/dev/null 2>&1; podman volume rm -f $C >/dev/null 2>&1; finish' EXIT
-cli play kube pod.yaml >/dev/null
+kube pod.yaml
 echo $(cli wait $C-one $C-two)
 cli logs $C-one
 cli logs $C-two
@@ -43,13 +71,12 @@ cli play kube --down pod.yaml >/dev/null
 cli pod exists $C || echo down
 
 ### play kube: replaced, as another user
-# alone natively: runc 1.1 of Debian 12 cannot open /dev/null in Podman's infra container here
 # says: Running
 # says: v1 1000 1001
 # says: NoNewPrivs:\t1
 # says: v2
 mine
-kube() {
+version() {
   cat >pod.yaml <<YAML
 apiVersion: v1
 kind: Pod
@@ -65,12 +92,12 @@ spec:
     env: [{name: VERSION, value: $1}]
     securityContext: {runAsUser: 1000, runAsGroup: 1001, allowPrivilegeEscalation: false}
 YAML
-  cli play kube "${@:2}" pod.yaml >/dev/null
+  kube "${@:2}" pod.yaml
 }
 trap 'podman --runtime $BINARY pod rm -f -t 0 $C >/dev/null 2>&1; finish' EXIT
-kube v1
+version v1
 cli pod ps --filter name=$C --format '{{.Status}}'
 cli exec $C-one sh -c 'echo $VERSION $(id -u) $(id -g); grep NoNewPrivs /proc/self/status'
-kube v2 --replace
+version v2 --replace
 cli exec $C-one sh -c 'echo $VERSION'
 cli play kube --down pod.yaml >/dev/null

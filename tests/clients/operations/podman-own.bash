@@ -1,8 +1,8 @@
 ### pod: one network, one ipc namespace
-# alone natively: runc 1.1 of Debian 12 cannot open /dev/null in Podman's infra container here
 # says: page
 # says: same ipc
 cli pod create --name $C --network none >/dev/null
+devices_in_pod
 trap 'podman --runtime $BINARY pod rm -f -t 0 $C >/dev/null 2>&1; finish' EXIT
 cli run -d --pod $C --name $C-a $IMAGE sh -c 'mkdir /w; echo page >/w/p; exec httpd -f -p 127.0.0.1:80 -h /w' >/dev/null
 until_ cli run --rm --pod $C $IMAGE wget -qO- http://127.0.0.1/p
@@ -13,11 +13,11 @@ cli pod stop -t 1 $C >/dev/null
 cli pod ps --filter name=$C --format '{{.Status}}'
 
 ### pod: shared pid namespace, pause, restart, kill
-# alone natively: runc 1.1 of Debian 12 cannot open /dev/null in Podman's infra container here
 # says: sleep
 # says: Paused
 # says: Running
 cli pod create --name $C --network none --share pid,ipc,uts >/dev/null
+devices_in_pod
 trap 'podman --runtime $BINARY pod rm -f -t 0 $C >/dev/null 2>&1; finish' EXIT
 cli run -d --pod $C --name $C-a $IMAGE sleep 1000 >/dev/null
 cli run --rm --pod $C $IMAGE ps -o comm | grep -x sleep
@@ -26,38 +26,8 @@ cli pod ps --filter name=$C --format '{{.Status}}'
 cli pod unpause $C >/dev/null
 cli pod restart $C >/dev/null
 cli pod ps --filter name=$C --format '{{.Status}}'
-cli pod kill $C >/dev/null
+cli pod kill $C >/dev/null 2>&1 # the second dies with the first, whose namespace it is, before or after its own signal
 cli wait $C-a
-
-### play kube
-# alone natively: runc 1.1 of Debian 12 cannot open /dev/null in Podman's infra container here
-# says: said by kube
-# says: 7
-mine
-cat >pod.yaml <<YAML
-apiVersion: v1
-kind: Pod
-metadata: {name: $C}
-spec:
-  restartPolicy: Never
-  hostNetwork: true
-  containers:
-  - name: one
-    image: $IMAGE
-    imagePullPolicy: Never
-    command: [sh, -c, "echo said by \$WHO; cat /v/f; exit 7"]
-    env: [{name: WHO, value: kube}]
-    securityContext: {readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
-    volumeMounts: [{name: v, mountPath: /v}]
-  volumes: [{name: v, hostPath: {path: $PWD, type: Directory}}]
-YAML
-echo a file >f
-trap 'podman --runtime $BINARY pod rm -f -t 0 $C >/dev/null 2>&1; finish' EXIT
-cli play kube pod.yaml >/dev/null
-cli wait $C-one
-cli logs $C-one
-cli play kube --down pod.yaml >/dev/null
-cli pod exists $C || echo down
 
 ### --systemd=always
 # says: /run tmpfs
@@ -130,11 +100,11 @@ podman rm $C-x >/dev/null
 cli run --rm --name $C --network none --rootfs $PWD/r sh -c 'echo here >/root/here; cat /root/here'
 
 ### init containers, wait --condition
-# alone natively: runc 1.1 of Debian 12 cannot open /dev/null in Podman's infra container here
 # says: 1
 # says: first
 mine
 cli pod create --name $C --network none >/dev/null
+devices_in_pod
 trap 'podman --runtime $BINARY pod rm -f -t 0 $C >/dev/null 2>&1; finish' EXIT
 cli create --pod $C --init-ctr always --name $C-i -v $PWD:/v $IMAGE sh -c 'echo first >/v/f' >/dev/null
 cli create --pod $C --name $C-a -v $PWD:/v $IMAGE sh -c 'cat /v/f; exit 1' >/dev/null

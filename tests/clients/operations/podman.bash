@@ -8,3 +8,7 @@ checked() {
 }
 healthy() { checked healthy; }
 unhealthy() { checked unhealthy; }
+# The cgroup that Podman 4 makes for the pod, without systemd, forbids all devices: see tests/beds/allow-devices.
+devices_in_pod() { [[ -d /run/systemd/system ]] || "$BEDS/allow-devices" "/sys/fs/cgroup$(podman pod inspect -f '{{.CgroupPath}}' "$C")"; }
+# kube FILE: a pod that is made, and started.
+kube() { cli play kube --start=false "$@" >/dev/null && devices_in_pod && cli pod start "$C" >/dev/null; }
