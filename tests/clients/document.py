@@ -34,7 +34,8 @@ with its reason, in `tests/clients/differences.py`.
 
 - **pass**: it said what it must, and ended well. **same**: runc said the same in every line.
 - **cri** is containerd's CRI plugin, as a kubelet calls it: by a small client of the tests' own (`tests/clients/cri/`).
-- Not here: nerdctl and crictl. No release of Debian has them (12, 13 and unstable were looked through), nor have PyPI and npm.
+- **-**: runc was not asked; the operation says what its runtime lacks.
+- Not here: nerdctl and crictl. Debian packages neither (looked for in 12, 13 and unstable), nor do PyPI and npm have them.
 """
 
 

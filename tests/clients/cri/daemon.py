@@ -77,7 +77,8 @@ class CriDaemon:
         if PLUGINS.is_dir():
             (self.directory / "net.d/10-cri.conflist").write_text(json.dumps(_NETWORK))
         self._config_file.write_text(self._config())
-        start = f"setsid containerd --config {self._config_file} --log-level warn </dev/null >{bed.directory}/cri.log 2>&1 & echo $!"
+        daemon = f"setsid containerd --config {self._config_file} --log-level warn"
+        start = f"{daemon} </dev/null >{bed.directory}/cri.log 2>&1 & echo $!"
         self.pid = bed.run("sh", "-c", start).out.strip()
         self._load_images()
 
