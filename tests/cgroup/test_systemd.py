@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 
 from gpurun.cgroup import dbus, systemd
-from gpurun.cgroup.scope import (
-    Property,
-    Scope,
-)
+from gpurun.cgroup.scope import Property, Scope
 from gpurun.cgroup.service_manager import Endpoint
 from gpurun.errors import GpurunError
 
+HANG_UP = "(hang up)"
+
 
 class Manager:
-    """A service manager at a socket: answers calls by *answers* (values, a D-Bus error's name, or None for none)."""
+    """A service manager at a socket: answers calls by *answers* (values, an error's name, HANG_UP; None for nothing)."""
 
     reason = "because"  # the text of its errors
 
@@ -67,6 +66,9 @@ class Manager:
         queue = self.answers.get(call.member) or [("", ())]
         answer = queue.pop(0) if len(queue) > 1 else queue[0]
         if answer is None:
+            return
+        if answer == HANG_UP:
+            connection.shutdown(socket.SHUT_RDWR)
             return
         if isinstance(answer, str):
             connection.sendall(message(dbus.ERROR, [(5, ("u", serial)), (4, ("s", answer))], "s", (self.reason,)))
@@ -264,6 +266,72 @@ def test_who_is_outside_is_moved_in(
 
 
 def test_who_hangs_up(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Manager, "_answer", lambda self, connection, *_: connection.shutdown(socket.SHUT_RDWR))
+    monkeypatch.setattr(systemd, "BACK", 0.2)
+    manager.answers["SetUnitProperties"] = [HANG_UP]
     with pytest.raises(GpurunError, match="hung up"):
         systemd.set_properties("u.scope", (Property("TasksMax", "t", 1),))
+    assert len(manager.calls) > 1
+
+
+NO_REPLY = "org.freedesktop.DBus.Error.NoReply"
+NO_UNIT = "org.freedesktop.systemd1.NoSuchUnit"
+
+
+@pytest.mark.parametrize("lost", [HANG_UP, NO_REPLY])
+def test_re_executed_before_it_did_anything(manager: Manager, lost: str) -> None:
+    manager.answers["StartTransientUnit"] = [lost, JOB]
+    manager.answers["GetUnit"] = [NO_UNIT]
+    manager.signals = [(2, "/job/1", "gpurun-x.scope", "done")]
+    assert start() == (True, False)
+    assert manager.members() == ["StartTransientUnit", "GetUnit", "StartTransientUnit"]
+    first, second = [body for member, body in manager.calls if member == "StartTransientUnit"]
+    assert first == second, "with the same placeholder"
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_re_executed_after_it_did_it(manager: Manager, monkeypatch: pytest.MonkeyPatch, holds: bool) -> None:
+    """The job may still be queued.  A unit of that name in which our placeholder is not is somebody else's."""
+    monkeypatch.setattr("gpurun.cgroup.tree.cgroup_of", lambda pid: "/a.slice/gpurun-x.scope" if holds else "/a.slice")
+    manager.answers["StartTransientUnit"] = [HANG_UP, EXISTS]
+    manager.answers["GetUnit"] = [("o", ("/unit",))]
+    states = [((7, "/job/7"), "inactive"), ((0, "/"), "active")]
+    manager.answers["Get"] = [("v", (value,)) for job, state in states for value in (("(uo)", job), ("s", state))]
+    if holds:
+        assert start() == (True, False)
+        assert manager.members() == ["StartTransientUnit", *["GetUnit", "Get", "Get"] * 2]
+    else:
+        with pytest.raises(GpurunError, match=r"Unit gpurun-x.scope was already loaded"):
+            start()
+
+
+def test_re_executed_while_it_is_told_and_stopped(manager: Manager, tmp_path: Path) -> None:
+    manager.answers["SetUnitProperties"] = [HANG_UP, ("", ())]
+    systemd.set_properties("u.scope", (Property("TasksMax", "t", 1),))
+    (tmp_path / "u.scope").touch()
+    manager.answers["StopUnit"] = [HANG_UP, NO_UNIT]
+    systemd.stop_unit("u.scope", str(tmp_path / "cgroup"))
+    assert manager.members() == ["SetUnitProperties"] * 2 + ["StopUnit"] * 2 + ["ResetFailedUnit"]
+
+
+def test_nobody_is_let_in_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "private"
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(path))  # connecting is refused: nobody listens
+        managers: list[Manager] = []
+
+        def pause(_: float) -> None:
+            if not managers:
+                path.unlink()
+                managers.append(Manager(path))
+
+        monkeypatch.setattr(systemd, "sleep", pause)
+        monkeypatch.setattr(systemd, "system_endpoints", lambda: (Endpoint(str(path)),))
+        systemd.set_properties("u.scope", (Property("TasksMax", "t", 1),))
+        assert managers[0].members() == ["SetUnitProperties"]
+        managers[0].close()
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(path))
+        monkeypatch.setattr(systemd, "BACK", 0.2)
+        with pytest.raises(GpurunError, match="private: connection refused"):
+            systemd.connect()

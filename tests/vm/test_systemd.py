@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -233,6 +234,36 @@ def test_a_killed_create_can_be_deleted(scopes: Driver, bundle: MakeBundle) -> N
     os.waitpid(pid, 0)  # ours by now
     assert scopes.runtime("delete", "--force", container_id).rc == 0
     assert not path.exists()
+
+
+@pytest.mark.gpurun_only
+def test_systemd_is_re_executed_meanwhile(scopes: Driver, bundle: MakeBundle) -> None:
+    """As an update of its package has it done: it hangs up, and lets nobody in for a while."""
+    ended = threading.Event()
+
+    def again_and_again() -> None:
+        while not ended.is_set():
+            began = time.monotonic()
+            subprocess.run(["systemctl", "daemon-reexec"], check=False, capture_output=True)
+            ended.wait(time.monotonic() - began)  # as long as it was away
+
+    other = threading.Thread(target=again_and_again)
+    other.start()
+    try:
+        for _ in range(3):
+            made = bundle().args("sleep", "1000")
+            made.linux["resources"]["pids"] = {"limit": 33}
+            container = scopes.start(made)
+            path = scopes.cgroup(container)
+            assert (path / "pids.max").read_text() == "33\n"
+            assert (path / "cgroup.procs").read_text().split() == [str(container.pid)]
+            assert scopes.runtime("update", "--pids-limit", "44", container.id).rc == 0
+            assert (path / "pids.max").read_text() == "44\n"
+            deleted = container.delete("--force")
+            assert deleted.rc == 0 and not path.exists(), deleted
+    finally:
+        ended.set()
+        other.join()
 
 
 def test_a_slice_as_the_unit(scopes: Driver, bundle: MakeBundle) -> None:

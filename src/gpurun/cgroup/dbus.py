@@ -43,6 +43,7 @@ _FIXED = {
     "d": ("d", 8),
 }
 _MAX_MESSAGE = 1 << 27  # the specification's limit
+_NO_REPLY = "org.freedesktop.DBus.Error.NoReply"  # what a bus daemon says when the other side has left
 
 
 class DBusError(GpurunError):
@@ -52,6 +53,10 @@ class DBusError(GpurunError):
         super().__init__(f"{text} ({name})" if text else name)
         self.name = name
         self.text = text
+
+
+class DBusLost(GpurunError):
+    """The other side is gone, whatever it has done before; it may be back soon."""
 
 
 class DBusTimeout(GpurunError):
@@ -255,7 +260,7 @@ class Bus:
     ) -> tuple[Any, ...]:
         """Call a method and return the values of its answer.
 
-        Raises :class:`DBusError` for an error in answer, :class:`DBusTimeout` when none comes, :class:`GpurunError` when the
+        Raises :class:`DBusError` for an error in answer, :class:`DBusTimeout` when none comes, :class:`DBusLost` when the
         other side hangs up.
         """
         self._serial += 1
@@ -263,7 +268,7 @@ class Bus:
         try:
             self._socket.sendall(method_call(serial, destination, path, interface, member, signature, body))
         except OSError as e:
-            raise GpurunError(f"D-Bus connection lost: {strerror_lower(e.errno)}") from None
+            raise DBusLost(f"D-Bus connection lost: {strerror_lower(e.errno)}") from None
         deadline = monotonic() + self.timeout
         while True:
             message = self._next(deadline)
@@ -272,6 +277,8 @@ class Bus:
             elif message.reply_to == serial:
                 if message.kind == ERROR:
                     text = message.body[0] if message.body and isinstance(message.body[0], str) else ""
+                    if message.error == _NO_REPLY:
+                        raise DBusLost(text)
                     raise DBusError(message.error, text)
                 return message.body
 
@@ -301,9 +308,9 @@ class Bus:
         except TimeoutError:
             raise DBusTimeout("no answer over D-Bus") from None
         except OSError as e:
-            raise GpurunError(f"D-Bus connection lost: {strerror_lower(e.errno)}") from None
+            raise DBusLost(f"D-Bus connection lost: {strerror_lower(e.errno)}") from None
         if not chunk:
-            raise GpurunError("D-Bus connection lost: the other side hung up")
+            raise DBusLost("D-Bus connection lost: the other side hung up")
         self._pending += chunk
 
 

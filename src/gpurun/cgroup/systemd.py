@@ -14,9 +14,10 @@ Reference: org.freedesktop.systemd1(5), "The Manager Object".
 from __future__ import annotations
 
 import posix
-from time import monotonic
+from errno import ECONNREFUSED, ECONNRESET, EPIPE
+from time import monotonic, sleep
 
-from gpurun.cgroup.dbus import Bus, DBusError, DBusTimeout
+from gpurun.cgroup.dbus import Bus, DBusError, DBusLost, DBusTimeout
 from gpurun.cgroup.scope import Property, Scope
 from gpurun.cgroup.service_manager import Endpoint, UserManager, parse_endpoint, system_endpoints, user_endpoints
 from gpurun.errors import GpurunError, oserror_text
@@ -29,6 +30,12 @@ if TYPE_CHECKING:
 
 #: Seconds that systemd may take for a job, as runc gives it.
 TIMEOUT = 30.0
+
+#: Seconds for which a systemd that hangs up, or lets nobody in, is asked again.  It does so while it is re-executed (an
+#: update of its package does that), and keeps its units and its jobs meanwhile.
+BACK = 20.0
+_PAUSE = 0.02
+_AWAY = (ECONNREFUSED, ECONNRESET, EPIPE)
 
 _NAME = "org.freedesktop.systemd1"
 _PATH = "/org/freedesktop/systemd1"
@@ -44,15 +51,23 @@ def connect(manager: str = "") -> Bus:
 
 def _connect(endpoints: tuple[Endpoint, ...]) -> tuple[Bus, Endpoint]:
     """A connection to the first of *endpoints* where somebody answers, and which that is."""
-    failures = []
-    for endpoint in endpoints:
-        try:
-            unnamed = endpoint.user and posix.geteuid() == 0 and in_user_namespace()
-            return _greet(Bus(endpoint.address, TIMEOUT, unnamed), endpoint), endpoint
-        except OSError as e:
-            failures.append(f"{endpoint.address}: {oserror_text(OSError(e.errno, ''))}")
-        except GpurunError as e:
-            failures.append(f"{endpoint.address}: {e}")
+    deadline = 0.0
+    while True:
+        failures, away = [], False
+        for endpoint in endpoints:
+            try:
+                unnamed = endpoint.user and posix.geteuid() == 0 and in_user_namespace()
+                return _greet(Bus(endpoint.address, TIMEOUT, unnamed), endpoint), endpoint
+            except OSError as e:
+                away = away or e.errno in _AWAY
+                failures.append(f"{endpoint.address}: {oserror_text(OSError(e.errno, ''))}")
+            except GpurunError as e:
+                away = away or isinstance(e, DBusLost)
+                failures.append(f"{endpoint.address}: {e}")
+        deadline = deadline or monotonic() + BACK
+        if not away or monotonic() >= deadline:
+            break
+        sleep(_PAUSE)
     tried = "; ".join(failures)
     if not endpoints or endpoints[0].user:
         raise GpurunError(
@@ -74,6 +89,22 @@ def _greet(bus: Bus, endpoint: Endpoint) -> Bus:
     bus.call(dbus, "/org/freedesktop/DBus", dbus, "AddMatch", "s", rule)
     call(bus, "Subscribe")
     return bus
+
+
+def _ask(manager: str, act: Callable[[Bus], None]) -> None:
+    """Call *act* with a connection, and with another one when systemd hangs up: what it does may be done twice."""
+    deadline = monotonic() + BACK
+    while True:
+        bus = connect(manager)
+        try:
+            act(bus)
+            return
+        except DBusLost:
+            if monotonic() >= deadline:
+                raise
+            sleep(_PAUSE)
+        finally:
+            bus.close()
 
 
 def find_user_manager(root: str) -> UserManager:
@@ -102,16 +133,15 @@ def enter(manager: str, *children: int) -> None:
     """
     from gpurun.cgroup.tree import own_cgroup
 
-    bus = connect(manager)
-    try:
+    pid = posix.getpid()
+    properties = (Property("PIDs", "au", (pid, *children)), Property("Description", "s", "gpurun at work"))
+
+    def move(bus: Bus) -> None:
         cgroup = str(_property(bus, "ControlGroup"))
-        if f"{own_cgroup()}/".startswith(f"{cgroup}/"):
-            return
-        pid = posix.getpid()
-        properties = (Property("PIDs", "au", (pid, *children)), Property("Description", "s", "gpurun at work"))
-        _start(bus, f"gpurun-{pid}.scope", _on_wire(properties))
-    finally:
-        bus.close()
+        if not f"{own_cgroup()}/".startswith(f"{cgroup}/"):
+            _start(bus, f"gpurun-{pid}.scope", properties)
+
+    _ask(manager, move)
 
 
 def call(bus: Bus, member: str, signature: str = "", *body: Any) -> tuple[Any, ...]:
@@ -142,19 +172,44 @@ def start_scope(scope: Scope) -> int:
     Raises :class:`GpurunError`; then there is no placeholder, and with it goes a unit that is made all the same, too late.
     A unit of that name that is somebody else's is left alone.
     """
-    bus = connect(scope.manager)
     pid = 0 if scope.unit.endswith(".slice") else _placeholder()
+    properties = scope.properties
+    if pid:
+        properties += (Property("PIDs", "au", (pid,)),)
+    asked = False
+
+    def make(bus: Bus) -> None:
+        nonlocal asked
+        if asked and _is_made(bus, scope.unit, pid):
+            return
+        asked = True
+        _start(bus, scope.unit, properties)
+
     try:
-        properties = _known(bus, scope.properties)
-        if pid:
-            properties += (Property("PIDs", "au", (pid,)),)
-        _start(bus, scope.unit, _on_wire(properties))
+        _ask(scope.manager, make)
     except BaseException:
         release(pid)
         raise
-    finally:
-        bus.close()
     return pid
+
+
+def _is_made(bus: Bus, unit: str, pid: int) -> bool:
+    """Whether systemd has made *unit* for us, of which it hung up before it could say so: with our *pid* in it, if any."""
+    from gpurun.cgroup.tree import cgroup_of
+
+    deadline = monotonic() + TIMEOUT
+    interface = f"{_NAME}.Unit"
+    while monotonic() < deadline:
+        try:
+            path = call(bus, "GetUnit", "s", unit)[0]
+            job = _property(bus, "Job", path, interface)[0]
+            state = _property(bus, "ActiveState", path, interface)
+        except DBusError:
+            return False  # NoSuchUnit
+        if not job:
+            return state == "active" and (not pid or cgroup_of(pid).endswith(f"/{unit}"))
+        sleep(_PAUSE)
+    raise DBusTimeout("no answer over D-Bus")
 
 
 def _placeholder() -> int:
@@ -201,9 +256,11 @@ def spare(pid: int) -> None:
         posix.close(fd)
 
 
-def _start(bus: Bus, unit: str, properties: tuple[tuple[str, tuple[str, Any]], ...]) -> None:
+def _start(bus: Bus, unit: str, properties: tuple[Property, ...]) -> None:
+    wire = _on_wire(_known(bus, properties))
+
     def start() -> tuple[Any, ...]:
-        return call(bus, "StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "replace", properties, ())
+        return call(bus, "StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "replace", wire, ())
 
     try:
         try:
@@ -258,17 +315,18 @@ def set_properties(unit: str, properties: tuple[Property, ...], manager: str = "
     """Set *properties* of the unit until it ends.  Raises :class:`GpurunError` naming unit and reason."""
     if not properties:
         return
-    bus = connect(manager)
-    try:
+
+    def set_them(bus: Bus) -> None:
         call(bus, "SetUnitProperties", "sba(sv)", unit, True, _on_wire(_known(bus, properties)))
+
+    try:
+        _ask(manager, set_them)
     except (DBusError, DBusTimeout) as e:
         named = [one for one in properties if one.where and one.name in str(e)]
         if named:  # systemd says which one it refuses, in its words; who asked for it is ours to say
             raise GpurunError(f"cannot set {named[0].where}: systemd refuses it of the unit {unit}: {e}") from None
         asked = ", ".join(dict.fromkeys([one.name for one in properties]))
         raise GpurunError(f"cannot set properties of the systemd unit {unit} ({asked}): {e}") from None
-    finally:
-        bus.close()
 
 
 def is_loaded(unit: str, manager: str = "") -> bool:
@@ -316,14 +374,15 @@ def stop_unit(unit: str, path: str, manager: str = "") -> None:
     """
     if not is_loaded(unit, manager) and not _is_directory(path):
         return
-    bus = connect(manager)
-    try:
+
+    def stop(bus: Bus) -> None:
         _quietly(lambda: _wait_job(bus, call(bus, "StopUnit", "ss", unit, "replace")[0]))
         _reset_failed(bus, unit)
+
+    try:
+        _ask(manager, stop)
     except DBusTimeout:
         raise GpurunError(f"Timeout waiting for systemd to stop {unit}") from None
-    finally:
-        bus.close()
 
 
 def _quietly(stop: Callable[[], object]) -> None:

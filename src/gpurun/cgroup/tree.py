@@ -89,7 +89,12 @@ def v1_controllers(proc_cgroups: str) -> tuple[str, ...]:
 
 def own_cgroup() -> str:
     """The cgroup v2 path of this process, absolute from the root of the tree (or of its cgroup namespace)."""
-    return parse_own_cgroup(_read_text("/proc/self/cgroup"))
+    return cgroup_of("self")
+
+
+def cgroup_of(pid: int | str) -> str:
+    """The cgroup v2 path of the process *pid*, as :func:`own_cgroup`; ``/`` when there is no such process."""
+    return parse_own_cgroup(_read_text(f"/proc/{pid}/cgroup"))
 
 
 def parse_own_cgroup(proc_cgroup: str) -> str:
