@@ -27,7 +27,7 @@ from gpurun.hook.cdi_stale import stale_files
 from gpurun.hook.driver import module_version
 from gpurun.hook.gpu import gpu_minors, names_capabilities
 from gpurun.hook.gpus import numa_nodes
-from gpurun.hook.request import place, shown
+from gpurun.hook.request import place, read_needs, shown
 from gpurun.record import replace
 
 TYPE_CHECKING = False
@@ -83,6 +83,7 @@ def route(
         ids, found = split_devices(names, settings, "annotations")
         if ids:
             raise ConfigError("annotations", f"{JIT_KIND} cannot be named in annotations: use process.env")
+        _check_requirements(read_needs(env, settings.policy), found, roots)
         return None, found
     if request is None or request.denied or not (request.devices or request.qualified):
         return request, ()

@@ -97,9 +97,30 @@ def gpu_edits(
         from gpurun.hook.edits import combine
 
         made = combine(taken, asked)
+    if made is not None and made.forward_compat is not None:
+        made = _without_compat(made, taken, env, own_env, settings)
     if injected is not None and not privileged and has_gpus(injected) and injected.mount_namespace:
         made = _with_filter(made, injected, own_env, settings)
     return made
+
+
+def _without_compat(
+    made: ContainerEdits,
+    taken: ContainerEdits | None,
+    env: tuple[str, ...],
+    own_env: Mapping[str, str],
+    settings: Settings | None,
+) -> ContainerEdits:
+    """*made* without newer CUDA libraries where the container wants none, or the site: also those of an engine's hook."""
+    from gpurun.hook.request import wants_newer_libraries
+
+    if settings is None and taken is not None:
+        from gpurun.hook.settings import site_settings
+
+        settings = site_settings(own_env)
+    if wants_newer_libraries(env) and (settings is None or settings.forward_compat):
+        return made
+    return replace(made, forward_compat=None)
 
 
 def _with_filter(
@@ -146,9 +167,11 @@ def _requested(
             raise GpuError(WRONG_MODE)
         from gpurun.hook.cdi import route
 
-        if request is not None and names_capabilities(env):
-            capabilities = request.capabilities
         request, names = route(request, annotations, settings, env, roots_of(own_env, settings))
+        if names and names_capabilities(env):
+            from gpurun.hook.request import read_needs
+
+            capabilities = read_needs(env, settings.policy).capabilities
     if names:
         return _from_files(names, request, settings, own_env, capabilities)
     if request is None:

@@ -141,6 +141,27 @@ def read_request(
     return request
 
 
+def read_needs(env: tuple[str, ...], policy: Policy) -> GpuRequest:
+    """What ``process.env`` says a container needs, whoever names its devices: capabilities and requirements.
+
+    Raises :class:`ConfigError`.
+    """
+    found = [e.partition("=") for e in env if e.startswith(("NVIDIA_", "CUDA_VERSION="))]
+    variables = {name: value for name, equals, value in found if equals}
+    legacy = bool(variables.get("CUDA_VERSION")) and not variables.get("NVIDIA_REQUIRE_CUDA")
+    return GpuRequest(
+        devices=(),
+        capabilities=_read_capabilities(variables.get("NVIDIA_DRIVER_CAPABILITIES", ""), legacy, policy),
+        requirements=_read_requirements(variables, legacy, policy),
+    )
+
+
+def wants_newer_libraries(env: tuple[str, ...]) -> bool:
+    """Whether ``process.env`` lets newer CUDA libraries of the image be used; of duplicates the last one counts."""
+    said = [entry.partition("=")[2] for entry in env if entry.startswith("NVIDIA_DISABLE_CUDA_COMPAT=")]
+    return not said or said[-1] not in _GO_TRUE
+
+
 def _device_list(variables: dict[str, str], legacy: bool, policy: Policy) -> tuple[str, str | None]:
     present = [name for name in policy.swarm_resource if name in variables]
     if present:
