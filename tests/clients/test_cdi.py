@@ -117,3 +117,14 @@ def test_all_gpus_and_a_name_that_is_not_there(run: Run, runtime: str) -> None:
     assert result.out.split() == [bus_id(0), bus_id(1), "4"], result.text
     result = run(runtime, ("nvidia.com/gpu=9",), "true")
     assert result.rc and "nvidia.com/gpu=9" in result.text
+
+
+@pytest.mark.parametrize("runtime", ["test", "runc"])
+def test_gpus_of_podman(bed: ClientBed, runtime: str) -> None:
+    """Podman's ``--gpus`` is for Docker's callers: CDI devices from 5 on, nothing at all before."""
+    path = bed.runtimes["test"].binary if runtime == "test" else shutil.which(runtime) or runtime
+    options = ("--rm", "--net=none", "--security-opt", "seccomp=unconfined", "--gpus", "all")
+    script = "ls /proc/driver/nvidia/gpus 2>/dev/null || true"
+    result = bed.run("podman", "--runtime", path, "run", *options, IMAGE, "sh", "-c", script, timeout=bed.timeout)
+    given = [] if _for_old_podman() else [bus_id(0), bus_id(1)]
+    assert (result.rc, result.out.split()) == (0, given), result.text

@@ -112,10 +112,6 @@ cli pod start $C >/dev/null
 cli wait $C-a
 cli logs $C-a
 
-### --gpus: it is for Docker's callers, and does nothing here
-# says: 0
-run --rm --gpus all $IMAGE sh -c 'ls /dev | grep -c nvidia || :'
-
 ### --systemd: a command of that name
 # says: /run tmpfs
 # says: 37
