@@ -44,7 +44,7 @@ class ClientBed:
     """
 
     beds = BEDS
-    timeout = 180.0  # seconds for an operation: a shell waits for a minute, and says for what
+    timeout = 180.0  # seconds for an operation, which waits for a third of it and then says for what
     calls_are_logged = True
 
     def __init__(self, runtimes: dict[str, str], directory: Path, sysroot: Path | None = None) -> None:

@@ -59,7 +59,7 @@ def perform(bed: ClientBed, operation: Operation, runtimes: tuple[str, ...]) -> 
     for runtime in (bed.runtimes[which] for which in runtimes):
         container = f"t{secrets.token_hex(4)}"
         env = {"C": container, "IMAGE": IMAGE, "ARCHIVE": str(bed.archive()), "BEDS": str(bed.beds)}
-        env |= {"DOCKER_RUNTIME": runtime.docker, "BINARY": runtime.binary}
+        env |= {"DOCKER_RUNTIME": runtime.docker, "BINARY": runtime.binary, "PATIENCE": str(int(bed.timeout / 3))}
         if operation.client == "cri":
             env |= cri_of(bed).environment()
         commands.append((("bash", "-c", operation.whole), env))

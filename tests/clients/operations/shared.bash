@@ -8,9 +8,9 @@ fails() {
   # shellcheck disable=SC2053  # a pattern is meant: clients have changed their minds
   [[ $rc == $want ]]
 }
-# until_ COMMAND: try until it succeeds, in silence; a minute is for a machine that does other things as well.
+# until_ COMMAND: try until it succeeds, in silence, for PATIENCE seconds: the machine may do other things as well.
 until_() {
-  local end=$((SECONDS + 60))
+  local end=$((SECONDS + ${PATIENCE:-60}))
   until "$@" >/dev/null 2>&1; do
     if ((SECONDS > end)); then
       echo "never: $*"
