@@ -37,8 +37,9 @@ dockerd_() {
  "storage-driver": "overlay2", "containerd": "${CONTAINERD_ADDRESS:-/run/containerd/containerd.sock}"}
 JSON
   export DOCKER_HOST=unix://$PWD/docker.sock
-  background dockerd dockerd --config-file "$PWD/daemon.json" --host "$DOCKER_HOST" --data-root "$PWD/data" --exec-root "$PWD/exec" \
-    --pidfile "$PWD/docker.pid" --containerd-namespace "$C" --containerd-plugins-namespace "$C.plugins" \
+  # In a network namespace of its own: without a bridge it removes that of the bed's, docker0.
+  background dockerd unshare -n dockerd --config-file "$PWD/daemon.json" --host "$DOCKER_HOST" --data-root "$PWD/data" \
+    --exec-root "$PWD/exec" --pidfile "$PWD/docker.pid" --containerd-namespace "$C" --containerd-plugins-namespace "$C.plugins" \
     --bridge none --iptables=false "${DOCKERD_OPTIONS[@]}"
   until_ docker version
   [[ -n $(docker images -q) ]] || docker load -qi "$ARCHIVE" >/dev/null
