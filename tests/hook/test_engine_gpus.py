@@ -13,6 +13,7 @@ import pytest
 
 from gpurun.commands.gpu_explain import answer_for, question, text_of
 from gpurun.engine.create import injected_devices
+from gpurun.engine.state import load_gpus
 from gpurun.hook.edits import ContainerEdits, ProcTree
 from gpurun.hook.gpu import Injected, gpu_edits, has_gpus
 from gpurun.hook.settings import Settings, read_settings
@@ -39,9 +40,9 @@ def caps(*numbers: int) -> tuple[Device, ...]:
     return tuple([Device(f"/dev/nvidia-caps/nvidia-cap{n}", "c", MAJORS["nvidia-caps"], n) for n in numbers])
 
 
-@pytest.fixture
-def host(make_sim: Callable[[Options], SimulatedDriver]) -> SimulatedDriver:
-    sim = make_sim(Options(gpus=4, mig=MIG))
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> SimulatedDriver:
+    sim = make(tmp_path_factory.mktemp("engine") / "host", Options(gpus=4, mig=MIG))
     if not sim.real_nodes:
         pytest.skip("device nodes need root")
     return sim
@@ -89,8 +90,10 @@ def test_nodes_bound_from_the_host(host: SimulatedDriver) -> None:
     bound = Mount("/dev/nvidia0", "bind", f"{host.path}/dev/nvidia{minor(3, 4)}", ("rbind",))
     gone = Mount("/dev/nvidia9", "bind", f"{host.path}/dev/nvidia9", ("rbind",))
     assert shown(asked(host, Injected(mounts=(bound, gone)))) == of(3)
-    other = Mount("/data", "bind", f"{host.path}/dev/nvidia-uvm", ("rbind",))
-    assert asked(host, Injected(mounts=(other,))) is None
+    caps = mig_minor(minor(0, 4), 1)
+    for name in ("nvidia-uvm", "nvidiactl", "nvidia-uvm-tools", f"nvidia-caps/nvidia-cap{caps}", "nvidia8"):
+        other = Mount("/data", "bind", f"{host.path}/dev/{name}", ("rbind",))
+        assert asked(host, Injected(mounts=(other,))) is None
 
 
 @pytest.mark.parametrize(
@@ -176,10 +179,9 @@ def test_the_sites_word(host: SimulatedDriver) -> None:
     assert shown(gpu_edits((), {}, False, host.env, injected=injected)) == of(0)
 
 
-def test_a_host_without_the_driver_or_with_broken_nodes(
-    host: SimulatedDriver, make_sim: Callable[[Options], SimulatedDriver]
-) -> None:
+def test_a_host_without_the_driver_or_with_broken_nodes(make_sim: Callable[[Options], SimulatedDriver]) -> None:
     """Who has not asked gpurun for GPUs is not refused for what is wrong with those of the host."""
+    host = make_sim(Options(gpus=4))
     (host.path / f"dev/nvidia{minor(1, 4)}").unlink()
     (host.path / f"dev/nvidia{minor(1, 4)}").mkdir()  # what `docker run -v /dev/nvidia1` leaves where there was none
     assert shown(asked(host, Injected(devices=(node(0),)))) == of(0)
@@ -255,6 +257,13 @@ class TestContainers:
         made.process["env"].append("NVIDIA_VISIBLE_DEVICES=0")
         out = runtime.output(made.sh("nvidia-smi -L; ls /proc/driver/nvidia/gpus"), env=ENVIRONMENT | sim.env)
         assert out.split()[-2:] == [bus_id(0), bus_id(1)] and uuid(0) in out and uuid(1) in out
+
+    def test_its_use_is_told_by_its_number(self, runtime: Runtime, bundle: MakeBundle, sim: SimulatedDriver) -> None:
+        """What ``events`` asks NVML for: the node may have any path."""
+        made = with_nodes(bundle(), 1)
+        made.linux["devices"][1]["path"] = "/dev/gpu"
+        container = runtime.create(made.args("true"), env=ENVIRONMENT | sim.env)
+        assert load_gpus(str(runtime.root), container.id) == (minor(1, 2),)
 
     def test_a_proc_without_drivers(self, runtime: Runtime, bundle: MakeBundle, sim: SimulatedDriver) -> None:
         """Nothing can be hidden where nothing is: the container is made all the same."""

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from gpurun.hook.gpu import gpu_minors
+from gpurun.hook.gpu import gpu_minors, node_minors
 from gpurun.hook.usage import of_gpu
+from gpurun.oci.config import Device
 
 GPU: dict[str, Any] = {
     "uuid": "GPU-1",
@@ -53,3 +54,9 @@ def test_which_gpus() -> None:
     paths = ("/dev/nvidia2", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia11", "/dev/nvidia-caps/nvidia-cap1")
     assert gpu_minors((*paths, "/dev/nvidia2", "/dev/nvidia123456", "/dev/nvidia\u0663", "/dev/dri/card7")) == (2, 11)
     assert gpu_minors(()) == ()
+
+
+def test_nodes_of_gpus_by_their_numbers() -> None:
+    nodes = [("/dev/gpu", "c", 195, 3), ("/dev/nvidiactl", "c", 195, 255), ("/dev/nvidia-modeset", "c", 195, 254)]
+    nodes += [("/dev/nvidia7", "c", 1, 7), ("/dev/x", "b", 195, 1), ("/dev/y", "u", 195, 253), ("/dev/again", "c", 195, 3)]
+    assert node_minors([Device(*node) for node in nodes]) == (3, 253)

@@ -13,12 +13,12 @@ from gpurun.cgroup import manager, tree
 from gpurun.engine import cgroup, place, sync
 from gpurun.engine import state as store
 from gpurun.engine.child import await_init, dismiss, expect_devices, listen_fds
-from gpurun.engine.plan import Host, InitPlan, Plan, make_plan
+from gpurun.engine.plan import Host, Plan, make_plan
 from gpurun.engine.serve import serve_init
 from gpurun.engine.site import read_site, site_path
 from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
 from gpurun.hook.edits import ContainerEdits
-from gpurun.hook.gpu import Injected, gpu_edits, gpu_minors, has_gpus, may_ask
+from gpurun.hook.gpu import Injected, gpu_edits, has_gpus, may_ask, node_minors
 from gpurun.linux import proc
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC, read_file
@@ -257,15 +257,10 @@ def record(options: CreateOptions, plan: Plan, data: bytes, undo: list[Callable[
     store.save(options.root, state)
     store.write_atomically(f"{directory}/config.json", data, 0o600)
     store.save_edits(options.root, options.id, plan.init.edits.env, plan.init.edits.additional_gids)
-    store.save_gpus(options.root, options.id, gpu_minors(_device_paths(plan.init)))
+    store.save_gpus(options.root, options.id, node_minors((*plan.init.edits.device_nodes, *plan.init.devices)))
     if plan.init.process.seccomp is not None:
         store.save_seccomp(options.root, options.id, *plan.init.process.seccomp)
     return state
-
-
-def _device_paths(init: InitPlan) -> tuple[str, ...]:
-    """The device nodes of the container, be they of its edits or put into the config by an engine that knows CDI."""
-    return (*[node.path for node in init.edits.device_nodes], *[device.path for device in init.devices])
 
 
 def _apply(options: CreateOptions, plan: Plan, data: bytes, started: Started, undo: list[Callable[[], None]]) -> Created:

@@ -45,6 +45,8 @@ def with_filter(made: ContainerEdits | None, injected: Injected, roots: Roots) -
     edits = made or ContainerEdits()
     majors = read_majors(roots)
     numbers = {(d.major, d.minor) for d in injected.devices if d.type in ("c", "u")} | _bound_nodes(injected)
+    if not any(major == NVIDIA_MAJOR and minor <= MAX_GPU_MINOR for major, minor in numbers):
+        return made  # another of the driver's devices is bound
     numbers |= {(node.major, node.minor) for node in edits.device_nodes}
     caps = majors.get("nvidia-caps")
     if caps is not None and numbers & {(caps, minor) for minor in _administration(roots)}:
@@ -82,7 +84,7 @@ def _bound_nodes(injected: Injected) -> set[tuple[int, int]]:
             stat = posix.stat(mount.source)
         except OSError:
             continue  # the mount itself will tell
-        if stat.st_mode & _S_IFMT == _S_IFCHR and posix.minor(stat.st_rdev) <= MAX_GPU_MINOR:
+        if stat.st_mode & _S_IFMT == _S_IFCHR:
             found.add((posix.major(stat.st_rdev), posix.minor(stat.st_rdev)))
     return found
 

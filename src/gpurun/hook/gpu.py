@@ -15,11 +15,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpurun.hook.edits import ContainerEdits
+    from gpurun.hook.edits import ContainerEdits, DeviceNode
     from gpurun.hook.host import Roots
     from gpurun.hook.identity import GpuIdentity, Resolver
     from gpurun.hook.request import GpuRequest
     from gpurun.hook.settings import Settings
+    from gpurun.ns.steps import DeviceStep
     from gpurun.oci.config import Device, Mount, OciHook
     from gpurun.oci.resources import DeviceRule
 
@@ -59,7 +60,7 @@ def may_ask(env: tuple[str, ...]) -> bool:
 
 def has_gpus(injected: Injected) -> bool:
     """Whether the config has nodes of GPUs itself: made by number, or bound from the host."""
-    if any(d.major == NVIDIA_MAJOR and d.minor <= MAX_GPU_MINOR and d.type in ("c", "u") for d in injected.devices):
+    if node_minors(injected.devices):
         return True
     # /dev/nvidia and a number; a driver root or a simulated one may stand before it
     return any("/dev/nvidia" in mount.source and mount.source[-1:].isdigit() for mount in injected.mounts)
@@ -291,6 +292,12 @@ def roots_of(own_env: Mapping[str, str], settings: Settings) -> Roots:
     return Roots(
         settings.driver_root, sysroot, settings.dev_root, settings.ldcache or Roots().ldcache, settings.library_dirs
     )
+
+
+def node_minors(nodes: Iterable[Device | DeviceNode | DeviceStep]) -> tuple[int, ...]:
+    """The minors of the GPUs among device *nodes*, each once: by their numbers, for they may have any path."""
+    found = [n.minor for n in nodes if n.major == NVIDIA_MAJOR and n.minor <= MAX_GPU_MINOR and n.type in ("c", "u")]
+    return tuple(dict.fromkeys(found))
 
 
 def gpu_minors(paths: Iterable[str]) -> tuple[int, ...]:
