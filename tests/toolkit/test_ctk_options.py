@@ -178,3 +178,27 @@ def test_config_modes(call: Call, mode: str, tmp_path: Path) -> None:
     done = call("nvidia-ctk", "runtime", "configure", "--dry-run", *words)
     assert done.returncode == 0, done.stderr
     assert ('"prestart"' in done.stdout) == ("hook" in mode) != ('"nvidia"' in done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("--runtime=containerd --nvidia-runtime-path=rel", "--nvidia-runtime-path"),
+        ("--runtime=crio --runtime-path=./rel", "--nvidia-runtime-path"),
+        ("--config-mode=oci-hook --nvidia-runtime-hook-path=rel", "--nvidia-runtime-hook-path"),
+    ],
+)
+def test_paths_that_nobody_looks_up(call: Call, words: str, option: str, tmp_path: Path) -> None:
+    done = call("nvidia-ctk", "runtime", "configure", "--dry-run", f"--config={tmp_path}/conf", *words.split())
+    assert done.returncode == 1 and f"{option}=" in done.stderr and "is no absolute path" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("engine", ["docker", "containerd", "crio"])
+def test_the_usual_name_is_found(call: Call, engine: str, tmp_path: Path) -> None:
+    """Docker looks a bare name up, the others get its path."""
+    words = (f"--runtime={engine}", f"--config={tmp_path}/conf", "--nvidia-runtime-path=nvidia-container-runtime")
+    done = call("nvidia-ctk", "runtime", "configure", "--dry-run", *words)
+    assert done.returncode == 0, done.stderr
+    assert ('"nvidia-container-runtime"' in done.stdout) == (engine == "docker")
+    assert ("/nvidia-container-runtime" in done.stdout) == (engine != "docker")

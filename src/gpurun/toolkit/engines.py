@@ -55,6 +55,7 @@ class Change(Record):
 def changes(request: Request) -> tuple[Change, ...]:
     """What is to be written; reads the engine's files and changes nothing.  Raises :class:`GpurunError`."""
     if request.config_mode in ("oci-hook", "hook"):
+        _check_absolute("--nvidia-runtime-hook-path", request.hook)
         return (Change(request.hook_file, oci_hook(request.hook or beside(HOOK))),)
     if request.config_mode not in ("", "config-file", "config"):
         raise UsageError(f"--config-mode={request.config_mode}: config-file or oci-hook is meant")
@@ -68,13 +69,21 @@ def changes(request: Request) -> tuple[Change, ...]:
         return (Change(path, text),)
     from gpurun.toolkit import toml_engines
 
+    binary = "" if request.binary == RUNTIME else request.binary
+    _check_absolute("--nvidia-runtime-path", binary)
     drop_in = DROP_INS[request.engine] if request.drop_in is None else request.drop_in
     if request.drop_in is None and request.path:  # another file: then beside that one, unless it is said where
         drop_in = f"{os.path.dirname(os.path.abspath(path))}/{'/'.join(drop_in.split('/')[-2:])}"
     source = _dump(request) if request.config_source == "command" else None
-    options = toml_engines.RuntimeEntry(request.name, request.binary or beside(RUNTIME), request.default, request.cdi)
+    options = toml_engines.RuntimeEntry(request.name, binary or beside(RUNTIME), request.default, request.cdi)
     edit = toml_engines.containerd if request.engine == "containerd" else toml_engines.crio
     return tuple([Change(p, t) for p, t in edit(path, _read(path), drop_in, options, source)])
+
+
+def _check_absolute(option: str, path: str) -> None:
+    """Who runs it looks nothing up on a PATH."""
+    if path and not path.startswith("/"):
+        raise UsageError(f'{option}="{path}" is no absolute path')
 
 
 def docker(text: str | None, path: str, name: str, binary: str, default: bool, cdi: bool) -> str:
