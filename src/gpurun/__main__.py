@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = 130
     except BaseException as e:
         code = _failed(e)
-    log.close(code == 0)
+    log.close()
     return code
 
 

@@ -68,15 +68,17 @@ def copy_to(path: str, debug: bool) -> None:
         warning(f"cannot open the log file {oserror_text(e)}")
 
 
-def close(success: bool) -> None:
-    """Write the warnings that waited, if the command was a *success*."""
-    if success and _Log.waiting:
+def close() -> None:
+    """Write the warnings that waited, unless an error has been said.  A command may well return another code than 0: ``run``
+    that of the container, which has been killed for want of memory, as a warning says."""
+    if _Log.waiting:
         _write(_Log.fd, "".join(_Log.waiting))
     _Log.waiting = []
 
 
 def error(message: str) -> None:
     """Say why the command failed: once, as the last thing."""
+    _Log.waiting = []
     _copy("error", message)
     _put("error", message)
     if _Log.fd != _STDERR or _Log.send is not None:

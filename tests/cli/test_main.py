@@ -94,12 +94,18 @@ def test_debug_logs_where(tmp_path: Path) -> None:
 
 
 def test_warnings_wait_in_a_json_log(tmp_path: Path) -> None:
-    """Podman reads the file as one object: a warning must not stand before an error, and is kept when all went well."""
+    """Podman reads the file as one object: a warning must not stand before an error, and is kept when there is none.
+
+    That is so as well when `run` returns the code of a container that has failed.
+    """
     script = "import gpurun.__main__ as m\nfrom gpurun import log\nfrom gpurun.errors import *\ndef warn(_):\n"
     script += " log.warning('careful')\n{}\nm.handler = lambda name: warn\n"
     good, bad = tmp_path / "good", tmp_path / "bad"
-    assert gpurun("--log", str(good), "--log-format=json", "state", "x", script=script.format(" return 0")).returncode == 0
-    assert json.loads(good.read_text())["level"] == "warning"
+    for code in (0, 137):
+        returns = script.format(f" return {code}")
+        assert gpurun("--log", str(good), "--log-format=json", "state", "x", script=returns).returncode == code
+        assert json.loads(good.read_text())["level"] == "warning"
+        good.unlink()
     assert (
         gpurun("--log", str(bad), "--log-format=json", "state", "x", script=script.format(" raise NotRunning")).returncode
         == 1
