@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -271,3 +272,41 @@ class TestContainers:
         made.config["mounts"][0]["options"] = ["subset=pid"]
         made.linux["maskedPaths"] = made.linux["readonlyPaths"] = []
         assert runtime.output(made.sh("ls /proc/driver 2>&1; echo $?"), env=ENVIRONMENT | sim.env).endswith("1\n")
+
+    @pytest.mark.parametrize("propagation", ["rshared", "shared", ""])
+    def test_a_proc_of_the_hosts(
+        self, runtime: Runtime, bundle: MakeBundle, sim: SimulatedDriver, shared_proc: int, propagation: str
+    ) -> None:
+        """Bound with shared propagation: what hides the other GPUs in the container does not hide them on the host."""
+        made = with_nodes(bundle(), 1).without_namespace("pid")
+        bind = {"destination": "/proc", "type": "bind", "source": "/proc", "options": ["rbind", "rshared"]}
+        made.config["mounts"][0] = bind
+        made.linux.update({"rootfsPropagation": propagation, "maskedPaths": [], "readonlyPaths": []})
+        before = mounts_of(shared_proc)
+        container = runtime.create(made.sh("ls /proc/driver/nvidia/gpus"), env=ENVIRONMENT | sim.env)
+        assert mounts_of(shared_proc) == before
+        container.start()
+        container.wait()
+        assert container.out == f"{bus_id(1)}\n"
+        assert mounts_of(shared_proc) == before
+
+
+def mounts_of(pid: int) -> list[str]:
+    lines = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    return [line for line in lines if line.split()[4].startswith("/proc")]
+
+
+@pytest.fixture
+def shared_proc(runtime: Runtime) -> Iterator[int]:
+    """The mount namespace that the runtime runs in, by a process in it, with a /proc that is shared as systemd's is."""
+    pids = sorted(runtime.bed.own_pids)
+    if not pids:
+        pytest.skip("the bed is the host itself, whose /proc stays as it is")
+
+    def remount(word: str) -> None:
+        subprocess.run(["nsenter", "-t", str(pids[0]), "-m", "mount", f"--make-{word}", "/proc"], check=True, timeout=60)
+
+    remount("shared")
+    yield pids[0]
+    runtime.cleanup()
+    remount("private")

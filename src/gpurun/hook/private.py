@@ -103,6 +103,8 @@ def _tree_target(target: Target, path: str) -> tuple[int, str]:
     try:
         if fstatfs_type(proc) != PROC_SUPER_MAGIC:
             return -1, ""  # /proc is an empty directory of the image: no host data is in there
+        # Of a host's /proc that is bound with shared propagation: what covers it here would cover the host's own.
+        lm.mount_setattr(proc, propagation=lm.MS_SLAVE)
         inner = path.removeprefix("/proc/")
         try:
             return openat2(proc, inner, O_PATH | O_DIRECTORY, _ON_PROC), ""
