@@ -6,6 +6,7 @@ there is replaced by destination or path, and a hook that is there is not added 
 
 from __future__ import annotations
 
+from gpurun.errors import ConfigError
 from gpurun.hook.edits import PROCESS_ID, ContainerEdits, Hook
 from gpurun.jsontext import dumps
 from gpurun.oci.config import HOOK_NAMES, Config, Hooks, OciHook
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 #: The stages that come when create has ended: their hooks are read from the saved config.
 _LATE = ("poststart", "poststop")
+_SHARED = ("shared", "rshared")
 
 
 def edited(config: Config, edits: ContainerEdits) -> tuple[Config, ContainerEdits]:
@@ -55,9 +57,29 @@ def edited(config: Config, edits: ContainerEdits) -> tuple[Config, ContainerEdit
         mounts += edits.config_mounts
         # What is mounted deeper comes later, whoever asked for it; of equals the order stays.
         mounts = tuple(sorted(mounts, key=lambda mount: clean_path(mount.destination).count("/")))
+    _check_shared(config, edits)
     config = replace(config, mounts=mounts, linux=linux, hooks=_hooks(config.hooks, edits))
     left = replace(edits, device_nodes=nodes, hooks=(), replaced_hooks=(), config_mounts=(), net_devices=(), intel_rdt=None)
     return config, left
+
+
+def _check_shared(config: Config, edits: ContainerEdits) -> None:
+    """Raise :class:`ConfigError` for a volume that shares its mounts with the host, where edits would be mounted on.
+
+    They would be mounted on the host as well, and stay there when the container is gone.
+    """
+    if config.linux.rootfs_propagation not in _SHARED:
+        return  # what is called shared in a container is then shared among containers of its own
+    volumes = {clean_path(mount.destination): (i, mount) for i, mount in enumerate(config.mounts)}
+    paths = [mount.container_path for mount in edits.mounts] + [tree.path for tree in edits.proc_trees]
+    for path in [*paths, *(["/etc/ld.so.cache"] if edits.ldcache else [])]:
+        above = [place for place in volumes if place != "/proc" and path.startswith(f"{place.rstrip('/')}/")]
+        if not above:
+            continue
+        i, mount = volumes[max(above, key=len)]
+        if set(_SHARED) & set(mount.options):
+            text = f"shares what is mounted in it with the host, and {path} of the devices would be: use rslave or rprivate"
+            raise ConfigError(f"mounts[{i}].options", text)
 
 
 def _hooks(hooks: Hooks, edits: ContainerEdits) -> Hooks:

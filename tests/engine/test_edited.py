@@ -1,0 +1,66 @@
+"""What device edits change in a config, and the configs in which they would change the host: those are refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpurun.engine.edited import edited
+from gpurun.errors import ConfigError
+from gpurun.hook.edits import CacheEntry, ContainerEdits, EditMount, ProcTree
+from gpurun.oci.config import Config, read_config
+from tests.native.bundle import base_config
+
+CACHE = ContainerEdits(ldcache=(CacheEntry("liba.so.1", "/usr/lib/liba.so.1", 3),))
+FILE = ContainerEdits(mounts=(EditMount("/usr/lib/liba.so.1", "/usr/lib/liba.so.1", ()),))
+TREE = ContainerEdits(proc_trees=(ProcTree("/etc/nvidia/profiles", (), ()),))
+PROC = ContainerEdits(proc_trees=(ProcTree("/proc/driver/nvidia", (), ()),))
+
+
+def config(propagation: str, *volumes: tuple[str, str]) -> Config:
+    document: dict[str, Any] = base_config()
+    document["linux"]["rootfsPropagation"] = propagation
+    for destination, option in volumes:
+        options = ["rbind", option] if option else ["rbind"]
+        document["mounts"].append({"destination": destination, "type": "bind", "source": "/srv", "options": options})
+    return read_config(json.dumps(document).encode())
+
+
+@pytest.mark.parametrize("propagation", ["rshared", "shared"])
+@pytest.mark.parametrize("option", ["rshared", "shared"])
+@pytest.mark.parametrize(
+    ("edits", "volume", "path"),
+    [
+        (FILE, "/usr", "/usr/lib/liba.so.1"),
+        (FILE, "/usr/lib/", "/usr/lib/liba.so.1"),
+        (CACHE, "/etc", "/etc/ld.so.cache"),
+        (TREE, "/etc/nvidia", "/etc/nvidia/profiles"),
+    ],
+)
+def test_nothing_is_mounted_on_what_the_host_shares(
+    propagation: str, option: str, edits: ContainerEdits, volume: str, path: str
+) -> None:
+    place = r"mounts\[6\].options: shares what is mounted in it with the host, and " + path
+    with pytest.raises(ConfigError, match=place):
+        edited(config(propagation, (volume, option)), edits)
+
+
+@pytest.mark.parametrize(
+    ("propagation", "volumes", "edits"),
+    [
+        ("rslave", [("/usr", "rshared")], FILE),
+        ("", [("/etc", "rshared")], CACHE),
+        ("rshared", [("/usr", "rslave"), ("/etc", "")], FILE),
+        ("rshared", [("/us", "rshared"), ("/usr/lib64", "rshared"), ("/usr/lib/liba.so", "rshared")], FILE),
+        ("rshared", [("/usr", "rshared"), ("/usr/lib", "rprivate")], FILE),
+        ("rshared", [("/usr/lib/liba.so.1", "rshared")], FILE),  # which ours replaces
+        ("rshared", [("/proc", "rshared")], PROC),  # made a slave before
+        ("rshared", [("/etc", "rshared")], FILE),
+    ],
+)
+def test_what_stays_in_the_container(propagation: str, volumes: list[tuple[str, str]], edits: ContainerEdits) -> None:
+    before = config(propagation, *volumes)
+    after, left = edited(before, edits)
+    assert left == edits and after.linux == before.linux
