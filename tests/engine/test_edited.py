@@ -11,6 +11,7 @@ from gpurun.engine.edited import edited
 from gpurun.errors import ConfigError
 from gpurun.hook.edits import CacheEntry, ContainerEdits, EditMount, ProcTree
 from gpurun.oci.config import Config, read_config
+from gpurun.record import replace
 from tests.native.bundle import base_config
 
 CACHE = ContainerEdits(ldcache=(CacheEntry("liba.so.1", "/usr/lib/liba.so.1", 3),))
@@ -64,3 +65,16 @@ def test_what_stays_in_the_container(propagation: str, volumes: list[tuple[str, 
     before = config(propagation, *volumes)
     after, left = edited(before, edits)
     assert left == edits and after.linux == before.linux
+
+
+@pytest.mark.parametrize(("volume", "source"), [("/", "/"), ("/usr", "/usr"), ("/usr/lib/", "/usr/lib")])
+def test_a_file_that_the_volume_shows_already(volume: str, source: str) -> None:
+    """As /run of the host at /run has its services' sockets: nothing is mounted, and nothing is missing."""
+    document: dict[str, Any] = base_config()
+    document["linux"]["rootfsPropagation"] = "rshared"
+    document["mounts"].append({"destination": volume, "type": "bind", "source": source, "options": ["rbind", "rshared"]})
+    before = read_config(json.dumps(document).encode())
+    assert edited(before, FILE)[1] == ContainerEdits()
+    other = replace(FILE, mounts=(replace(FILE.mounts[0], host_path="/opt/liba.so.1"),))
+    with pytest.raises(ConfigError, match="shares what is mounted in it"):
+        edited(before, other)

@@ -57,29 +57,37 @@ def edited(config: Config, edits: ContainerEdits) -> tuple[Config, ContainerEdit
         mounts += edits.config_mounts
         # What is mounted deeper comes later, whoever asked for it; of equals the order stays.
         mounts = tuple(sorted(mounts, key=lambda mount: clean_path(mount.destination).count("/")))
-    _check_shared(config, edits)
+    edits = _apart_from_host(config, edits)
     config = replace(config, mounts=mounts, linux=linux, hooks=_hooks(config.hooks, edits))
     left = replace(edits, device_nodes=nodes, hooks=(), replaced_hooks=(), config_mounts=(), net_devices=(), intel_rdt=None)
     return config, left
 
 
-def _check_shared(config: Config, edits: ContainerEdits) -> None:
-    """Raise :class:`ConfigError` for a volume that shares its mounts with the host, where edits would be mounted on.
+def _apart_from_host(config: Config, edits: ContainerEdits) -> ContainerEdits:
+    """*edits* without files that a volume, which shares its mounts with the host, shows at their place already.
 
-    They would be mounted on the host as well, and stay there when the container is gone.
+    Anything else on such a volume would be mounted on the host as well, and stay there when the container is gone: that
+    raises :class:`ConfigError`.
     """
     if config.linux.rootfs_propagation not in _SHARED:
-        return  # what is called shared in a container is then shared among containers of its own
+        return edits  # what is called shared in a container is then shared among containers of its own
     volumes = {clean_path(mount.destination): (i, mount) for i, mount in enumerate(config.mounts)}
-    paths = [mount.container_path for mount in edits.mounts] + [tree.path for tree in edits.proc_trees]
-    for path in [*paths, *(["/etc/ld.so.cache"] if edits.ldcache else [])]:
+
+    def is_there(path: str, host_path: str = "") -> bool:
+        """Whether *path* is on such a volume, which has the very file *host_path* there; one that has not is refused."""
         above = [place for place in volumes if place != "/proc" and path.startswith(f"{place.rstrip('/')}/")]
-        if not above:
-            continue
-        i, mount = volumes[max(above, key=len)]
-        if set(_SHARED) & set(mount.options):
-            text = f"shares what is mounted in it with the host, and {path} of the devices would be: use rslave or rprivate"
-            raise ConfigError(f"mounts[{i}].options", text)
+        place = max(above, key=len, default="")
+        i, mount = volumes.get(place, (0, None))
+        if mount is None or not set(_SHARED) & set(mount.options):
+            return False
+        if host_path and clean_path(f"{mount.source}/{path[len(place.rstrip('/')) :]}") == host_path:
+            return True
+        text = f"shares what is mounted in it with the host, and {path} of the devices would be: use rslave or rprivate"
+        raise ConfigError(f"mounts[{i}].options", text)
+
+    for path in [tree.path for tree in edits.proc_trees] + (["/etc/ld.so.cache"] if edits.ldcache else []):
+        is_there(path)
+    return replace(edits, mounts=tuple([m for m in edits.mounts if not is_there(m.container_path, m.host_path)]))
 
 
 def _hooks(hooks: Hooks, edits: ContainerEdits) -> Hooks:
