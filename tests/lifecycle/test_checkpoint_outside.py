@@ -175,6 +175,8 @@ def test_tcp_connections(runtime: Runtime, bundle: MakeBundle, image: Path) -> N
     done = save(first, image, "--tcp-established")
     if done.rc and ("iptables" in done.text or "nft" in done.text or "network" in done.text):
         pytest.skip(f"this kernel has no packet filter for CRIU: {done.text.strip()[-200:]}")
+    if done.rc and "opt: Operation not supported" in done.text:
+        pytest.skip("CRIU before 4.2 asks sockets for what they have not any more since Linux 6.16 (SO_PASSCRED of TCP)")
     assert done.rc == 0, done.text
     first.wait()
     stood = counted(b)[-1]
