@@ -1,7 +1,6 @@
 ### checkpoint and restore: it goes on counting
 # says: goes on
 # needs: criu
-# on: native
 cli run -d --name "$C" --net=none "$IMAGE" sh -c 'i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done'
 last() { cli logs "$C" | tail -n 1; }
 until_ eval '[[ $(last) -ge 3 ]]'
@@ -14,7 +13,6 @@ remove "$C"
 ### checkpoint: exported and made again under another name
 # says: goes on
 # needs: criu
-# on: native
 cli run -d --name "$C" --net=none "$IMAGE" sh -c 'i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done'
 id=$(cli inspect -f '{{.Id}}' "$C")
 cli container checkpoint -e "$C.tar.gz" "$C"
