@@ -44,7 +44,7 @@ class ClientBed:
     """
 
     beds = BEDS
-    timeout = 180.0  # seconds for an operation, which waits for a third of it and then says for what
+    timeout = 180.0  # seconds for a command: an operation waits for a third of it (`patience`), and then says for what
     calls_are_logged = True
 
     def __init__(self, runtimes: dict[str, str], directory: Path, sysroot: Path | None = None) -> None:
@@ -92,9 +92,14 @@ class ClientBed:
         wrapper.chmod(0o755)
         return Registered(name, str(wrapper), path)
 
-    def run(self, *argv: str, timeout: float = 60, **env: str) -> Result:
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for one thing to become so."""
+        return self.timeout / 3
+
+    def run(self, *argv: str, **env: str) -> Result:
         """Run a client in the bed; 124 is the time limit."""
-        return Result(**self._ask({"argv": argv, "env": env, "timeout": timeout}))
+        return Result(**self._ask({"argv": argv, "env": env, "timeout": self.timeout}))
 
     def run_together(self, commands: Sequence[tuple[tuple[str, ...], dict[str, str]]]) -> list[Result]:
         """Run several (argv, environment) at once."""
@@ -129,7 +134,7 @@ class ClientBed:
 class GuestBed(ClientBed):
     """The emulated guest's own daemons, under its systemd, where ``tests/beds/vm-setup`` has registered the runtimes."""
 
-    timeout = 300.0
+    timeout = 900.0  # the emulated guest of a host that has other things to do
     calls_are_logged = False
 
     def __init__(self, runtimes: dict[str, str], directory: Path) -> None:

@@ -35,10 +35,10 @@ DIFFERENCES: tuple[Difference, ...] = (
         "podman: --userns: exec",
     ),
     Difference(
-        "59",
-        "20",
+        "(weight )?59",
+        "(weight )?20",
         "cpu.shares become cpu.weight by the formula of runc 1.3 and later, in which the defaults meet",
-        ".*: --cpu-shares",
+        ".*: (--cpu-shares|limits of a container)",
     ),
     Difference(
         r"rshared 1",

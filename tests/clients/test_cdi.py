@@ -87,9 +87,9 @@ def run(request: pytest.FixtureRequest, bed: ClientBed) -> Run:
         options += [word for device in devices for word in ("--device", device)]
         if client == "docker":
             name = bed.runtimes["test"].docker if runtime == "test" else runtime
-            return bed.run("docker", "run", "--runtime", name, *options, IMAGE, "sh", "-c", script, timeout=bed.timeout)
+            return bed.run("docker", "run", "--runtime", name, *options, IMAGE, "sh", "-c", script)
         path = bed.runtimes["test"].binary if runtime == "test" else shutil.which(runtime) or runtime
-        return bed.run("podman", "--runtime", path, "run", *options, IMAGE, "sh", "-c", script, timeout=bed.timeout)
+        return bed.run("podman", "--runtime", path, "run", *options, IMAGE, "sh", "-c", script)
 
     return call
 
@@ -125,6 +125,6 @@ def test_gpus_of_podman(bed: ClientBed, runtime: str) -> None:
     path = bed.runtimes["test"].binary if runtime == "test" else shutil.which(runtime) or runtime
     options = ("--rm", "--net=none", "--security-opt", "seccomp=unconfined", "--gpus", "all")
     script = "ls /proc/driver/nvidia/gpus 2>/dev/null || true"
-    result = bed.run("podman", "--runtime", path, "run", *options, IMAGE, "sh", "-c", script, timeout=bed.timeout)
+    result = bed.run("podman", "--runtime", path, "run", *options, IMAGE, "sh", "-c", script)
     given = [] if _for_old_podman() else [bus_id(0), bus_id(1)]
     assert (result.rc, result.out.split()) == (0, given), result.text

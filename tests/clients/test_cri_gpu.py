@@ -53,7 +53,7 @@ def run(daemon: CriDaemon, fields: str, handler: str = "tested") -> Result:
     env = daemon.environment() | {"C": "gpu", "IMAGE": IMAGE, "BEDS": str(bed.beds), "LOOK": LOOK}
     env |= {"DOCKER_RUNTIME": runtime.docker, "BINARY": runtime.binary}
     script = Operation("cri", "", f'run_ {fields} -- sh -c "$LOOK"').whole
-    return bed.run("bash", "-c", script, timeout=60, **env)
+    return bed.run("bash", "-c", script, **env)
 
 
 def test_environment(daemon: CriDaemon) -> None:

@@ -33,7 +33,7 @@ def clients() -> Iterator[ClientBed]:
             bed = ClientBed({"test": path}, Path(name), make(Path(name) / "driver", Options(gpus=2)).path)
         except ClientBedUnavailable as e:
             pytest.skip(str(e))
-        imported = bed.run("docker", "import", str(tar), DEBIAN, timeout=120)
+        imported = bed.run("docker", "import", str(tar), DEBIAN)
         assert imported.rc == 0, imported.text
         yield bed
         bed.close()

@@ -20,7 +20,7 @@ from typing import Any
 from tests.clients.cri import grpc, messages
 
 TIMEOUT = 240.0  # seconds; the emulated guest is slow
-PATIENCE = 45.0
+PATIENCE = float(os.environ.get("PATIENCE", "60"))
 COMMAND = {"CreateContainer": ["config", "command"], "ExecSync": ["cmd"], "Exec": ["cmd"]}
 
 

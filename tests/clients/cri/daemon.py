@@ -102,20 +102,20 @@ class CriDaemon:
             docker commit -c 'CMD ["sleep", "2147483647"]' $made test/pause:1
             docker rm $made
             docker save -o {archive} test/pause:1"""
-        made = self.bed.run("bash", "-c", make, timeout=300)
-        deadline = time.monotonic() + 100
+        made = self.bed.run("bash", "-c", make)
+        deadline = time.monotonic() + self.bed.patience
         while made.rc == 0 and self._method("Status").rc:
             if time.monotonic() > deadline:
                 raise ClientBedUnavailable(f"containerd's CRI plugin does not answer: {self.bed.daemon_logs()}")
             time.sleep(0.1)
         for path in (archive, self.bed.archive()):
             if made.rc == 0:
-                made = self.bed.run("ctr", "-a", self.address, "-n", "k8s.io", "images", "import", str(path), timeout=300)
+                made = self.bed.run("ctr", "-a", self.address, "-n", "k8s.io", "images", "import", str(path))
         if made.rc:
             raise ClientBedUnavailable(f"no image for pods: {made.text}")
 
     def _method(self, *arguments: str) -> Result:
-        return self.bed.run(sys.executable, "-m", "tests.clients.cri", *arguments, timeout=60, **self.environment())
+        return self.bed.run(sys.executable, "-m", "tests.clients.cri", *arguments, **self.environment())
 
     def environment(self) -> dict[str, str]:
         """What ``operations/cri.bash`` and the client need."""

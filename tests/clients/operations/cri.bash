@@ -9,7 +9,7 @@ namespaces() { echo "linux.security_context.namespace_options:={\"network\":\"$N
 # pod [FIELDS]: a pod that is ready; its id in POD.
 pod() {
   local parent=/cri
-  [[ ! -d /run/systemd/system ]] || parent=cri.slice
+  [[ ! -d /run/systemd/system ]] || parent=/cri.slice
   PODFIELDS=(metadata.name="$C" metadata.uid="$C" metadata.namespace=n log_directory="/run/t/$C/logs"
     dns_config.servers:='["192.0.2.53"]' linux.cgroup_parent="$parent" "$(namespaces)" "$@")
   POD=$(cri RunPodSandbox runtime_handler="$DOCKER_RUNTIME" "${PODFIELDS[@]/#/config.}" -q pod_sandbox_id)

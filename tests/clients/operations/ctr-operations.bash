@@ -271,15 +271,21 @@ up
 ctr tasks metrics $C | awk '$1 == "pids.current" { print $1, $2 } $1 == "memory.usage" && $2 > 0 { print "memory" }'
 
 ### --memory-limit: out of memory, and the event of it
+# says: .*exit with non-zero exit code 137.*
 # says: /tasks/oom
 # needs: memory
-# says: exit code 137
 mine
-ctr events >events & e=$!
-sleep .5
-fails 137 run_ --rm --memory-limit 33554432 -- dd if=/dev/zero of=/dev/null bs=100M
-until_ grep -q "/tasks/oom.*$C" events || :
-kill $e
+ctr events >events &
+trap "kill $!; finish" EXIT
+listened() { ctr namespaces label default asked=$RANDOM && [[ -s events ]]; }
+until_ listened
+run_ -d --memory-limit 33554432 -- sh -c '
+  until test -e /go; do sleep .1; done; tail -c 100m /dev/zero; rc=$?; until test -e /end; do sleep .1; done; exit $rc'
+touch /proc/$(pid)/root/go
+until_ grep "/tasks/oom.*$C" events
+touch /proc/$(pid)/root/end
+until_ stopped
+ctr tasks rm $C
 grep "$C" events | grep -oE '/tasks/oom' | sort -u
 
 ### --cpus, --cpu-shares, --memory-limit

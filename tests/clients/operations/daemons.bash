@@ -32,8 +32,12 @@ DOCKERD_OPTIONS=()
 dockerd_() {
   mine
   (($# == 0)) || DOCKERD_OPTIONS=("$@")
+  local driver=cgroupfs runtimes={}
+  # Docker has that one, and keeps its name.
+  [[ $DOCKER_RUNTIME == runc ]] || runtimes="{\"$DOCKER_RUNTIME\": {\"path\": \"$BINARY\"}}"
+  [[ ! -d /run/systemd/system ]] || driver=systemd
   cat >daemon.json <<JSON
-{"runtimes": {"$DOCKER_RUNTIME": {"path": "$BINARY"}}, "exec-opts": ["native.cgroupdriver=cgroupfs"],
+{"runtimes": $runtimes, "exec-opts": ["native.cgroupdriver=$driver"],
  "storage-driver": "overlay2", "containerd": "${CONTAINERD_ADDRESS:-/run/containerd/containerd.sock}"}
 JSON
   export DOCKER_HOST=unix://$PWD/docker.sock

@@ -5,6 +5,7 @@
 # says: it counted meanwhile
 # says: hello
 # says: exited 5
+# guest
 dockerd_ --live-restore
 run -d $IMAGE sh -c 'trap "exit 5" TERM; i=0; while :; do i=$((i+1)); echo $i; sleep .1; done' >/dev/null
 last() { cli logs --tail 1 $C; }
@@ -92,6 +93,7 @@ cli inspect -f '{{.State.ExitCode}}' $C
 
 ### live-restore: a restart policy takes effect after it
 # says: running 0
+# guest
 dockerd_ --live-restore
 up --restart always
 p=$(pid)

@@ -11,3 +11,4 @@ unhealthy() { [[ $(docker inspect -f '{{.State.Health.Status}}' "$C") == unhealt
 # Who has subordinate ids in the bed (tests/beds/native-run), of users from 100000 on and of groups from 200000 on.
 REMAPPED=daemon
 remapped() { dockerd_ --userns-remap "$REMAPPED"; }
+oom_seen() { [[ $(docker inspect -f '{{.State.OOMKilled}}' "$C") == true ]]; }

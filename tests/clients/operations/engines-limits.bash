@@ -13,9 +13,21 @@ up -m 64m --memory-reservation 32m
 cat $(cgroup)/memory.low
 
 ### -m: out of memory
-# says: true 137
+# says: exit code 137
 # needs: memory
 fails 137 run -m 32m --memory-swap 32m $IMAGE dd if=/dev/zero of=/dev/null bs=100M
+
+### -m: out of memory is told
+# says: true 137
+# needs: memory
+# Conmon looks at the counter when the first process has ended, containerd's shim when it is told of a change: a scope that is
+# empty then may be gone. So another process goes over the limit, and a third one outlives the first.
+run -d --pid host -m 32m --memory-swap 32m $IMAGE sh -c '
+  sleep 1000 & until test -e /go; do sleep .1; done; tail -c 100m /dev/zero; rc=$?; until test -e /end; do sleep .1; done; exit $rc' >/dev/null
+touch /proc/$(pid)/root/go
+until_ oom_seen
+touch /proc/$(pid)/root/end
+cli wait $C >/dev/null
 cli inspect -f '{{.State.OOMKilled}} {{.State.ExitCode}}' $C
 
 ### --pids-limit

@@ -12,3 +12,5 @@ unhealthy() { checked unhealthy; }
 devices_in_pod() { [[ -d /run/systemd/system ]] || "$BEDS/allow-devices" "/sys/fs/cgroup$(podman pod inspect -f '{{.CgroupPath}}' "$C")"; }
 # kube FILE: a pod that is made, and started.
 kube() { cli play kube --start=false "$@" >/dev/null && devices_in_pod && cli pod start "$C" >/dev/null; }
+# Podman tells it when the container has ended.
+oom_seen() { grep -q '^oom_kill 1$' "$(cgroup)/memory.events"; }
