@@ -16,6 +16,7 @@ ROOMS = (
     ("gpurun", "gpurun.record", "gpurun.errors", "gpurun.paths", "gpurun.jsontext"),
     ("gpurun.invocation", "gpurun.log", "gpurun.logsocket"),
     ("gpurun.linux",),
+    ("gpurun.cachefile",),
     ("gpurun.oci",),
     ("gpurun.security",),
     ("gpurun.cgroup",),

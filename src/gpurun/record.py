@@ -23,6 +23,9 @@ else:
 
 _registry: dict[str, type[Record]] = {}
 
+#: What a record is made of in the end: sent as it is.
+_LEAVES = frozenset((str, int, bool, float, bytes, type(None)))
+
 
 class _RecordMeta(type):
     """Turns annotations into ``__slots__`` and keeps the defaults aside."""
@@ -108,24 +111,32 @@ def to_plain(value: Any) -> Any:
 
 def to_wire(value: Any) -> Any:
     """*value* with every record turned into a list ``[class name, field, ...]``: what ``marshal`` can carry."""
-    if isinstance(value, Record):
-        cls = type(value)
-        return [cls.__name__, *[to_wire(getattr(value, f)) for f in cls._fields]]
-    if isinstance(value, tuple):
-        return tuple([to_wire(v) for v in value])
-    if isinstance(value, dict):
+    kind = type(value)
+    if kind in _LEAVES:
+        return value
+    if kind is tuple:
+        return tuple([v if type(v) in _LEAVES else to_wire(v) for v in value])
+    if kind is dict:
         return {k: to_wire(v) for k, v in value.items()}
-    if isinstance(value, list):
-        raise TypeError("a list cannot be in a record that is sent: use a tuple")
-    return value
+    if isinstance(value, Record):
+        return [kind.__name__, *[v if type(v := getattr(value, f)) in _LEAVES else to_wire(v) for f in kind._fields]]
+    raise TypeError(f"a {kind.__name__} cannot be in a record that is sent" + (": use a tuple" if kind is list else ""))
 
 
 def from_wire(value: Any) -> Any:
-    """The inverse of :func:`to_wire`; the classes named must have been imported."""
-    if type(value) is list:
-        return _registry[value[0]](*[from_wire(v) for v in value[1:]])
-    if type(value) is tuple:
-        return tuple([from_wire(v) for v in value])
-    if type(value) is dict:
+    """The inverse of :func:`to_wire`; the classes named must have been imported, and have the fields that they had."""
+    kind = type(value)
+    if kind is list:
+        cls = _registry[value[0]]
+        if len(value) != len(cls._fields) + 1:
+            raise TypeError(f"{cls.__name__} has {len(cls._fields)} fields, got {len(value) - 1}")
+        made = object.__new__(cls)
+        put = object.__setattr__
+        for name, v in zip(cls._fields, value[1:]):  # noqa: B905 - the lengths are checked above
+            put(made, name, v if type(v) in _LEAVES else from_wire(v))
+        return made
+    if kind is tuple:
+        return tuple([v if type(v) in _LEAVES else from_wire(v) for v in value])
+    if kind is dict:
         return {k: from_wire(v) for k, v in value.items()}
     return value

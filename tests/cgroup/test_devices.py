@@ -193,6 +193,22 @@ def test_an_instruction_is_eight_bytes_little_endian() -> None:
     assert program[-16:].hex() == "b4000000000000009500000000000000"  # r0 = 0; exit
 
 
+def test_many_devices_of_one_major_are_told_apart_by_few_instructions() -> None:
+    minors = [minor for minor in range(64) if minor != 5]
+    one = device_program(rules("+c 195:0 rw", "+b 195:5 rw"))
+    given = rules(*[f"+c 195:{minor} rw" for minor in minors], "+c 195:255 rwm", "+c 194:5 rw", "+b 195:5 rw")
+    for minor in (*range(66), 255):
+        expected = minor in (*minors, 255)
+        assert allows(given, "c", 195, minor, "rw") is expected, minor
+        assert allows(given, "c", 195, minor, "r") is expected, minor
+        assert allows(given, "c", 195, minor, "rwm") is (minor == 255), minor
+        assert not allows(given, "b", 195, minor, "w") or minor == 5
+    assert allows(given, "c", 194, 5, "w") and not allows(given, "c", 194, 6, "w")
+    assert len(device_program(given)) < len(one) + 8 * (len(minors) + 20)
+    denied = rules("+a", "-c 195:0 rw", "-c 195:1 rw", "-c 195:2 rw")
+    assert [allows(denied, "c", 195, minor, "r") for minor in range(4)] == [False, False, False, True]
+
+
 def by_the_letter(given: tuple[DeviceRule, ...], kind: str, major: int, minor: int, letter: str) -> bool:
     """The specification's reading: of the rules about this device and access the last one counts."""
     verdict = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpurun.hook.apply import apply_edits
+from gpurun.hook.apply import Opened, apply_edits
 from gpurun.hook.edits import ContainerEdits
 from gpurun.hook.gpu import gpu_edits
 from gpurun.hook.target import Target
@@ -38,18 +38,30 @@ def mount_basics(rootfs: Path) -> None:
     mount("tmpfs", str(rootfs / "dev"), "tmpfs", 0)
 
 
-def applied(rootfs: Path, edits: ContainerEdits, user_namespace: bool = False, readonly: bool = False) -> bytes:
+def applied(
+    rootfs: Path,
+    edits: ContainerEdits,
+    user_namespace: bool = False,
+    readonly: bool = False,
+    ahead: Opened | None = None,
+) -> bytes:
     """Applies *edits*; the journal, also (in the file beside the rootfs) when that fails."""
     mount_basics(rootfs)
-    return applied_alone(rootfs, edits, user_namespace, readonly)
+    return applied_alone(rootfs, edits, user_namespace, readonly, ahead)
 
 
-def applied_alone(rootfs: Path, edits: ContainerEdits, user_namespace: bool = False, readonly: bool = False) -> bytes:
+def applied_alone(
+    rootfs: Path,
+    edits: ContainerEdits,
+    user_namespace: bool = False,
+    readonly: bool = False,
+    ahead: Opened | None = None,
+) -> bytes:
     file = rootfs.parent / "journal"
     fd = opened(rootfs)
     journal = Journal(fd, os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC))
     try:
-        apply_edits(edits, Target(fd, journal, user_namespace, readonly))
+        apply_edits(edits, Target(fd, journal, user_namespace, readonly), ahead)
     finally:
         journal.close()
         os.close(fd)

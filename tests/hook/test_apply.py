@@ -14,10 +14,12 @@ import pytest
 
 from gpurun.errors import GpurunError
 from gpurun.hook import apply
-from gpurun.hook.edits import Chmod, ContainerEdits, DeviceNode, EditMount, FileEdit, ProcTree
+from gpurun.hook.edits import Chmod, ContainerEdits, DeviceNode, EditMount, FileEdit, Link, ProcTree
 from gpurun.hook.ldcache import parse
 from gpurun.linux.mount import MS_BIND, mount
+from gpurun.record import replace
 from tests.hook.applying import LIB, V, applied, applied_alone, edits_of, made, undone
+from tests.native.listing import tree_listing
 from tests.simdriver import SimulatedDriver, bus_id, minor
 
 pytestmark = pytest.mark.native
@@ -68,6 +70,21 @@ def test_what_the_container_sees(sim: SimulatedDriver, rootfs: Path, in_mount_na
 def test_the_journal_is_there_also_when_a_step_fails(rootfs: Path, in_mount_namespace: Any, tmp_path: Path) -> None:
     (tmp_path / "there").write_text("x")
     edits = ContainerEdits(
+        mounts=(EditMount(str(tmp_path / "there"), "/opt/a/there", ("ro",)),), links=(Link("/opt/a/there", "elsewhere"),)
+    )
+
+    with pytest.raises(GpurunError, match="make the link /opt/a/there"):
+        in_mount_namespace(lambda: applied_alone(rootfs, edits))
+    journal = (rootfs.parent / "journal").read_bytes()
+    assert made(journal) == ["opt", "opt/a", "opt/a/there"]
+    assert undone(rootfs, journal) == () and not (rootfs / "opt").exists()
+
+
+def test_a_file_that_the_host_lacks_is_told_before_the_image_is_touched(
+    rootfs: Path, in_mount_namespace: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "there").write_text("x")
+    edits = ContainerEdits(
         mounts=(
             EditMount(str(tmp_path / "there"), "/opt/a/there", ("ro",)),
             EditMount(str(tmp_path / "absent"), "/opt/b/absent", ("ro",)),
@@ -76,9 +93,7 @@ def test_the_journal_is_there_also_when_a_step_fails(rootfs: Path, in_mount_name
 
     with pytest.raises(GpurunError, match=f"mount {tmp_path}/absent: no such file or directory"):
         in_mount_namespace(lambda: applied_alone(rootfs, edits))
-    journal = (rootfs.parent / "journal").read_bytes()
-    assert made(journal) == ["opt", "opt/a", "opt/a/there"]
-    assert undone(rootfs, journal) == () and not (rootfs / "opt").exists()
+    assert made((rootfs.parent / "journal").read_bytes()) == [] and not (rootfs / "opt").exists()
 
 
 def test_a_directory_that_is_exchanged_meanwhile_is_told(
@@ -193,3 +208,81 @@ def test_a_tree_of_proc_takes_no_other_kind_than_it_was_told(rootfs: Path, in_mo
     tree = ProcTree(path, (), (EditMount(f"{tmp_path}/dir", f"{path}/x", ("ro",), "file"),))
     with pytest.raises(GpurunError, match=f"mount {tmp_path}/dir: invalid argument"):
         in_mount_namespace(lambda: applied(rootfs, ContainerEdits(proc_trees=(tree,))))
+
+
+def tree_of(rootfs: Path) -> list[tuple[str, str, str]]:
+    """What is mounted below *rootfs*: place, options, and what of its file system."""
+    lines = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    found = [
+        (f[4].removeprefix(str(rootfs)), f[5], "" if "tmpfs" in f else f[3]) for f in lines if f[4].startswith(str(rootfs))
+    ]
+    return sorted(found)
+
+
+def test_what_was_opened_ahead_gives_the_same_container(
+    sim: SimulatedDriver, rootfs: Path, in_mount_namespace: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The starter opens the sources in the host's mount namespace, more of them than are made at once here."""
+    edits = edits_of(sim, "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
+    assert len(edits.mounts) > 20 and len(edits.proc_trees) == 2
+    before = tree_listing(rootfs)
+    fds = sorted(os.listdir("/proc/self/fd"))
+
+    def look(ahead: apply.Opened | None) -> tuple[bytes, list[Any]]:
+        journal = applied(rootfs, edits, ahead=ahead)
+        gpus = sorted(os.listdir(rootfs / "proc/driver/nvidia/gpus"))
+        return journal, [gpus, tree_of(rootfs), *[tree_listing(rootfs / name) for name in ("dev", "etc", "usr")]]
+
+    seen = []
+    for at_once, is_ahead in ((96, False), (96, True), (20, True)):
+        monkeypatch.setattr(apply, "_AT_ONCE", at_once)
+        ahead = apply.open_sources(edits) if is_ahead else None
+        assert (ahead is not None) is is_ahead
+        seen.append(in_mount_namespace(lambda ahead=ahead: look(ahead)))
+        if ahead is not None:
+            close(ahead)
+        assert undone(rootfs, seen[-1][0]) == () and tree_listing(rootfs) == before
+    assert seen[0][1] == seen[1][1] == seen[2][1]
+    assert made(seen[0][0]) == made(seen[1][0])
+    assert seen[0][1][0] == [bus_id(0), bus_id(1)]
+    assert sorted(os.listdir("/proc/self/fd")) == fds
+
+
+def close(ahead: apply.Opened) -> None:
+    for fd in ahead.mounts:
+        os.close(fd)
+    for tree in ahead.trees:
+        tree.close()
+
+
+def test_a_tree_for_another_proc_than_the_containers_is_made_anew(
+    sim: SimulatedDriver, rootfs: Path, in_mount_namespace: Any
+) -> None:
+    edits = edits_of(sim, "NVIDIA_VISIBLE_DEVICES=0")
+    ahead = apply.open_sources(edits)
+    assert ahead is not None
+    wrong = tuple(replace(tree, prefix="elsewhere/") for tree in ahead.trees)
+
+    def look() -> list[str]:
+        applied(rootfs, edits, ahead=replace(ahead, trees=wrong))
+        return sorted(os.listdir(rootfs / "proc/driver/nvidia/gpus"))
+
+    assert in_mount_namespace(look) == [bus_id(0)]
+    close(ahead)
+
+
+@pytest.mark.parametrize("what", ["mount", "tree"])
+def test_what_cannot_be_opened_ahead_is_told_when_it_is_needed(
+    rootfs: Path, in_mount_namespace: Any, tmp_path: Path, what: str
+) -> None:
+    (tmp_path / "there").write_text("x")
+    good, bad = [EditMount(str(tmp_path / name), f"/opt/{name}", ("ro",)) for name in ("there", "absent")]
+    binds = (replace(bad, container_path="/opt/tree/absent"),) if what == "tree" else ()
+    edits = ContainerEdits(
+        mounts=(good, bad) if what == "mount" else (good,), proc_trees=(ProcTree("/opt/tree", (), binds),)
+    )
+    fds = sorted(os.listdir("/proc/self/fd"))
+    assert apply.open_sources(edits) is None
+    assert sorted(os.listdir("/proc/self/fd")) == fds
+    with pytest.raises(GpurunError, match=f"mount {tmp_path}/absent: no such file or directory"):
+        in_mount_namespace(lambda: applied_alone(rootfs, edits))

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
 
 LIB = f"usr/lib/{MULTIARCH[os.uname().machine]}/nvidia/current"
 LOADERS = ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")
+OFF = {"GPURUN_GPU_CACHE": "off"}
 OPEN = "for n in /dev/nvidia* $OTHER; do (: <>$n) 2>&1 && echo $n opened; done; rm -f $OTHER"
 NO_DRIVER, DENIED = "No such device or address", "Operation not permitted"
 
@@ -75,6 +77,28 @@ def test_one_gpu_of_two(run: Callable[..., str], gpu: Callable[..., Bundle], ind
         "/dev/nvidia-uvm-tools": NO_DRIVER,
         "/root/x": DENIED,
     }
+
+
+def test_the_discovery_is_remembered_once_the_driver_is_seconds_old(
+    runtime: Runtime, host: SimulatedDriver, gpu: Callable[..., Bundle]
+) -> None:
+    """The containers are the same, whoever answers, and a GPU that goes is gone in the next one."""
+    bundle = gpu("all").sh("nvidia-smi -L; cat /proc/mounts | cut -d' ' -f2-; ls /dev /dev/dri; cat /etc/ld.so.cache")
+    first = runtime.run(bundle, env=ENVIRONMENT | host.env, globals_=["--debug"])
+    assert first.rc == 0 and "answered by" not in first.err
+    deadline = time.monotonic() + 60
+    while True:
+        now = runtime.run(bundle, env=ENVIRONMENT | host.env, globals_=["--debug"])
+        assert (now.rc, now.out) == (0, first.out)
+        if "GPU discovery: answered by" in now.err:
+            break
+        assert time.monotonic() < deadline, now.err
+        time.sleep(0.2)
+    assert "answered by" not in runtime.run(bundle, env=ENVIRONMENT | host.env | OFF, globals_=["--debug"]).err
+    shutil.rmtree(host.path / "proc/driver/nvidia/gpus" / bus_id(1))
+    left = runtime.run(bundle, env=ENVIRONMENT | host.env, globals_=["--debug"])
+    assert left.rc == 0 and "answered by" not in left.err
+    assert "GPU 1:" in first.out and "GPU 1:" not in left.out
 
 
 def test_none_and_void(run: Callable[..., str], gpu: Callable[..., Bundle]) -> None:

@@ -158,7 +158,7 @@ def test_a_name_longer_than_any_files(length: int, good: bool) -> None:
                 compose(made, (entry("libx.so.1"),))
 
 
-def sort(name: str) -> tuple[tuple[int, int], ...]:
+def sort(name: str) -> list[int]:
     return sort_key(name.encode())
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import StepError
-from gpurun.ns.journal import DIRECTORY, FILE, Journal, parse
+from gpurun.ns.journal import DIRECTORY, FILE, LINK, TIMES, Journal, parse
 from gpurun.ns.places import Places
+from gpurun.ns.undo import undo
 
 
 @pytest.fixture
@@ -99,6 +100,65 @@ def test_a_directory_that_was_exchanged_is_told(places: Places, rootfs: Path, tm
         (rootfs / "usr/lib").symlink_to("/usr")
     with pytest.raises(StepError, match="/usr/lib"):
         places.renew()
+
+
+def test_many_are_noted_in_one_write_before_the_first_is_made(
+    places: Places, rootfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (rootfs / "usr/lib/mine").write_text("image")
+    seen: list[int] = []
+    write = posix.write
+
+    def counted(fd: int, data: bytes) -> int:
+        seen.append(len(os.listdir(rootfs / "usr/lib")))
+        return write(fd, data)
+
+    monkeypatch.setattr(posix, "write", counted)
+    places.directory("/usr/lib/new")
+    seen.clear()
+    places.make_all(
+        [("/lib/a", None), ("/usr/lib/mine", None), ("/usr/lib/new/b", None), ("/lib/l", "a"), ("/lib/..", None)]
+    )
+    assert seen == [2], "one write, when there are but the image's file and the directory"
+    assert sorted(os.listdir(rootfs / "usr/lib")) == ["a", "l", "mine", "new"]
+    assert (rootfs / "usr/lib/mine").read_text() == "image" and os.readlink(rootfs / "usr/lib/l") == "a"
+    assert (rootfs / "usr/lib/new/b").is_file() and os.listdir(tmp_path / "outside") == []
+    traces = parse((tmp_path / "journal").read_bytes())
+    assert [(t.kind, t.path, t.rest) for t in traces] == [
+        (DIRECTORY, "usr/lib/new", b""),
+        (FILE, "usr/lib/a", b""),
+        (FILE, "usr/lib/new/b", b""),
+        (LINK, "usr/lib/l", b"a"),
+    ]
+    assert len({t.stamp for t in traces}) == 4
+
+
+def test_of_many_one_that_cannot_be_made_is_not_ours(
+    places: Places, rootfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mknod = posix.mknod
+
+    def too_late(name: str, mode: int, dir_fd: int) -> None:
+        if name == "b":
+            (rootfs / "usr/lib/b").write_text("theirs")
+        mknod(name, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(posix, "mknod", too_late)
+    (rootfs / "usr/file").write_text("")
+    places.make_all([("/usr/lib/a", None), ("/usr/lib/b", None), ("/usr/file/c", None), ("/usr/lib/d", None)])
+    assert noted(tmp_path) == [(FILE, "usr/lib/a"), (FILE, "usr/lib/d")]
+    assert (rootfs / "usr/lib/b").read_text() == "theirs"
+
+
+def test_a_directory_of_ours_has_no_time_to_give_back(places: Places, rootfs: Path, tmp_path: Path) -> None:
+    os.utime(rootfs / "usr/lib", ns=(0, 0))  # the time that reproducible images have
+    file_at(places, "/usr/lib/new/a")
+    assert places.journal is not None
+    places.journal.close()
+    traces = parse((tmp_path / "journal").read_bytes())
+    assert [t.path for t in traces if t.kind == TIMES] == ["usr/lib"]
+    undo(places.root_fd, traces)
+    assert os.listdir(rootfs / "usr/lib") == [] and os.stat(rootfs / "usr/lib").st_mtime_ns == 0
 
 
 def test_without_a_journal(rootfs: Path) -> None:

@@ -154,16 +154,18 @@ def device_program(rules: tuple[DeviceRule, ...], where: str = "linux.resources.
 # Opcodes: JMP32 (Linux 5.1) compares the lower half, so a number above 2**31 needs no second instruction.
 _LDX_W, _MOV32_K, _MOV32_X, _AND32_K, _RSH32_K = 0x61, 0xB4, 0xBC, 0x54, 0x74
 _JEQ32_K, _JNE32_K, _JNE32_X, _EXIT = 0x16, 0x56, 0x5E, 0x95
+_JUMPS = (_JEQ32_K, _JNE32_K, _JNE32_X)
 _R0, _R1, _TYPE_REG, _ACCESS_REG, _MAJOR_REG, _MINOR_REG = 0, 1, 2, 3, 4, 5
 
 
 def compile_filter(devices: DeviceFilter) -> bytes:
-    """*devices* as instructions: each exception is a block that returns the opposite verdict or goes to the next block.
+    """*devices* as instructions: each block returns the opposite verdict or goes to the next block.
 
     An allowing exception must cover all of the requested access; a denying one stops a request that wants any of its
-    access (``rw`` on a device that is denied ``w``), as in v1.
+    access (``rw`` on a device that is denied ``w``), as in v1.  A block is for all exceptions of one major and access, so
+    that many GPUs cost the kernel, which follows every way through a program before it takes it, little more than one.
     """
-    blocks = [
+    instructions = [
         _insn(_LDX_W, _TYPE_REG, _R1, 0),
         _insn(_MOV32_X, _ACCESS_REG, _TYPE_REG),
         _insn(_AND32_K, _TYPE_REG, imm=0xFFFF),
@@ -172,25 +174,31 @@ def compile_filter(devices: DeviceFilter) -> bytes:
         _insn(_LDX_W, _MINOR_REG, _R1, 8),
     ]
     verdict = 0 if devices.default_allow else 1
+    blocks: dict[tuple[str, int, int | None], list[int | None]] = {}
     for exception in devices.exceptions:
-        blocks += _block(exception, verdict)
-    blocks += _return(1 - verdict)
-    return b"".join(blocks)
+        blocks.setdefault((exception.type, exception.access, exception.major), []).append(exception.minor)
+    for (kind, access, major), minors in blocks.items():
+        instructions += _block(kind, access, major, [] if None in minors else minors, verdict)
+    instructions += _return(1 - verdict)
+    return b"".join(instructions)
 
 
-def _block(exception: DeviceException, verdict: int) -> list[bytes]:
-    # (opcode, register, other register, immediate); every jump of the block goes to its end
-    code = [(_JNE32_K, _TYPE_REG, 0, _TYPE[exception.type])]
-    if exception.access != _ALL:
-        code += [(_MOV32_X, _R1, _ACCESS_REG, 0), (_AND32_K, _R1, 0, exception.access)]
+def _block(kind: str, access: int, major: int | None, minors: list[int | None], verdict: int) -> list[bytes]:
+    """*verdict* for the devices of that *kind* and *major* with one of *minors* (with any, when there are none)."""
+    # (opcode, register, other register, immediate); jumps go to the end of the block, that of a minor to the verdict
+    code = [(_JNE32_K, _TYPE_REG, 0, _TYPE[kind])]
+    if access != _ALL:
+        code += [(_MOV32_X, _R1, _ACCESS_REG, 0), (_AND32_K, _R1, 0, access)]
         code.append((_JNE32_X, _R1, _ACCESS_REG, 0) if verdict else (_JEQ32_K, _R1, 0, 0))
-    if exception.major is not None:
-        code.append((_JNE32_K, _MAJOR_REG, 0, exception.major))
-    if exception.minor is not None:
-        code.append((_JNE32_K, _MINOR_REG, 0, exception.minor))
-    last = len(code) + 1  # index of the exit instruction of the block
-    jumps = (_JNE32_K, _JNE32_X, _JEQ32_K)
-    made = [_insn(op, dst, src, last - at if op in jumps else 0, imm) for at, (op, dst, src, imm) in enumerate(code)]
+    if major is not None:
+        code.append((_JNE32_K, _MAJOR_REG, 0, major))
+    found = len(code) + len(minors)  # index of the first instruction of the verdict
+    code += [(_JEQ32_K, _MINOR_REG, 0, minor) for minor in minors[:-1] if minor is not None]
+    code += [(_JNE32_K, _MINOR_REG, 0, minor) for minor in minors[-1:] if minor is not None]
+    made = []
+    for at, (op, dst, src, imm) in enumerate(code):
+        end = found if (op, dst) == (_JEQ32_K, _MINOR_REG) else found + 2
+        made.append(_insn(op, dst, src, end - at - 1 if op in _JUMPS else 0, imm))
     return made + _return(verdict)
 
 

@@ -16,11 +16,14 @@ from gpurun.errors import GpurunError, StepError
 from gpurun.launcher.child import Child, child_command, given_child
 from gpurun.linux import mount as lm
 from gpurun.linux.fs import CLOSE_RANGE_CLOEXEC, close_range
+from gpurun.linux.process import CLONE_NEWNS
 from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from gpurun.engine.plan import Plan
 
 _MFD_CLOEXEC, _MFD_ALLOW_SEALING, _MFD_EXEC = 1, 2, 0x10
 _F_ADD_SEALS = 1033
@@ -110,12 +113,22 @@ def start_child(entry: str, preserve_fds: int = 0) -> Started:
     return Started(pid, ours.detach())
 
 
-def expect_devices(started: Started) -> None:
-    """Tell the waiting starter that the init will most likely have devices to put in, for which it then imports already."""
+def tell(started: Started, *message: object) -> None:
+    """Send the waiting starter something ahead of the plan (:mod:`gpurun.engine.sync`)."""
     try:
-        send(started.channel, "devices")
+        send(started.channel, *message)
     except BrokenPipeError:
         pass  # it has ended; its last message, if any, says why
+
+
+def edits_come_first(plan: Plan) -> bool:
+    """Whether the starter gets the device edits ahead of the plan, to open their sources while we make the cgroup.
+
+    It opens them in the host's mount namespace and with our privileges: not for an init that joins another mount namespace,
+    nor for one in a user namespace, which is to have no more of a mount than it could make.
+    """
+    init = plan.init
+    return bool(init.edits.mounts and plan.namespaces.new & CLONE_NEWNS) and not init.user_namespace
 
 
 def await_init(started: Started, undo: list[Callable[[], None]]) -> tuple[int, tuple[int, ...]]:

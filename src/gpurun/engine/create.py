@@ -12,7 +12,7 @@ from gpurun import log
 from gpurun.cgroup import manager, tree
 from gpurun.engine import cgroup, place, sync
 from gpurun.engine import state as store
-from gpurun.engine.child import await_init, dismiss, expect_devices, listen_fds
+from gpurun.engine.child import await_init, dismiss, edits_come_first, listen_fds, tell
 from gpurun.engine.plan import Host, Plan, make_plan
 from gpurun.engine.serve import serve_init
 from gpurun.engine.site import read_site, site_path
@@ -114,8 +114,11 @@ def read_host(config: Config, cgroup_manager: str = "cgroupfs", rootless: str = 
     return facts
 
 
-def device_edits(config: Config, prepare: bool = False) -> ContainerEdits:
-    """What the devices that the config asks for add to the container; with *prepare* the host's missing nodes are made."""
+def device_edits(config: Config, prepare: bool = False, cache: str = "") -> ContainerEdits:
+    """What the devices that the config asks for add to the container; with *prepare* the host's missing nodes are made.
+
+    *cache* is a directory in which answers are kept.
+    """
     capabilities = config.process.capabilities
     privileged = capabilities is not None and "CAP_SYS_ADMIN" in capabilities.bounding
     own_env = {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
@@ -129,6 +132,7 @@ def device_edits(config: Config, prepare: bool = False) -> ContainerEdits:
         mounts=mounts,
         injected=injected_devices(config),
         prepare=prepare,
+        cache=cache,
     )
     return edits or ContainerEdits()
 
@@ -148,9 +152,9 @@ def plan_bundle(options: CreateOptions, prepare: bool = False, started: Started 
     """
     data, config = read_bundle(options.bundle, options.config)
     if started is not None and (may_ask(config.process.env) or has_gpus(injected_devices(config))):
-        expect_devices(started)
+        tell(started, "devices")
     sockets = listen_fds()
-    edits = device_edits(config, prepare)
+    edits = device_edits(config, prepare, f"{options.root}/.gpus" if prepare else "")
     if edits != ContainerEdits():
         from gpurun.engine.edited import edited, saved_config
 
@@ -186,6 +190,8 @@ def create(options: CreateOptions, started: Started) -> Created:
     try:
         store.check_id(options.id)
         data, plan = plan_bundle(options, prepare=True, started=started)
+        if edits_come_first(plan):
+            tell(started, "edits", to_wire(plan.init.edits))
         check_rootfs(plan)
         _check_console(options, plan)
         plan = with_filter(plan, options.root)
@@ -349,7 +355,9 @@ def _spawn_init(
         **{f"{join.type} namespace": fd for join, fd in joins},
     }
     files = {name: fd for name, fd in files.items() if fd >= 0}
-    message = ("plan", to_wire(plan.namespaces), to_wire(plan.init), tuple(files))
+    first = edits_come_first(plan)
+    init = replace(plan.init, edits=ContainerEdits()) if first else plan.init
+    message = ("plan", to_wire(plan.namespaces), to_wire(init), tuple(files), first)
     try:
         sync.send_files(started.channel, tuple(files.values()), *message)
     except BrokenPipeError:

@@ -18,6 +18,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpurun.hook.edits import DeviceNode
+    from gpurun.oci.config import User
+
 #: The stages that come when create has ended: their hooks are read from the saved config.
 _LATE = ("poststart", "poststop")
 _SHARED = ("shared", "rshared")
@@ -28,16 +31,7 @@ def edited(config: Config, edits: ContainerEdits) -> tuple[Config, ContainerEdit
     if edits == ContainerEdits():
         return config, edits
     user = config.process.user
-    nodes = tuple(
-        [
-            replace(
-                node,
-                uid=user.uid if node.uid == PROCESS_ID else node.uid,
-                gid=user.gid if node.gid == PROCESS_ID else node.gid,
-            )
-            for node in edits.device_nodes
-        ]
-    )
+    nodes = tuple([_owned(node, user) for node in edits.device_nodes])
     paths = {node.path for node in nodes}
     linux = config.linux
     linux = replace(
@@ -88,6 +82,17 @@ def _apart_from_host(config: Config, edits: ContainerEdits) -> ContainerEdits:
     for path in [tree.path for tree in edits.proc_trees] + (["/etc/ld.so.cache"] if edits.ldcache else []):
         is_there(path)
     return replace(edits, mounts=tuple([m for m in edits.mounts if not is_there(m.container_path, m.host_path)]))
+
+
+def _owned(node: DeviceNode, user: User) -> DeviceNode:
+    """*node*, that of the container's process where it is to be the process' own."""
+    if PROCESS_ID not in (node.uid, node.gid):
+        return node
+    return replace(
+        node,
+        uid=user.uid if node.uid == PROCESS_ID else node.uid,
+        gid=user.gid if node.gid == PROCESS_ID else node.gid,
+    )
 
 
 def _hooks(hooks: Hooks, edits: ContainerEdits) -> Hooks:

@@ -43,7 +43,7 @@ from gpurun.ns.namespaces import NamespacePlan
 from gpurun.ns.path import make_dirs
 from gpurun.ns.spawn import spawn
 from gpurun.ns.steps import is_late
-from gpurun.record import from_wire
+from gpurun.record import from_wire, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,9 +51,10 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpurun.engine.hooks import Execve
+    from gpurun.hook.apply import Opened
     from gpurun.ns.steps import DeviceStep
 
-    ApplyEdits = Callable[[InitPlan, int, int], None]
+    ApplyEdits = Callable[[InitPlan, int, int, Opened | None], None]
 
 _NEW_LISTENER = 8  # SECCOMP_FILTER_FLAG_NEW_LISTENER
 
@@ -63,8 +64,8 @@ def main() -> NoReturn:
     channel = int(sys.argv[1])
     posix.set_inheritable(channel, False)
     try:
-        plan, fds = _become_init(channel)
-        _run(plan, fds)
+        plan, fds, opened = _become_init(channel)
+        _run(plan, fds, opened)
     except BaseException as e:  # nothing may leave here but by _exit: the parent tells the error
         try:
             sync.send(channel, "failed", _error_text(e))
@@ -79,15 +80,25 @@ def _error_text(e: BaseException) -> str:
     return oserror_text(e) if isinstance(e, OSError) else f"{type(e).__name__}: {e}"
 
 
-def _become_init(channel: int) -> tuple[InitPlan, sync.Descriptors]:
-    """The starter's part: make the init and end; returns in the init, where the parent has lent it what it lends."""
+def _become_init(channel: int) -> tuple[InitPlan, sync.Descriptors, Opened | None]:
+    """The starter's part: make the init and end; returns in the init, where the parent has lent it what it lends.
+
+    The third thing is what the device edits bring from the host, opened already.
+    """
     received = sync.receive_files(channel)
-    if received is not None and received[0] == ("devices",):
+    edits: ContainerEdits | None = None
+    opened: Opened | None = None
+    while received is not None and received[0][0] != "plan":
         _import_for_edits()  # while the parent looks for the devices
+        if received[0][0] == "edits":
+            from gpurun.hook.apply import open_sources
+
+            edits = from_wire(received[0][1])
+            opened = open_sources(edits)  # while it makes what the plan says
         received = sync.receive_files(channel)
     if received is None:
         posix._exit(1)  # the parent has refused what it was asked for, and told why
-    (_, namespaces_wire, plan_wire, names), files = received
+    (_, namespaces_wire, plan_wire, names, edits_came), files = received
     if len(names) != len(files):
         raise GpurunError(f"{len(names)} files were sent, {len(files)} came: the limit RLIMIT_NOFILE is too low")
     named = dict(zip(names, files))  # noqa: B905 - as many: looked at above
@@ -108,12 +119,16 @@ def _become_init(channel: int) -> tuple[InitPlan, sync.Descriptors]:
     if cgroup >= 0:
         posix.close(cgroup)
     fds = sync.Descriptors(channel, **named)
+    plan: InitPlan = from_wire(plan_wire)  # while the parent lends what it lends
+    if edits_came:
+        if edits is None:
+            raise GpurunError("the device edits that were to come before the plan did not come")
+        plan = replace(plan, edits=edits)
     _expect_go(fds)
-    plan: InitPlan = from_wire(plan_wire)
-    return plan, fds
+    return plan, fds, opened
 
 
-def _run(plan: InitPlan, fds: sync.Descriptors) -> None:
+def _run(plan: InitPlan, fds: sync.Descriptors, opened: Opened | None) -> None:
     posix.setsid()
     posix.umask(0)
     reset_affinity()
@@ -140,7 +155,7 @@ def _run(plan: InitPlan, fds: sync.Descriptors) -> None:
             devices.make_devices(root_fd, plan.devices, plan.user_namespace)
         devices.make_dev_links(root_fd)
     if apply_edits:
-        apply_edits(plan, root_fd, fds.journal)
+        apply_edits(plan, root_fd, fds.journal, opened)
     if plan.parent_hooks:
         sync.send(fds.channel, "hooks")
         _expect_go(fds)
@@ -218,7 +233,7 @@ def _run_start_hooks(plan: InitPlan, state: State, env: dict[str, str], seccomp:
     run_hooks("startContainer", plan.start_container, state_json(state, "created"), env=hook_env, execve=execve)
 
 
-def _apply_edits(plan: InitPlan, root_fd: int, journal_fd: int) -> None:
+def _apply_edits(plan: InitPlan, root_fd: int, journal_fd: int, opened: Opened | None) -> None:
     """Apply the device edits and close the journal, however that ends."""
     from gpurun.hook.apply import apply_edits  # imported before the host's tree was left
     from gpurun.hook.target import Target
@@ -226,7 +241,7 @@ def _apply_edits(plan: InitPlan, root_fd: int, journal_fd: int) -> None:
 
     journal = Journal(root_fd, journal_fd)
     try:
-        apply_edits(plan.edits, Target(root_fd, journal, plan.user_namespace, plan.readonly))
+        apply_edits(plan.edits, Target(root_fd, journal, plan.user_namespace, plan.readonly), opened)
     finally:
         journal.close()
 

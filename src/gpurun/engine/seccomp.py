@@ -9,22 +9,18 @@ the filter is compiled.
 from __future__ import annotations
 
 import posix
-from _blake2 import blake2b
 
 from gpurun import __version__, log
+from gpurun.cachefile import entry_name, load, save
 from gpurun.engine import state as store
 from gpurun.errors import ConfigError, GpurunError, oserror_text
 from gpurun.linux import libseccomp
 from gpurun.linux import seccomp as ls
-from gpurun.linux.files import O_CLOEXEC, read_fd, write_all
-from gpurun.linux.fs import O_DIRECTORY, O_NOFOLLOW
 from gpurun.linux.libc import NR, syscall
 from gpurun.oci.version import SPEC_VERSION
 from gpurun.security.seccomp import FLAGS, SeccompPlan
 
 DIRECTORY = ".seccomp"
-MAX_ENTRIES = 64
-_CHECKSUM_SIZE = 16
 
 
 def make_filter(plan: SeccompPlan, root: str) -> tuple[bytes, int]:
@@ -42,10 +38,9 @@ def make_filter(plan: SeccompPlan, root: str) -> tuple[bytes, int]:
         library = load_library(plan.where)
         identity = library.version()
     host = posix.uname()
-    text = repr((__version__, identity, host.release, host.version, host.machine, plan))
-    name = blake2b(text.encode("utf-8", "surrogateescape"), digest_size=32).hexdigest()
+    name = entry_name(__version__, identity, host.release, host.version, host.machine, plan)
     directory = f"{root}/{DIRECTORY}"
-    program = load(directory, name)
+    program = load(directory, name, ls.MAX_INSTRUCTIONS * ls.INSTRUCTION_SIZE)
     if not program:
         from gpurun.security.seccomp_compile import compile_plan, load_library
 
@@ -82,79 +77,6 @@ def _flag_supported(flag: int) -> bool:
 def supported_flags() -> list[str]:
     """The names of the flags that this kernel takes."""
     return [name for name, flag in FLAGS.items() if _flag_supported(flag)]
-
-
-def _open_cache(directory: str) -> int:
-    """The cache's directory, which must be ours alone: who can write there decides what containers may do."""
-    fd = posix.open(directory, posix.O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
-    found = posix.fstat(fd)
-    if found.st_uid != posix.geteuid() or found.st_mode & 0o077:
-        posix.close(fd)
-        raise PermissionError(1, "", directory)
-    return fd
-
-
-def load(directory: str, name: str) -> bytes:
-    """The program kept under *name*; empty when there is none, or a damaged one."""
-    try:
-        cache = _open_cache(directory)
-        try:
-            fd = posix.open(name, posix.O_RDONLY | O_NOFOLLOW | O_CLOEXEC, dir_fd=cache)
-        finally:
-            posix.close(cache)
-        try:
-            data = read_fd(fd, _CHECKSUM_SIZE + ls.MAX_INSTRUCTIONS * ls.INSTRUCTION_SIZE + 1)
-        finally:
-            posix.close(fd)
-    except OSError:
-        return b""  # not there yet, or not usable: it is compiled
-    program = data[_CHECKSUM_SIZE:]
-    return program if data[:_CHECKSUM_SIZE] == _checksum(program) else b""
-
-
-def _checksum(program: bytes) -> bytes:
-    return bytes(blake2b(program, digest_size=_CHECKSUM_SIZE).digest())
-
-
-def save(directory: str, name: str, program: bytes) -> None:
-    """Keep *program* under *name*; a full cache loses its oldest entries first.  What fails is told with --debug only."""
-    try:
-        try:
-            posix.mkdir(directory, 0o700)
-        except FileExistsError:
-            pass  # the usual case
-        cache = _open_cache(directory)
-        try:
-            _make_room(cache)
-            temporary = f".{name}.{posix.getpid()}"
-            flags = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | O_NOFOLLOW | O_CLOEXEC
-            fd = posix.open(temporary, flags, 0o600, dir_fd=cache)
-            try:
-                write_all(fd, _checksum(program) + program)
-            finally:
-                posix.close(fd)
-            posix.rename(temporary, name, src_dir_fd=cache, dst_dir_fd=cache)
-        finally:
-            posix.close(cache)
-    except OSError as e:
-        log.debug(f"the seccomp filter is not kept in {directory}: {oserror_text(e)}")
-
-
-def _make_room(cache: int) -> None:
-    names = posix.listdir(cache)
-    if len(names) < MAX_ENTRIES:
-        return
-    aged = []
-    for name in names:
-        try:
-            aged.append((posix.stat(name, dir_fd=cache, follow_symlinks=False).st_mtime_ns, name))
-        except FileNotFoundError:
-            continue  # another create makes room as well
-    for _, name in sorted(aged)[: len(names) - MAX_ENTRIES * 3 // 4]:
-        try:
-            posix.unlink(name, dir_fd=cache)
-        except FileNotFoundError:
-            continue
 
 
 def send_listener(plan: SeccompPlan, pid: int, listener: int, state: str) -> None:

@@ -4,7 +4,9 @@
                       spawned PID               the init, in its namespaces and cgroup; the starter ends
                       failed TEXT               the init could not be made
     parent → starter  devices                   the plan will most likely have edits for devices: time to import for them
-                      plan NAMESPACES PLAN      with the open files that both need (:func:`send_files`)
+                      edits EDITS               the device edits of the plan to come: time to open their sources
+                      plan NAMESPACES PLAN NAMES EDITS_CAME
+                                                with the open files that both need (:func:`send_files`), by name
 
     init → parent   source INDEX                it is the turn of a bind mount whose source only the parent can open
                     hooks                       the mounts are made, the parent's hooks may run

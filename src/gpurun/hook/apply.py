@@ -13,7 +13,7 @@ from errno import EEXIST, EINVAL, ELOOP, ENOENT, ENOTDIR, EXDEV
 from gpurun.errors import StepError
 from gpurun.hook.loader import tell_loaders
 from gpurun.hook.nodes import node_step
-from gpurun.hook.private import failed, mask_tree
+from gpurun.hook.private import PreparedTree, failed, mask_tree, prepare_tree
 from gpurun.hook.target import Target
 from gpurun.linux import mount as lm
 from gpurun.linux.files import read_file
@@ -32,30 +32,67 @@ from gpurun.ns.devices import is_there, make_device
 from gpurun.ns.mount import attach, bind_fd, private_copy
 from gpurun.ns.options import parse_options
 from gpurun.ns.path import join, make_target, open_in_root, path_in_root
+from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.hook.edits import Chmod, ContainerEdits, DeviceNode, EditMount, Link
 
+#: How many mounts are made together: so many descriptors are open at a time.
+_AT_ONCE = 96
+
 _S_IFMT, _S_IFDIR, _S_IFLNK = 0o170000, 0o040000, 0o120000
 
 
-def apply_edits(edits: ContainerEdits, target: Target) -> None:
+class Opened(Record):
+    """What edits bring from the host, opened ahead: copies of what the first mounts bind, and the trees."""
+
+    mounts: tuple[int, ...]
+    trees: tuple[PreparedTree, ...]
+
+
+def open_sources(edits: ContainerEdits) -> Opened | None:
+    """What :func:`apply_edits` can do with the host's own mounts, done before; ``None`` where something is wrong.
+
+    It is tried once more then, and the error told.
+    """
+    mounts: list[int] = []
+    trees: list[PreparedTree] = []
+    try:
+        for mount in edits.mounts[:_AT_ONCE]:
+            mounts.append(_tree(mount))
+        for tree in edits.proc_trees:
+            trees.append(prepare_tree(tree))
+    except StepError:
+        for fd in mounts:
+            posix.close(fd)
+        for prepared in trees:
+            prepared.close()
+        return None
+    return Opened(tuple(mounts), tuple(trees))
+
+
+def apply_edits(edits: ContainerEdits, target: Target, opened: Opened | None = None) -> None:
     """Apply the device nodes, mounts, links, proc trees, modes and what the loaders need of *edits* to *target*.
 
     Environment, groups, device rules and hooks are the engine's work.  In a user namespace device nodes are bound from
-    the host, because mknod(2) is not allowed there.  Raises :class:`GpurunError` that names the step and its path.
+    the host, because mknod(2) is not allowed there.  What is *opened* already is ours to close.
+    Raises :class:`GpurunError` that names the step and its path.
     """
     umask = posix.umask(0)
     try:
         for node in edits.device_nodes:
             _device_node(target, node)
-        sources = {_mount(target, mount) for mount in edits.mounts}
+        sources: set[tuple[int, int]] = set()
+        for first in range(0, len(edits.mounts), _AT_ONCE):
+            ready = list(opened.mounts) if opened is not None and not first else []
+            sources |= _mount_all(target, edits.mounts[first : first + _AT_ONCE], ready)
+        target.places.make_all([(link.path, link.target) for link in edits.links])
         for link in edits.links:
             target.with_room(link.path, lambda link=link: _link(target, link, sources))  # type: ignore[misc]
         target.places.renew()
-        for tree in edits.proc_trees:
-            mask_tree(target, tree)
+        for number, tree in enumerate(edits.proc_trees):
+            mask_tree(target, tree, None if opened is None else opened.trees[number])
         for chmod in edits.chmods:
             _chmod(target, chmod)
         if edits.ldcache or edits.image_files or edits.forward_compat:
@@ -87,28 +124,44 @@ def _device_node(target: Target, node: DeviceNode) -> None:
     target.with_room(node.path, lambda: make_device(target.places, step, host_path, target.in_user_namespace))
 
 
-def _mount(target: Target, mount: EditMount) -> tuple[int, int]:
-    """Bind one host file or directory; returns (device, inode) of it."""
+def _mount_all(target: Target, mounts: tuple[EditMount, ...], trees: list[int]) -> set[tuple[int, int]]:
+    """Bind files and directories of the host, of which *trees* are open already; returns (device, inode) of each.
+
+    All of them are found before the first mount point is made, and the mount points are noted together.
+    """
+    try:
+        for mount in mounts[len(trees) :]:
+            trees.append(_tree(mount))
+        target.places.make_all([(mount.container_path, None) for mount in mounts if mount.kind != "dir"])
+        return {_mount(target, mount, tree) for mount, tree in zip(mounts, trees, strict=True)}
+    finally:
+        for tree in trees:
+            posix.close(tree)
+
+
+def _tree(mount: EditMount) -> int:
+    """A detached, private copy of what *mount* brings, with its options."""
     options = parse_options(mount.options)
-    is_directory = mount.kind == "dir"
     try:
         # A file has no mounts below it.
-        recursive = options.recursive and is_directory
-        tree = private_copy(AT_FDCWD, mount.host_path, options.attr_set, options.attr_clr, recursive)
+        return private_copy(
+            AT_FDCWD, mount.host_path, options.attr_set, options.attr_clr, options.recursive and mount.kind == "dir"
+        )
     except OSError as e:
         raise failed("mount", mount.host_path, e) from None
+
+
+def _mount(target: Target, mount: EditMount, tree: int) -> tuple[int, int]:
+    is_directory = mount.kind == "dir"
+    stat = posix.fstat(tree)
+    # A link is refused: discovery has resolved them all.
+    if stat.st_mode & _S_IFMT == _S_IFLNK or (stat.st_mode & _S_IFMT == _S_IFDIR) != is_directory:
+        raise StepError("mount", mount.host_path, EINVAL)
     try:
-        stat = posix.fstat(tree)
-        # A link is refused: discovery has resolved them all.
-        if stat.st_mode & _S_IFMT == _S_IFLNK or (stat.st_mode & _S_IFMT == _S_IFDIR) != is_directory:
-            raise StepError("mount", mount.host_path, EINVAL)
-        try:
-            _attach(target, mount.container_path, tree, is_directory)
-            found = target.places.look(mount.container_path)
-        except OSError as e:
-            raise failed("mount", mount.container_path, e) from None
-    finally:
-        posix.close(tree)
+        _attach(target, mount.container_path, tree, is_directory)
+        found = target.places.look(mount.container_path)
+    except OSError as e:
+        raise failed("mount", mount.container_path, e) from None
     # A last look: what a process in the container finds at the path is what was mounted.
     if (found.st_dev, found.st_ino) != (stat.st_dev, stat.st_ino):
         raise StepError("mount", mount.container_path, EEXIST)

@@ -76,6 +76,7 @@ def gpu_edits(
     injected: Injected | None = None,
     files: bool = True,
     prepare: bool = False,
+    cache: str = "",
 ) -> ContainerEdits | None:
     """The edits for a container with that ``process.env``, or ``None`` when it asks for no GPU.
 
@@ -85,6 +86,7 @@ def gpu_edits(
     gpurun, and for GPUs that are there in any way /proc/driver/nvidia is filtered.  Without *files* CDI devices are refused
     (from outside, not all that they may bring can be given).  With *prepare* and a host that lacks device
     nodes or modules, ``nvidia-modprobe`` is run where there is one (unless ``load-kmods`` says no); else nothing is changed.
+    *cache* is a directory for answers by the site's own settings (:mod:`gpurun.hook.remembered`), empty for none.
     Raises :class:`ConfigError` for a bad request or configuration, :class:`GpuError` for a host that cannot serve it.
     """
     taken: ContainerEdits | None = None
@@ -92,7 +94,7 @@ def gpu_edits(
         from gpurun.hook.cdi_known import take_over
 
         taken = take_over(injected.hooks, injected.mounts, tuple([d.path for d in injected.devices]), own_env)
-    asked = _requested(env, annotations, privileged, own_env, settings, mounts, files, prepare)
+    asked = _requested(env, annotations, privileged, own_env, settings, mounts, files, prepare, cache)
     made = asked or taken
     if taken is not None and asked is not None:
         from gpurun.hook.edits import combine
@@ -148,11 +150,45 @@ def _requested(
     mounts: tuple[tuple[str, str], ...],
     files: bool,
     prepare: bool,
+    cache: str,
 ) -> ContainerEdits | None:
     """What the container's own request brings."""
+    asking = may_ask(env)
+    if settings is None and not asking and not _has_settings(own_env):
+        return None
+    if not cache or settings is not None or not asking or own_env.get("GPURUN_GPU_CACHE") == "off":
+        return _answer(env, annotations, privileged, own_env, settings, mounts, files, prepare)[0]
+    from gpurun.hook.remembered import question, recall, remember
+
+    name = question(env, privileged, own_env, mounts)
+    made = recall(cache, name)
+    if made is not None:
+        return made
+    from gpurun.hook import host
+    from gpurun.hook.looked import Looked
+
+    looked = host.listener = Looked()
+    try:
+        made, lasting = _answer(env, annotations, privileged, own_env, settings, mounts, files, prepare)
+    finally:
+        host.listener = None
+    if made is not None and lasting:
+        remember(cache, name, looked, made)
+    return made
+
+
+def _answer(
+    env: tuple[str, ...],
+    annotations: Mapping[str, str],
+    privileged: bool,
+    own_env: Mapping[str, str],
+    settings: Settings | None,
+    mounts: tuple[tuple[str, str], ...],
+    files: bool,
+    prepare: bool,
+) -> tuple[ContainerEdits | None, bool]:
+    """What the request brings, and whether that depends on nothing but what :mod:`gpurun.hook.looked` is told of."""
     if settings is None:
-        if not may_ask(env) and not _has_settings(own_env):
-            return None
         from gpurun.hook.settings import site_settings
 
         settings = site_settings(own_env)
@@ -174,25 +210,22 @@ def _requested(
 
             capabilities = read_needs(env, settings.policy).capabilities
     if names:
-        return _from_files(names, request, settings, own_env, capabilities)
+        return _from_files(names, request, settings, own_env, capabilities), False
     if request is None:
-        return None
+        return None, False
     from gpurun.hook.edits import ContainerEdits
 
     if request.denied:
-        return ContainerEdits(warnings=(request.denied,))
-    return _with_mps(_from_driver(request, settings, own_env), env, mounts)
-
-
-def _with_mps(made: ContainerEdits, env: tuple[str, ...], mounts: tuple[tuple[str, str], ...]) -> ContainerEdits:
+        return ContainerEdits(warnings=(request.denied,)), False
     from gpurun.hook.driver_files import MPS_REASON
 
-    pipes = [m for m in made.mounts if m.reason == MPS_REASON]
-    if not pipes:
-        return made
-    from gpurun.hook.mps import with_mps
+    made, lasting = _from_driver(request, settings, own_env)
+    pipes = [mount for mount in made.mounts if mount.reason == MPS_REASON]
+    if pipes:
+        from gpurun.hook.mps import with_mps
 
-    return with_mps(made, pipes[0], env, mounts)
+        return with_mps(made, pipes[0], env, mounts), False
+    return made, lasting and settings.gpu_cache and not settings.policy.swarm_resource
 
 
 def names_capabilities(env: tuple[str, ...]) -> bool:
@@ -213,17 +246,18 @@ def _from_files(
     from gpurun.hook.edits import combine
 
     found = cdi_edits(names, settings, own_env, roots_of(own_env, settings), capabilities)
-    return found if request is None else combine(_from_driver(request, settings, own_env), found)
+    return found if request is None else combine(_from_driver(request, settings, own_env)[0], found)
 
 
-def _from_driver(request: GpuRequest, settings: Settings, own_env: Mapping[str, str]) -> ContainerEdits:
+def _from_driver(request: GpuRequest, settings: Settings, own_env: Mapping[str, str]) -> tuple[ContainerEdits, bool]:
+    """The edits of *request*, and whether they last: nothing is missing, and neither NVML nor other files were asked."""
     roots = roots_of(own_env, settings)
     if settings.mode == "csv" or not _has_gpus(roots):
         from gpurun.hook.platforms import platform_edits
 
         made = platform_edits(request, roots, settings.mode, settings.csv_dir)
         if made is not None:
-            return made
+            return made, False
     from gpurun.hook.driver import read_driver
     from gpurun.hook.nvidia import edits
 
@@ -250,26 +284,28 @@ def _from_driver(request: GpuRequest, settings: Settings, own_env: Mapping[str, 
         raise failure
     if not settings.forward_compat:
         request = replace(request, forward_compat=False)
+    asked: list[Roots] = []
     if settings.mode in ("auto", "jit-cdi") and (settings.jit_feature_flags or settings.jit_disabled_hooks):
         from gpurun.hook.features import without_features, without_hooks
 
-        made = edits(request, without_features(driver, settings.jit_feature_flags), _resolver(roots))
+        made = edits(request, without_features(driver, settings.jit_feature_flags), _resolver(roots, asked))
         made = without_hooks(made, settings.jit_disabled_hooks, driver.proc_path)
     else:
-        made = edits(request, driver, _resolver(roots))
+        made = edits(request, driver, _resolver(roots, asked))
     if made.additional_gids and not settings.additional_gids:
         made = replace(made, additional_gids=())
-    return made
+    return made, whole and not asked and not request.extras and not request.imex_channels
 
 
-def _resolver(roots: Roots) -> Resolver:
-    """What asks NVML, at most once; nothing of that is imported before."""
+def _resolver(roots: Roots, asked: list[Roots]) -> Resolver:
+    """What asks NVML, at most once, and notes in *asked* that it did; nothing of that is imported before."""
     answers: list[tuple[GpuIdentity, ...]] = []
 
     def resolve() -> tuple[GpuIdentity, ...]:
         if not answers:
             from gpurun.hook.identity import ask
 
+            asked.append(roots)
             answers.append(ask(roots))
         return answers[0]
 
@@ -278,8 +314,10 @@ def _resolver(roots: Roots) -> Resolver:
 
 def _has_gpus(roots: Roots) -> bool:
     """Whether the driver of graphics cards has one; the platforms that have none are another module's subject."""
+    from gpurun.hook.host import names_in
+
     try:
-        return bool(posix.listdir(f"{roots.sysroot}/proc/driver/nvidia/gpus"))
+        return bool(names_in(f"{roots.sysroot}/proc/driver/nvidia/gpus"))
     except OSError:
         return False
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import posix
-
 from gpurun.hook.gpu import NVIDIA_MAJOR
 from gpurun.hook.host import (
     PROC,
@@ -68,9 +66,8 @@ def nvidia_major(majors: dict[str, int]) -> int:
 def gpus_of(roots: Roots, dev: str, majors: dict[str, int], graphics: bool) -> tuple[Gpu, ...]:
     """The GPUs by PCI bus id; *dev* is the directory with ``dev/``, *graphics* whether their DRM nodes are wanted."""
     directory = f"{roots.sysroot}{PROC}/gpus"
-    try:
-        names = posix.listdir(directory)
-    except FileNotFoundError:
+    names = names_in(directory)
+    if not names:
         return ()
     major = nvidia_major(majors)
     divided = _divided(roots)

@@ -12,6 +12,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpurun.hook.looked import Looked
+
+#: Who is told what is looked at; nobody, unless the answer is to be remembered.
+listener: Looked | None = None
+
 PROC = "/proc/driver/nvidia"
 
 
@@ -80,9 +85,8 @@ def find_node(root: str, path: str, major: int, minor: int, mode: int = 0o666) -
     A file there that is not the device it should be is never handed to a container: :class:`GpuError`.
     """
     host_path = root + path
-    try:
-        stat = posix.lstat(host_path)
-    except FileNotFoundError:
+    stat = _lstat(host_path)
+    if stat is None:
         return HostNode(path, host_path, major, minor, False, mode)
     numbers = (posix.major(stat.st_rdev), posix.minor(stat.st_rdev))
     if stat.st_mode & 0o170000 != 0o020000 or numbers != (major, minor):
@@ -95,14 +99,21 @@ def find_node(root: str, path: str, major: int, minor: int, mode: int = 0o666) -
 
 def node_as_it_is(root: str, path: str) -> HostNode | None:
     """The character device at *path* below *root*, whatever its numbers; ``None`` for anything else, a link too."""
-    try:
-        stat = posix.lstat(root + path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    if stat.st_mode & 0o170000 != 0o020000:
+    stat = _lstat(root + path)
+    if stat is None or stat.st_mode & 0o170000 != 0o020000:
         return None
     major, minor = posix.major(stat.st_rdev), posix.minor(stat.st_rdev)
     return HostNode(path, root + path, major, minor, True, stat.st_mode & 0o777, stat.st_gid)
+
+
+def _lstat(path: str) -> posix.stat_result | None:
+    try:
+        found = posix.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        found = None
+    if listener is not None:
+        listener.node(path, found)
+    return found
 
 
 def bus_order(bus_id: str) -> tuple[int, ...]:
@@ -117,26 +128,34 @@ def bus_order(bus_id: str) -> tuple[int, ...]:
 def exists(path: str) -> bool:
     """Whether there is something at *path*, links followed."""
     try:
-        posix.stat(path)
+        found = posix.stat(path)
     except OSError:
-        return False
-    return True
+        found = None
+    if listener is not None:
+        listener.there(path, found)
+    return found is not None
 
 
 def names_in(path: str) -> list[str]:
     """The names in the directory *path*, sorted; none when it is not there."""
     try:
-        return sorted(posix.listdir(path))
+        names = sorted(posix.listdir(path))
     except (FileNotFoundError, NotADirectoryError):
-        return []
+        names = []
+    if listener is not None:
+        listener.names(path, names)
+    return names
 
 
 def read_bytes(path: str, limit: int = 1 << 16) -> bytes | None:
     """The first *limit* bytes of *path*, ``None`` when it is not there."""
     try:
-        return read_file(path, limit)
+        content = read_file(path, limit)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        content = None
+    if listener is not None:
+        listener.text(path, limit, content)
+    return content
 
 
 def read_text(path: str) -> str:

@@ -94,13 +94,15 @@ def compose(image_cache: bytes | None, added: tuple[CacheEntry, ...]) -> bytes:
     first = added[0].path.encode("utf-8", "surrogateescape") if added else b""
     if image_cache is not None and first in image_cache and _begins_with(table, added):
         return image_cache  # composed before, by a container that shares the image
+    keys: dict[int, list[int]] = {}
     for new in reversed(added):  # each is put before its equals: the first of *added* ends up first
         name = new.soname.encode("utf-8", "surrogateescape")
         key_offset = len(strings)
         strings += name + b"\0"
         value_offset = len(strings)
         strings += new.path.encode("utf-8", "surrogateescape") + b"\0"
-        place = _place(entries, strings, sort_key(name))
+        key = keys[key_offset] = sort_key(name)
+        place = _place(entries, strings, key, keys)
         entries.insert(place, (new.flags, key_offset, value_offset, 0, 0))
     return _write(_Table(tuple(entries), bytes(strings), table.hwcaps))
 
@@ -120,37 +122,44 @@ def _begins_with(table: _Table, added: tuple[CacheEntry, ...]) -> bool:
     return all(there[name][: len(first)] == first for name, first in wanted.items())
 
 
-def sort_key(name: bytes) -> tuple[tuple[int, int], ...]:
-    """The order of names in a cache (descending), as glibc's ``_dl_cache_libcmp``: runs of digits count as one number."""
-    key: list[tuple[int, int]] = []
+def sort_key(name: bytes) -> list[int]:
+    """The order of names in a cache (descending), as glibc's ``_dl_cache_libcmp``: runs of digits count as one number,
+    which is greater than any other character.
+    """
+    key: list[int] = []
     number = -1
     for byte in name:
         if 48 <= byte <= 57:
             number = byte - 48 if number < 0 else number * 10 + byte - 48
             continue
         if number >= 0:
-            key.append((1, number))
+            key.append(256 + number)
             number = -1
-        key.append((0, byte))
+        key.append(byte)
     if number >= 0:
-        key.append((1, number))
-    return tuple(key)
+        key.append(256 + number)
+    return key
 
 
-def _place(entries: list[tuple[int, int, int, int, int]], strings: bytearray, key: tuple[tuple[int, int], ...]) -> int:
-    """The index of the first entry that is not greater than *key*: entries are in descending order."""
+def _place(
+    entries: list[tuple[int, int, int, int, int]], strings: bytearray, key: list[int], keys: dict[int, list[int]]
+) -> int:
+    """The index of the first entry that is not greater than *key*: entries are in descending order.
+
+    *keys* are those that have been looked at before, by the offset of their name.
+    """
     low, high = 0, len(entries)
     while low < high:
         middle = (low + high) // 2
-        if _key(strings, entries[middle][1]) > key:
+        offset = entries[middle][1]
+        found = keys.get(offset)
+        if found is None:
+            found = keys[offset] = sort_key(_bounded(strings, offset, _NAME_MAX))
+        if found > key:
             low = middle + 1
         else:
             high = middle
     return low
-
-
-def _key(strings: bytes | bytearray, offset: int) -> tuple[tuple[int, int], ...]:
-    return sort_key(_bounded(strings, offset, _NAME_MAX))
 
 
 def _bounded(strings: bytes | bytearray, offset: int, most: int) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posix
 
+from gpurun.hook import host
 from gpurun.hook.driver_files import UNVERSIONED, VERSIONED
 from gpurun.hook.elf import MACHINES, read_elf
 from gpurun.hook.ldcache import FLAGS_COMPAT32, FLAGS_NATIVE, MAX_SIZE, CacheError, lookup
@@ -67,12 +68,16 @@ def open_driver_root(
     *ldcache* is its loader's cache, *first_dirs* are directories to look for libraries in before the usual ones.
     """
     fd = posix.open(path, posix.O_RDONLY | posix.O_DIRECTORY | O_CLOEXEC)
+    if host.listener is not None:
+        host.listener.there(path, posix.fstat(fd))
     real = posix.readlink(f"/proc/self/fd/{fd}")
     return DriverRoot(fd, "" if real == "/" else real, machine, ldcache, first_dirs)
 
 
 def resolve(root: DriverRoot, path: str) -> str | None:
     """The real path below the driver root that *path* leads to (``/usr/lib/x.so.1.2``), ``None`` when there is none."""
+    if host.listener is not None:
+        host.listener.in_root(root.path, path)
     try:
         fd = open_in_root(root.fd, path)
     except OSError:
@@ -120,6 +125,8 @@ def find_libraries(root: DriverRoot, version: str, capabilities: Iterable[str], 
 
 def _from_cache(root: DriverRoot, version: str, wanted: Iterable[str], flags: int) -> dict[str, str]:
     """Name → real path of those that the loader's cache of the driver root knows, in the version wanted."""
+    if host.listener is not None:
+        host.listener.in_root(root.path, root.ldcache)
     try:
         fd = open_in_root(root.fd, root.ldcache, posix.O_RDONLY | posix.O_NONBLOCK)
     except OSError:
@@ -147,6 +154,9 @@ def _from_cache(root: DriverRoot, version: str, wanted: Iterable[str], flags: in
 
 def _from_dirs(root: DriverRoot, names: list[str], dirs: tuple[str, ...], places: dict[str, str]) -> None:
     for directory in dirs:
+        if host.listener is not None:
+            for name in names:
+                host.listener.in_root(root.path, f"{directory}/{name}")
         try:
             fd = open_in_root(root.fd, directory, O_PATH | posix.O_DIRECTORY)
         except OSError:
@@ -170,6 +180,8 @@ def read_library(
     root: DriverRoot, capabilities: tuple[str, ...], path: str, flags: int, machine: int, compat32: bool
 ) -> Library | None:
     """*path* as a library, when it is a file of the right machine that only root may have written."""
+    if host.listener is not None:
+        host.listener.in_root(root.path, path)
     try:
         fd = open_in_root(root.fd, path, posix.O_RDONLY | posix.O_NONBLOCK)
     except OSError:
@@ -191,6 +203,8 @@ def read_library(
 
 def list_dir(root: DriverRoot, path: str) -> list[str]:
     """The names in the directory *path* of the driver root; none when it cannot be read."""
+    if host.listener is not None:
+        host.listener.in_root(root.path, path, listed=True)
     try:
         fd = open_in_root(root.fd, path, posix.O_RDONLY | posix.O_DIRECTORY)
     except OSError:

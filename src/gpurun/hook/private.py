@@ -9,6 +9,7 @@ from gpurun.errors import StepError
 from gpurun.linux import mount as lm
 from gpurun.linux.files import O_CLOEXEC, write_all
 from gpurun.linux.fs import (
+    AT_FDCWD,
     O_DIRECTORY,
     O_NOFOLLOW,
     O_PATH,
@@ -20,9 +21,10 @@ from gpurun.linux.fs import (
     fstatfs_type,
     openat2,
 )
-from gpurun.ns.mount import attach, bind_fd, tmpfs
+from gpurun.ns.mount import attach, private_copy, tmpfs
 from gpurun.ns.options import parse_options
 from gpurun.ns.path import make_dirs
+from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,21 +33,13 @@ if TYPE_CHECKING:
 
 _S_IFMT, _S_IFDIR, _S_IFREG = 0o170000, 0o040000, 0o100000
 _ON_PROC = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
+_MASK = "mask"
 _PRIVATE = lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NODEV | lm.MOUNT_ATTR_NOEXEC
 
 
 def failed(step: str, path: str, error: OSError) -> StepError:
     """*error* of the kernel as the failure of *step* on *path*."""
     return StepError(step, path, error.errno or EINVAL)
-
-
-def open_source(step: str, path: str) -> tuple[int, posix.stat_result]:
-    """The host's *path* as an O_PATH descriptor; a symbolic link is refused, discovery has resolved them all."""
-    try:
-        fd = posix.open(path, O_PATH | O_NOFOLLOW | O_CLOEXEC)
-    except OSError as e:
-        raise failed(step, path, e) from None
-    return fd, posix.fstat(fd)
 
 
 def _write_file(directory_fd: int, path: str, content: bytes, mode: int) -> None:
@@ -58,37 +52,88 @@ def _write_file(directory_fd: int, path: str, content: bytes, mode: int) -> None
         posix.close(fd)
 
 
-def _make_parents(directory_fd: int, path: str) -> None:
-    """The directories of *path* (which is a directory) on a tmpfs of ours."""
-    parts = path.split("/") if path else []
-    for i in range(1, len(parts) + 1):
-        try:
-            posix.mkdir("/".join(parts[:i]), 0o555, dir_fd=directory_fd)
-        except FileExistsError:
-            pass  # made for the file before
+def _make_parents(directory_fd: int, path: str, made: set[str]) -> None:
+    """The directories of *path* (which is a directory) on a tmpfs of ours, but for those *made* before."""
+    if not path or path in made:
+        return
+    _make_parents(directory_fd, path.rpartition("/")[0], made)
+    posix.mkdir(path, 0o555, dir_fd=directory_fd)
+    made.add(path)
 
 
-def mask_tree(where: Target, tree: ProcTree) -> None:
-    """A read-only tmpfs over the host's tree: *files* written, *binds* put back from the host."""
-    step = "mask"
+class PreparedTree(Record):
+    """A tree that is attached nowhere yet: a tmpfs with the files in it, and copies of what the host binds in it."""
+
+    prefix: str  # before the names in it
+    mount: int
+    binds: tuple[int, ...]
+
+    def close(self) -> None:
+        """Let go of all of it; what is attached stays."""
+        for fd in (self.mount, *self.binds):
+            posix.close(fd)
+
+
+def prepare_tree(tree: ProcTree, prefix: str | None = None) -> PreparedTree:
+    """*tree*, but for attaching it; without a *prefix* with the one that this host's /proc makes likely."""
+    if prefix is None:
+        prefix = _prefix(tree.path) if tree.path.startswith("/proc/") and not _is_there(tree.path) else ""
+    binds: list[int] = []
+    mount = -1
+    try:
+        for bind in tree.binds:
+            binds.append(_bind_source(bind))
+        mount = tmpfs(0o555, "1m", _PRIVATE)
+        _fill(mount, tree, prefix)
+        lm.mount_setattr(mount, lm.MOUNT_ATTR_RDONLY)
+    except (OSError, StepError) as e:
+        for fd in (mount, *binds):
+            if fd >= 0:
+                posix.close(fd)
+        if isinstance(e, StepError):
+            raise
+        raise failed(_MASK, tree.path, e) from None
+    return PreparedTree(prefix, mount, tuple(binds))
+
+
+def mask_tree(where: Target, tree: ProcTree, prepared: PreparedTree | None = None) -> None:
+    """A read-only tmpfs over the host's tree: *files* written, *binds* put back from the host.
+
+    *prepared* is closed, and used if it fits.
+    """
     try:
         target, prefix = _tree_target(where, tree.path)
-        if target < 0:
-            return
         try:
-            mount = tmpfs(0o555, "1m", _PRIVATE)
-            try:
-                _fill(mount, tree, prefix)
-                lm.mount_setattr(mount, lm.MOUNT_ATTR_RDONLY)
-                attach(mount, target)
-                for bind in tree.binds:
-                    _bind_in_tree(mount, bind, prefix + bind.container_path.removeprefix(tree.path).lstrip("/"))
-            finally:
-                posix.close(mount)
+            if target < 0:
+                return
+            if prepared is None or prepared.prefix != prefix:
+                if prepared is not None:
+                    prepared.close()
+                prepared = prepare_tree(tree, prefix)
+            attach(prepared.mount, target)
+            for bind, source in zip(tree.binds, prepared.binds, strict=True):
+                name = prefix + bind.container_path.removeprefix(tree.path).lstrip("/")
+                place = posix.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=prepared.mount)
+                try:
+                    attach(source, place)
+                finally:
+                    posix.close(place)
         finally:
-            posix.close(target)
+            if target >= 0:
+                posix.close(target)
     except OSError as e:
-        raise failed(step, tree.path, e) from None
+        raise failed(_MASK, tree.path, e) from None
+    finally:
+        if prepared is not None:
+            prepared.close()
+
+
+def _is_there(path: str) -> bool:
+    try:
+        posix.lstat(path)
+    except OSError:
+        return False  # for a container it is the same whether it is absent or out of reach
+    return True
 
 
 def _tree_target(target: Target, path: str) -> tuple[int, str]:
@@ -120,39 +165,40 @@ def _tree_target(target: Target, path: str) -> tuple[int, str]:
         posix.close(proc)
 
 
+def _prefix(path: str) -> str:
+    """What stands before the names in a tree at *path* that covers its parent."""
+    return path.rpartition("/")[2] + "/"
+
+
 def _fill(mount: int, tree: ProcTree, prefix: str) -> None:
     def name_of(edit: FileEdit | EditMount) -> str:
         path = edit.container_path if hasattr(edit, "container_path") else edit.path
         return prefix + path.removeprefix(tree.path).lstrip("/")
 
-    if prefix:
-        _make_parents(mount, prefix.rstrip("/"))
+    made: set[str] = set()
+    _make_parents(mount, prefix.rstrip("/"), made)
     for file in tree.files:
-        directory, slash, _ = name_of(file).rpartition("/")
-        if slash:
-            _make_parents(mount, directory)
+        _make_parents(mount, name_of(file).rpartition("/")[0], made)
         _write_file(mount, name_of(file), file.content, file.mode)
     for bind in tree.binds:
         if bind.kind == "dir":
-            _make_parents(mount, name_of(bind))
+            _make_parents(mount, name_of(bind), made)
             continue
-        _make_parents(mount, name_of(bind).rpartition("/")[0])
+        _make_parents(mount, name_of(bind).rpartition("/")[0], made)
         _write_file(mount, name_of(bind), b"", 0o444)
 
 
-def _bind_in_tree(mount: int, bind: EditMount, name: str) -> None:
-    source, stat = open_source("mount", bind.host_path)
+def _bind_source(bind: EditMount) -> int:
+    """A detached copy of what the host has there, with the options of *bind*; a symbolic link is refused."""
+    options = parse_options(bind.options)
     try:
-        if stat.st_mode & _S_IFMT != (_S_IFDIR if bind.kind == "dir" else _S_IFREG):
-            raise StepError("mount", bind.host_path, EINVAL)
-        target = posix.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=mount)
-        try:
-            options = parse_options(bind.options)
-            bind_fd(source, target, options.attr_set, options.attr_clr, options.recursive)
-        finally:
-            posix.close(target)
-    finally:
+        source = private_copy(AT_FDCWD, bind.host_path, options.attr_set, options.attr_clr, options.recursive)
+    except OSError as e:
+        raise failed("mount", bind.host_path, e) from None
+    if posix.fstat(source).st_mode & _S_IFMT != (_S_IFDIR if bind.kind == "dir" else _S_IFREG):
         posix.close(source)
+        raise StepError("mount", bind.host_path, EINVAL)
+    return source
 
 
 def private_file(root_fd: int, name: str, content: bytes) -> int:

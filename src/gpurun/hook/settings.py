@@ -7,8 +7,8 @@ use for are in :data:`UNUSED`, each with the reason; unknown ones are ignored, a
 from __future__ import annotations
 
 from gpurun.errors import ConfigError
+from gpurun.hook.host import read_bytes
 from gpurun.hook.request import CAPABILITIES, Policy
-from gpurun.linux.files import read_file
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
@@ -50,7 +50,7 @@ class Settings(Record):
 
     *features* are the names below ``[features]`` that are true.  ``[gpurun]`` is a table of our own (the toolkit ignores
     it): *dev_root* and *library_dirs* as in :class:`gpurun.hook.host.Roots`; *filter_engine_devices* is for GPUs that an
-    engine itself has given (:mod:`gpurun.hook.engine_gpus`).
+    engine itself has given (:mod:`gpurun.hook.engine_gpus`); *gpu_cache* whether answers are remembered.
     """
 
     policy: Policy = Policy()
@@ -74,6 +74,7 @@ class Settings(Record):
     dev_root: str = ""
     library_dirs: tuple[str, ...] = ()
     filter_engine_devices: bool = True
+    gpu_cache: bool = True
 
     def environment(self, own_env: Mapping[str, str]) -> dict[str, str]:
         """*own_env* with what the file adds to it."""
@@ -120,11 +121,11 @@ def site_settings(env: Mapping[str, str]) -> Settings:
 def read_settings(path: str) -> Settings:
     """The settings in the file *path*; the defaults when there is none.  Raises :class:`ConfigError`."""
     try:
-        data = read_file(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return Settings()
+        data = read_bytes(path, 1 << 20)
     except OSError as e:
         raise ConfigError(path, f"cannot be read: {e.strerror}") from None
+    if data is None:
+        return Settings()
     from gpurun.hook.toml import parse  # most hosts have no such file
 
     read = _Reader(parse(data.decode("utf-8", "surrogateescape"), path), path)
@@ -155,6 +156,7 @@ def read_settings(path: str) -> Settings:
         dev_root=read.path("gpurun.dev-root"),
         library_dirs=read.texts("gpurun.library-dirs", ()),
         filter_engine_devices=read.flag("gpurun.filter-engine-devices", True),
+        gpu_cache=read.flag("gpurun.gpu-cache", True),
     )
 
 

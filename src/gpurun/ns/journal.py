@@ -19,6 +19,10 @@ from gpurun.linux.files import write_all
 from gpurun.linux.fs import O_DIRECTORY, O_PATH, RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
 from gpurun.record import Record
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 # Kinds of records.
 ROOTFS = "rootfs"  # the host path of the rootfs: the first record
 DIRECTORY = "directory"  # an empty directory
@@ -28,6 +32,8 @@ TEMPORARY = "temporary"  # a file of ours whatever is in it, about to be renamed
 REWRITTEN = "rewritten"  # a file's content; rest: digest of ours, then what was there (see Original)
 TIMES = "times"  # the mtime of a directory; rest: before and after, in nanoseconds
 CANCELLED = "cancelled"  # the record with the stamp in rest was not acted on
+
+_NOT_OF_IMAGE, _MADE_BY_US = -1, -2
 
 #: How directories of the image itself are opened: through no link and on no other mount.
 ON_ROOT = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
@@ -62,31 +68,57 @@ class Journal:
         self.root_fd = root_fd
         self.fd = fd
         self._noted = 0  # the stamp of the last note, 0 when it was not written
-        self._directories: dict[str, int] = {}  # directory → its mtime before; -1: not of the image
+        self._directories: dict[str, int] = {}  # directory → its mtime before, or one of the two above
 
     def note(self, kind: str, path: str, rest: bytes = b"") -> None:
         """Write down that *path* is about to be made; to be called right before the system call."""
         of_image = self.fd >= 0 and self.in_image(path.rpartition("/")[0])
         self._noted = append(self.fd, kind, path, rest) if of_image else 0
 
-    def cancel(self) -> None:
-        """Take the last note back: the system call has failed, or somebody else had made it."""
-        if self._noted:
-            append(self.fd, CANCELLED, "", b"%d" % self._noted)
+    def note_all(self, notes: Iterable[tuple[str, str, bytes]]) -> list[int]:
+        """Write down many (kind, path, rest) that are about to be made, in one write; returns the stamp of each, for
+        :meth:`cancel`: 0 for one that is not of the image.
+        """
+        stamp = time.monotonic_ns()
+        stamps: list[int] = []
+        records: list[bytes] = []
+        for kind, path, rest in notes:
+            of_image = self.fd >= 0 and self.in_image(path.rpartition("/")[0])
+            stamps.append(stamp + len(stamps) if of_image else 0)
+            if of_image:
+                records.append(_record(kind, path, rest, stamps[-1]))
+        if records:
+            write_all(self.fd, b"".join(records))
+        return stamps
+
+    def cancel(self, stamp: int | None = None) -> None:
+        """Take the last note back, or that of *stamp*: the system call has failed, or somebody else had made it."""
+        cancelled = self._noted if stamp is None else stamp
+        if cancelled:
+            append(self.fd, CANCELLED, "", b"%d" % cancelled)
+        if stamp is None:
             self._noted = 0
+
+    def made_directory(self, path: str) -> None:
+        """The directory *path* has just been made, as noted: undoing takes it away, whatever its time was."""
+        if self.fd >= 0 and self.in_image(path.rpartition("/")[0]):
+            self._directories[path] = _MADE_BY_US
 
     def in_image(self, directory: str) -> bool:
         """Whether *directory* (relative, without links) is of the image itself, and not of another mount in the rootfs."""
-        return self._mtime(directory) >= 0
+        return self._mtime(directory) != _NOT_OF_IMAGE
 
     def close(self) -> None:
         """Write down the times of the directories that were changed, so that undoing gives them back, and close the file."""
         if self.fd < 0:
             return
+        changed: list[tuple[str, str, bytes]] = []
         for directory, before in self._directories.items():
-            after = self._look(directory) if before >= 0 else -1
-            if after not in (-1, before):
-                append(self.fd, TIMES, directory, b"%d %d" % (before, after))
+            after = self._look(directory) if before >= 0 else _NOT_OF_IMAGE
+            if after not in (_NOT_OF_IMAGE, before):
+                changed.append((TIMES, directory, b"%d %d" % (before, after)))
+        now = time.monotonic_ns()
+        write_all(self.fd, b"".join([_record(*change, now) for change in changed]))
         posix.close(self.fd)
         self.fd = -1
 
@@ -100,7 +132,7 @@ class Journal:
             fd = openat2(self.root_fd, directory or ".", O_PATH | O_DIRECTORY, ON_ROOT)
         except OSError as e:
             if e.errno in (EXDEV, ENOENT, ENOTDIR, ELOOP):
-                return -1
+                return _NOT_OF_IMAGE
             raise
         try:
             return posix.fstat(fd).st_mtime_ns
@@ -111,9 +143,13 @@ class Journal:
 def append(fd: int, kind: str, path: str, rest: bytes = b"", stamp: int = 0) -> int:
     """Append one record to the journal *fd*, in one write: two writers do not mix.  Returns its stamp (now unless given)."""
     stamp = stamp or time.monotonic_ns()
-    body = f"{kind}\0{stamp}\0{path}\0".encode("utf-8", "surrogateescape") + rest
-    write_all(fd, b"%d:%b," % (len(body), body))
+    write_all(fd, _record(kind, path, rest, stamp))
     return stamp
+
+
+def _record(kind: str, path: str, rest: bytes, stamp: int) -> bytes:
+    body = f"{kind}\0{stamp}\0{path}\0".encode("utf-8", "surrogateescape") + rest
+    return b"%d:%b," % (len(body), body)
 
 
 def parse(data: bytes) -> tuple[Trace, ...]:

@@ -116,8 +116,19 @@ class MountOptions(Record):
     remount: bool = False
 
 
+#: What has been parsed: a container's devices bring dozens of mounts with the same few options.
+_parsed: dict[tuple[str, ...], MountOptions] = {}
+
+
 def parse_options(words: tuple[str, ...]) -> MountOptions:
     """Sort *words* into flags, propagation and data; of contradicting words the later wins."""
+    found = _parsed.get(words)
+    if found is None:
+        found = _parsed[words] = _parse(words)
+    return found
+
+
+def _parse(words: tuple[str, ...]) -> MountOptions:
     attr_set = attr_clr = rec_set = rec_clr = times = 0
     named = False
     propagation: list[tuple[int, bool]] = []

@@ -45,7 +45,7 @@ def make_dirs(root_fd: int, path: str, journal: Journal | None = None, mode: int
     fd, rest = _walk(root_fd, path)
     for name in rest:
         try:
-            _make_dir(fd, name, journal, mode)
+            make_dir(fd, name, journal, mode)
         except OSError as e:
             posix.close(fd[0])
             raise OSError(e.errno, e.strerror, path) from None
@@ -53,7 +53,8 @@ def make_dirs(root_fd: int, path: str, journal: Journal | None = None, mode: int
     return fd[0]
 
 
-def _make_dir(place: tuple[int, str], name: str, journal: Journal | None, mode: int) -> None:
+def make_dir(place: tuple[int, str], name: str, journal: Journal | None, mode: int = 0o755) -> None:
+    """Make the directory *name* in *place* (a descriptor, and its path as journals have it), unless it is there by now."""
     if journal is not None:
         journal.note("directory", join(place[1], name))
     try:
@@ -63,6 +64,9 @@ def _make_dir(place: tuple[int, str], name: str, journal: Journal | None, mode: 
             journal.cancel()
         if e.errno != EEXIST:  # another container that shares this rootfs was faster: the next open looks at what is there
             raise
+        return
+    if journal is not None:
+        journal.made_directory(join(place[1], name))
 
 
 def make_target(root_fd: int, path: str, directory: bool, journal: Journal | None = None, mode: int = 0o755) -> int:
@@ -82,7 +86,7 @@ def make_target(root_fd: int, path: str, directory: bool, journal: Journal | Non
     fd = (parent, where)
     try:
         for name in dirs:
-            _make_dir(fd, name, journal, 0o755)
+            make_dir(fd, name, journal)
             fd = _step(fd, name, path)
         if not rest:
             raise OSError(ENOTDIR, posix.strerror(ENOTDIR), path)
@@ -94,7 +98,7 @@ def make_target(root_fd: int, path: str, directory: bool, journal: Journal | Non
         except OSError as e:
             if journal is not None:
                 journal.cancel()
-            if e.errno != EEXIST:  # as in _make_dir
+            if e.errno != EEXIST:  # as in make_dir
                 raise OSError(e.errno, e.strerror, path) from None
         return posix.open(rest[-1], O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=fd[0])
     finally:

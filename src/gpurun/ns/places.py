@@ -11,12 +11,12 @@ from errno import EEXIST
 
 from gpurun.errors import GpurunError, StepError
 from gpurun.linux.files import O_CLOEXEC
-from gpurun.linux.fs import O_NOFOLLOW, O_PATH
-from gpurun.ns.path import join, make_dirs, make_target, open_in_root, path_in_root
+from gpurun.linux.fs import O_DIRECTORY, O_NOFOLLOW, O_PATH
+from gpurun.ns.path import join, make_dir, make_dirs, make_target, open_in_root, path_in_root
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from gpurun.ns.journal import Journal
 
@@ -37,22 +37,50 @@ class Places:
         self.journal = journal
         self._check = check
         self._directories: dict[str, tuple[int, str]] = {}
+        self._asked: set[str] = set()  # of them, those that somebody puts something into; the rest lead there
+        self._made: set[str] = set()  # of them, those that we have made
 
     def directory(self, path: str) -> tuple[int, str]:
         """The directory *path*, made where it is missing: (its descriptor, ours to close; its path as journals have it).
 
-        Without a journal that path is empty: nobody reads it.
+        Without a journal nobody reads that path.
         """
-        found = self._directories.get(path)
-        if found is None:
-            fd = self.checked(make_dirs(self.root_fd, path, self.journal), path)
-            try:
-                found = fd, "" if self.journal is None else path_in_root(self.root_fd, fd, "").rstrip("/")
-            except OSError:
-                posix.close(fd)
-                raise
-            self._directories[path] = found
+        found = self._hold(path)
+        if path not in self._asked:
+            if self._check is not None:
+                self._check(found[0], path)
+            self._asked.add(path)
         return found
+
+    def make_all(self, wanted: Iterable[tuple[str, str | None]]) -> None:
+        """Make what is missing of *wanted*, (path, text of a link; ``None``: an empty file), all noted in one write before.
+
+        What does not go that way (a read-only file system, a link in its place) is left to who asks for it next, and told
+        there.
+        """
+        missing: list[tuple[int, str, str | None]] = []
+        notes: list[tuple[str, str, bytes]] = []
+        for path, text in wanted:
+            directory, _, name = path.rpartition("/")
+            try:
+                parent, where = self.directory(directory or "/")
+            except OSError:
+                continue
+            if name in ("", ".", "..") or posix.access(name, posix.F_OK, dir_fd=parent, follow_symlinks=False):
+                continue
+            missing.append((parent, name, text))
+            kind, rest = ("file", b"") if text is None else ("link", text.encode("utf-8", "surrogateescape"))
+            notes.append((kind, join(where, name), rest))
+        stamps = [0] * len(notes) if self.journal is None else self.journal.note_all(notes)
+        for (parent, name, text), stamp in zip(missing, stamps, strict=True):
+            try:
+                if text is None:
+                    posix.mknod(name, _S_IFREG | 0o644, dir_fd=parent)
+                else:
+                    posix.symlink(text, name, dir_fd=parent)
+            except OSError:
+                if self.journal is not None:
+                    self.journal.cancel(stamp)
 
     def file(self, path: str) -> int:
         """An O_PATH descriptor, the caller's to close, of the mount point *path*: an empty file where it is missing.
@@ -114,7 +142,8 @@ class Places:
 
         Raises :class:`StepError` where a process in the container would find something else at such a path.
         """
-        for path, (held, _) in self._directories.items():
+        for path in self._asked:
+            held = self._directories[path][0]
             try:
                 fd = open_in_root(self.root_fd, path)
             except OSError as e:
@@ -129,8 +158,50 @@ class Places:
         """Let go of everything, without a look."""
         held = [fd for fd, _ in self._directories.values()]
         self._directories.clear()
+        self._asked.clear()
+        self._made.clear()
         for fd in held:
             posix.close(fd)
+
+    def _hold(self, path: str) -> tuple[int, str]:
+        found = self._directories.get(path)
+        if found is None:
+            found = self._directories[path] = self._step(path) or self._resolve(path)
+        return found
+
+    def _step(self, path: str) -> tuple[int, str] | None:
+        """As :meth:`directory`, in one step from the directory above; ``None`` where that is no way: a link, ``..``."""
+        if path == "/":
+            return posix.open(".", O_PATH | O_DIRECTORY | O_CLOEXEC, dir_fd=self.root_fd), ""
+        above, _, name = path.rpartition("/")
+        if name in ("", ".", ".."):
+            return None
+        parent, where = self._hold(above or "/")
+        flags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC
+        try:
+            missing = above in self._made  # there is nothing in it yet
+            if not missing:
+                try:
+                    fd = posix.open(name, flags, dir_fd=parent)
+                except FileNotFoundError:
+                    missing = True
+            if missing:
+                make_dir((parent, where), name, self.journal)
+                fd = posix.open(name, flags, dir_fd=parent)
+                self._made.add(path)
+        except NotADirectoryError:
+            return None
+        except OSError as e:
+            raise OSError(e.errno, e.strerror, path) from None
+        return fd, join(where, name)
+
+    def _resolve(self, path: str) -> tuple[int, str]:
+        fd = self.checked(make_dirs(self.root_fd, path, self.journal), path)
+        try:
+            return fd, "" if self.journal is None else path_in_root(self.root_fd, fd, "").rstrip("/")
+        except OSError:
+            posix.close(fd)
+            raise
 
     def _make_file(self, path: str) -> int:
         parent, name = self.note("file", path)

@@ -1,0 +1,97 @@
+"""Files that only spare work: each under a name that says what it depends on, with a digest of its content.
+
+A cache is a directory of the state root that is ours alone.  It is a convenience: whatever is wrong with it (another
+owner, others that may write there, a damaged file, a link), there is nothing in it, and the work is done.
+"""
+
+from __future__ import annotations
+
+import posix
+from _blake2 import blake2b
+
+from gpurun import log
+from gpurun.errors import oserror_text
+from gpurun.linux.files import O_CLOEXEC, read_fd, write_all
+
+#: How many files a cache has at most, unless told otherwise.
+MAX_ENTRIES = 64
+
+_DIGEST_SIZE = 16
+
+
+def entry_name(*depends: object) -> str:
+    """The name of what depends on all of *depends*, which are told apart by their repr."""
+    return blake2b(repr(depends).encode("utf-8", "surrogateescape"), digest_size=32).hexdigest()
+
+
+def load(directory: str, name: str, limit: int) -> bytes:
+    """What is kept under *name*, at most *limit* bytes; empty when there is nothing, or a damaged file."""
+    try:
+        cache = _open_cache(directory)
+        try:
+            fd = posix.open(name, posix.O_RDONLY | posix.O_NOFOLLOW | O_CLOEXEC, dir_fd=cache)
+        finally:
+            posix.close(cache)
+        try:
+            whole = read_fd(fd, _DIGEST_SIZE + limit + 1)
+        finally:
+            posix.close(fd)
+    except OSError:
+        return b""  # not there yet, or not usable
+    data = whole[_DIGEST_SIZE:]
+    return data if whole[:_DIGEST_SIZE] == _digest(data) else b""
+
+
+def save(directory: str, name: str, data: bytes) -> None:
+    """Keep *data* under *name*; a full cache loses its oldest files first.  What fails is told with --debug only."""
+    try:
+        try:
+            posix.mkdir(directory, 0o700)
+        except FileExistsError:
+            pass  # the usual case
+        cache = _open_cache(directory)
+        try:
+            _make_room(cache)
+            temporary = f".{name}.{posix.getpid()}"
+            flags = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW | O_CLOEXEC
+            fd = posix.open(temporary, flags, 0o600, dir_fd=cache)
+            try:
+                write_all(fd, _digest(data) + data)
+            finally:
+                posix.close(fd)
+            posix.rename(temporary, name, src_dir_fd=cache, dst_dir_fd=cache)
+        finally:
+            posix.close(cache)
+    except OSError as e:
+        log.debug(f"nothing is kept in {directory}: {oserror_text(e)}")
+
+
+def _digest(data: bytes) -> bytes:
+    return bytes(blake2b(data, digest_size=_DIGEST_SIZE).digest())
+
+
+def _open_cache(directory: str) -> int:
+    """The cache's directory, which must be ours alone: who can write there decides what containers may do."""
+    fd = posix.open(directory, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | O_CLOEXEC)
+    found = posix.fstat(fd)
+    if found.st_uid != posix.geteuid() or found.st_mode & 0o077:
+        posix.close(fd)
+        raise PermissionError(1, "", directory)
+    return fd
+
+
+def _make_room(cache: int) -> None:
+    names = posix.listdir(cache)
+    if len(names) < MAX_ENTRIES:
+        return
+    aged = []
+    for name in names:
+        try:
+            aged.append((posix.stat(name, dir_fd=cache, follow_symlinks=False).st_mtime_ns, name))
+        except FileNotFoundError:
+            continue  # another create makes room as well
+    for _, name in sorted(aged)[: len(names) - MAX_ENTRIES * 3 // 4]:
+        try:
+            posix.unlink(name, dir_fd=cache)
+        except FileNotFoundError:
+            continue

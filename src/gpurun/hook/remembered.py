@@ -1,0 +1,137 @@
+"""Answers of the discovery that are used again while all that was looked at for them is as it was.
+
+A host's driver changes once in months, its containers start every second: comparing takes a quarter of the time that
+looking takes.  An entry of the cache (:mod:`gpurun.cachefile`) is named by the question: what the container asks, what of
+gpurun's own environment counts, and the build of gpurun.  It has the facts (:mod:`gpurun.hook.looked`) and the edits.
+"""
+
+from __future__ import annotations
+
+import marshal
+import posix
+import sys
+
+from gpurun import __version__, log
+from gpurun.cachefile import entry_name, load, save
+from gpurun.hook.edits import ContainerEdits
+from gpurun.linux.files import read_file
+from gpurun.record import from_wire, to_wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpurun.hook.looked import Facts, Looked
+
+#: What of gpurun's own environment the discovery and the site's settings depend on.
+_OWN = ("GPURUN_SYSROOT", "GPURUN_MODE", "NVIDIA_CTK_CONFIG_FILE_PATH", "XDG_CONFIG_HOME", "CUDA_MPS_PIPE_DIRECTORY")
+_ASKING = ("NVIDIA_", "CUDA_VERSION=")
+_MOUNTS = "/var/run/nvidia-container-devices"
+_LIMIT = 4 << 20
+
+
+def question(env: tuple[str, ...], privileged: bool, own_env: Mapping[str, str], mounts: tuple[tuple[str, str], ...]) -> str:
+    """The name of what a container asks."""
+    host = posix.uname()
+    return entry_name(
+        _build(),
+        (host.release, host.machine, posix.geteuid()),
+        [e for e in env if e.startswith(_ASKING)],
+        privileged,
+        [mount for mount in mounts if mount[1].startswith(_MOUNTS)],
+        [own_env.get(name) for name in _OWN],
+    )
+
+
+def _build() -> tuple[object, ...]:
+    """What tells this gpurun from another one, be it of the same version."""
+    bundle = getattr(sys, "gpurun_bundle", None)
+    if bundle is None:
+        return (__version__, sys.hexversion, ContainerEdits._fields)
+    found = posix.fstat(bundle.fd)
+    return (__version__, sys.hexversion, found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns)
+
+
+def recall(directory: str, name: str) -> ContainerEdits | None:
+    """The answer kept under *name*, if it still holds."""
+    data = load(directory, name, _LIMIT)
+    if not data:
+        log.debug("GPU discovery: nothing is remembered for this request")
+        return None
+    try:
+        facts, wire = marshal.loads(data)
+        changed = first_change(facts)
+        if changed:
+            log.debug(f"GPU discovery: {changed} is not as it was remembered")
+            return None
+        edits: ContainerEdits = from_wire(wire)
+    except (EOFError, KeyError, TypeError, ValueError):
+        return None  # written by a gpurun whose records were others
+    log.debug(f"GPU discovery: answered by {directory}/{name}: all that was looked at is as it was")
+    return edits
+
+
+def remember(directory: str, name: str, looked: Looked, edits: ContainerEdits) -> None:
+    """Keep *edits*, if they depend on nothing but what was *looked* at."""
+    facts = looked.facts()
+    if facts is not None:
+        save(directory, name, marshal.dumps((facts, to_wire(edits))))
+
+
+def first_change(facts: Facts) -> str:
+    """The first path of *facts* that is no longer as it was; empty when there is none."""
+    objects, missing, there, nodes, texts, names = facts
+    path = ""
+    try:
+        for path, dev, ino, ctime in objects:
+            found = posix.lstat(path)
+            if found.st_ino != ino or found.st_dev != dev or (ctime and found.st_ctime_ns != ctime):
+                return path
+        for path in missing:
+            if posix.access(path, posix.F_OK, follow_symlinks=False):
+                return path
+        for path, dev, ino in there:
+            found_there = _stat(path)
+            if ((found_there.st_dev, found_there.st_ino) if found_there else (0, 0)) != (dev, ino):
+                return path
+        for path, node in nodes:
+            if _node(path) != node:
+                return path
+        for path, limit, content in texts:
+            if _read(path, limit) != content:
+                return path
+        for path, listed in names:
+            if _names(path) != listed:
+                return path
+    except OSError:
+        return path  # gone, or not to be looked at any more
+    return ""
+
+
+def _stat(path: str) -> posix.stat_result | None:
+    try:
+        return posix.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _node(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = posix.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_mode, found.st_rdev, found.st_gid
+
+
+def _read(path: str, limit: int) -> bytes | None:
+    try:
+        return read_file(path, limit)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _names(path: str) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(posix.listdir(path)))
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
