@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from benchmarks.bed import Failed, Runtime, become_subreaper, plain_config
+from gpurun.hook.looked import SETTLED
 from tests.security.profile import engine_profile
 from tests.simdriver import Options
 from tests.simdriver import make as make_driver
@@ -19,6 +20,7 @@ RUN = "run true"
 EXEC = "exec true"
 PLAIN = "create, plain, same round"
 GPU = "create, 8 GPUs, all capabilities"
+GPU_ANEW = "create, 8 GPUs, looking for the driver"
 GPU_LIFE = "create+...+delete, 8 GPUs"
 UNFILTERED = "create, no seccomp, same round"
 SECCOMP = "create, seccomp profile, cached"
@@ -85,15 +87,27 @@ def _create(runtime: Runtime, label: str, config: dict[str, Any]) -> None:
 
 def _begin_gpu(runtime: Runtime, count: int) -> None:
     runtime.environment["GPURUN_SYSROOT"] = str(make_driver(runtime.directory / "driver", Options(gpus=8)).path)
+    time.sleep(1.1 * SETTLED / 1e9)  # what has just been installed is not remembered
+    _create(runtime, "", _gpu_config())
+
+
+def _gpu_config() -> dict[str, Any]:
+    config = plain_config()
+    config["process"]["env"] += ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]
+    return config
 
 
 def _gpu(runtime: Runtime, count: int) -> None:
-    """A create with every GPU and capability, and a plain one beside it, in the same environment."""
+    """A create with every GPU and capability, and a plain one beside it, in the same environment.
+
+    As on a host that runs containers the driver is remembered (:mod:`gpurun.hook.remembered`); and once it is not.
+    """
     _create(runtime, PLAIN, plain_config())
-    config = plain_config()
-    config["process"]["env"] += ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]
+    runtime.environment["GPURUN_GPU_CACHE"] = "off"
+    _create(runtime, GPU_ANEW, _gpu_config())
+    del runtime.environment["GPURUN_GPU_CACHE"]
     container = runtime.new_id()
-    runtime.write_bundle(container, ["sleep", "1000"], config)
+    runtime.write_bundle(container, ["sleep", "1000"], _gpu_config())
     _one_life(runtime, container, (GPU, "", "", "", ""), GPU_LIFE)
 
 

@@ -18,6 +18,7 @@ ROWS = (
     cases.LIST,
     cases.PLAIN,
     cases.GPU,
+    cases.GPU_ANEW,
     cases.GPU_LIFE,
     cases.UNFILTERED,
     cases.SECCOMP,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from gpurun.hook.apply import Opened, apply_edits
 from gpurun.hook.edits import ContainerEdits
@@ -38,16 +39,10 @@ def mount_basics(rootfs: Path) -> None:
     mount("tmpfs", str(rootfs / "dev"), "tmpfs", 0)
 
 
-def applied(
-    rootfs: Path,
-    edits: ContainerEdits,
-    user_namespace: bool = False,
-    readonly: bool = False,
-    ahead: Opened | None = None,
-) -> bytes:
-    """Applies *edits*; the journal, also (in the file beside the rootfs) when that fails."""
+def applied(rootfs: Path, edits: ContainerEdits, *how: Any, **more: Any) -> bytes:
+    """As :func:`applied_alone`, with /proc and /dev there."""
     mount_basics(rootfs)
-    return applied_alone(rootfs, edits, user_namespace, readonly, ahead)
+    return applied_alone(rootfs, edits, *how, **more)
 
 
 def applied_alone(
@@ -57,6 +52,7 @@ def applied_alone(
     readonly: bool = False,
     ahead: Opened | None = None,
 ) -> bytes:
+    """Applies *edits*; the journal, also (in the file beside the rootfs) when that fails."""
     file = rootfs.parent / "journal"
     fd = opened(rootfs)
     journal = Journal(fd, os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC))

@@ -19,6 +19,7 @@ from gpurun.errors import GpurunError
 from gpurun.hook import driver, looked, remembered
 from gpurun.hook.edits import ContainerEdits
 from gpurun.hook.gpu import gpu_edits
+from gpurun.hook.request import VOLUME_MOUNTS
 from tests.nvml import compile_stub
 from tests.simdriver import VERSION, Options, SimulatedDriver, bus_id, make
 
@@ -117,6 +118,17 @@ def test_another_question_has_its_own_answer(host: Host, env: tuple[str, ...]) -
     assert not host.looked(*env)
     assert not host.looked()
     assert not host.looked(*ASKING, "PATH=/bin", "HOME=/"), "what has nothing to do with GPUs is another matter"
+
+
+def test_device_lists_given_as_mounts_are_part_of_the_question(host: Host) -> None:
+    settings = host.path / "etc/nvidia-container-runtime/config.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("accept-nvidia-visible-devices-as-volume-mounts = true\n")
+    host.remember()
+    one = (("/dev/null", f"{VOLUME_MOUNTS}/0"),)
+    assert host.looked(mounts=one) and not host.looked(mounts=one)
+    assert host.ask(mounts=one) != host.ask()
+    assert not host.looked(mounts=(("/data", "/data"),))
 
 
 def test_another_environment_of_our_own_is_another_question(host: Host, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def gpu_edits(
         from gpurun.hook.cdi_known import take_over
 
         taken = take_over(injected.hooks, injected.mounts, tuple([d.path for d in injected.devices]), own_env)
-    asked = _requested(env, annotations, privileged, own_env, settings, mounts, files, prepare, cache)
+    asked = _requested(Inquiry(env, annotations, privileged, own_env, settings, mounts, files, prepare), cache)
     made = asked or taken
     if taken is not None and asked is not None:
         from gpurun.hook.edits import combine
@@ -141,26 +141,29 @@ def _with_filter(
     return with_filter(made, injected, roots_of(own_env, settings))
 
 
-def _requested(
-    env: tuple[str, ...],
-    annotations: Mapping[str, str],
-    privileged: bool,
-    own_env: Mapping[str, str],
-    settings: Settings | None,
-    mounts: tuple[tuple[str, str], ...],
-    files: bool,
-    prepare: bool,
-    cache: str,
-) -> ContainerEdits | None:
+class Inquiry(Record):
+    """The arguments of :func:`gpu_edits` that are about the container's own request."""
+
+    env: tuple[str, ...]
+    annotations: Mapping[str, str]
+    privileged: bool
+    own_env: Mapping[str, str]
+    settings: Settings | None
+    mounts: tuple[tuple[str, str], ...]
+    files: bool
+    prepare: bool
+
+
+def _requested(asked: Inquiry, cache: str) -> ContainerEdits | None:
     """What the container's own request brings."""
-    asking = may_ask(env)
-    if settings is None and not asking and not _has_settings(own_env):
+    asking = may_ask(asked.env)
+    if asked.settings is None and not asking and not _has_settings(asked.own_env):
         return None
-    if not cache or settings is not None or not asking or own_env.get("GPURUN_GPU_CACHE") == "off":
-        return _answer(env, annotations, privileged, own_env, settings, mounts, files, prepare)[0]
+    if not cache or asked.settings is not None or not asking or asked.own_env.get("GPURUN_GPU_CACHE") == "off":
+        return _answer(asked)[0]
     from gpurun.hook.remembered import question, recall, remember
 
-    name = question(env, privileged, own_env, mounts)
+    name = question(asked.env, asked.privileged, asked.own_env, asked.mounts)
     made = recall(cache, name)
     if made is not None:
         return made
@@ -169,7 +172,7 @@ def _requested(
 
     looked = host.listener = Looked()
     try:
-        made, lasting = _answer(env, annotations, privileged, own_env, settings, mounts, files, prepare)
+        made, lasting = _answer(asked)
     finally:
         host.listener = None
     if made is not None and lasting:
@@ -177,34 +180,26 @@ def _requested(
     return made
 
 
-def _answer(
-    env: tuple[str, ...],
-    annotations: Mapping[str, str],
-    privileged: bool,
-    own_env: Mapping[str, str],
-    settings: Settings | None,
-    mounts: tuple[tuple[str, str], ...],
-    files: bool,
-    prepare: bool,
-) -> tuple[ContainerEdits | None, bool]:
+def _answer(asked: Inquiry) -> tuple[ContainerEdits | None, bool]:
     """What the request brings, and whether that depends on nothing but what :mod:`gpurun.hook.looked` is told of."""
+    env, own_env, settings = asked.env, asked.own_env, asked.settings
     if settings is None:
         from gpurun.hook.settings import site_settings
 
         settings = site_settings(own_env)
-    if settings.load_kmods and not prepare:
+    if settings.load_kmods and not asked.prepare:
         settings = replace(settings, load_kmods=False)
     from gpurun.hook.request import read_request
 
-    request = read_request(env, annotations, privileged, settings.policy, mounts)
+    request = read_request(env, asked.annotations, asked.privileged, settings.policy, asked.mounts)
     names: tuple[str, ...] = ()
     capabilities: tuple[str, ...] = ()
-    if (settings.mode == "cdi" and files) or (request is not None and request.qualified):
-        if not files:
+    if (settings.mode == "cdi" and asked.files) or (request is not None and request.qualified):
+        if not asked.files:
             raise GpuError(WRONG_MODE)
         from gpurun.hook.cdi import route
 
-        request, names = route(request, annotations, settings, env, roots_of(own_env, settings))
+        request, names = route(request, asked.annotations, settings, env, roots_of(own_env, settings))
         if names and names_capabilities(env):
             from gpurun.hook.request import read_needs
 
@@ -224,7 +219,7 @@ def _answer(
     if pipes:
         from gpurun.hook.mps import with_mps
 
-        return with_mps(made, pipes[0], env, mounts), False
+        return with_mps(made, pipes[0], env, asked.mounts), False
     return made, lasting and settings.gpu_cache and not settings.policy.swarm_resource
 
 
