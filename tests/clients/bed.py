@@ -84,11 +84,13 @@ class ClientBed:
 
     def _wrapper(self, name: str, path: str, sysroot: Path | None) -> Registered:
         """Podman reads errors by the file's own name, so the wrapper has the runtime's; Docker keeps `runc` for itself."""
-        adapt = "" if self.controllers >= CONTROLLERS else f"{sys.executable} {BEDS / 'native-adapt'} "
+        # Only where there is something to adapt: a shim's directory may be gone, and Python would not start there.
+        adapt = "" if self.controllers >= CONTROLLERS else f"{sys.executable} {BEDS / 'native-adapt'}"
+        run = f'case " $* " in *" create "* | *" run "*) exec {adapt} {path} "$@" ;; *) exec {path} "$@" ;; esac\n'
         environment = f"export GPURUN_SYSROOT={sysroot}\n" if sysroot else ""
         wrapper = self.directory / name / os.path.basename(path)
         wrapper.parent.mkdir()
-        wrapper.write_text(f'#!/bin/sh\n{environment}echo "$*" >>{self.directory}/{name}/calls\nexec {adapt}{path} "$@"\n')
+        wrapper.write_text(f'#!/bin/sh\n{environment}echo "$*" >>{self.directory}/{name}/calls\n{run}')
         wrapper.chmod(0o755)
         return Registered(name, str(wrapper), path)
 

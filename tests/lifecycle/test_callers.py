@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import MakeBundle
 from tests.native.bed import Bed
-from tests.native.runtime import Container, Runtime
+from tests.native.runtime import Container, Result, Runtime
 from tests.native.terminal import Listener
 
 pytestmark = pytest.mark.native
@@ -280,3 +280,29 @@ def test_members_of_the_future(runtime: Runtime, bundle: MakeBundle) -> None:
     assert runtime("exec", "--process", str(process), container.id) == (0, "", "")
     resources = b'{"ofTheFuture": {"a": 1}, "memory": null, "cpu": {"ofTheFuture": 1}}'
     assert runtime("update", "--resources=-", container.id, stdin=resources) == (0, "", "")
+
+
+def test_callers_directory_is_gone(runtime: Runtime, bundle: MakeBundle, tmp_path: Path) -> None:
+    """A pod's shim stands in the directory of the pod's own container, which containerd removes when that one has ended."""
+
+    def leave_nothing() -> None:
+        directory = tmp_path / "gone"
+        directory.mkdir()
+        os.chdir(directory)
+        directory.rmdir()
+
+    def call(*args: str) -> Result:
+        done = runtime(*args, preexec=leave_nothing)
+        assert done.rc == 0, done
+        return done
+
+    box = runtime.create(bundle().sh(FOREVER), preexec=leave_nothing)
+    call("start", box.id)
+    assert json.loads(call("state", box.id).out)["status"] == "running"
+    assert call("exec", box.id, "sh", "-c", "echo in $PWD").out == "in /\n"
+    assert str(box.pid) in call("ps", box.id).out
+    call("pause", box.id)
+    call("resume", box.id)
+    call("kill", box.id, "KILL")
+    assert box.wait() == 137
+    call("delete", box.id)

@@ -38,7 +38,11 @@ logs() { cut -d' ' -f2- "/run/t/$C/logs/$1.log"; }
 # run_ [FIELDS] -- COMMAND: a container to its end, in a pod of its own.
 run_() { pod && boot c "$@" && exited && logs c && status; }
 pid() { ctr tasks ls | awk -v c="$BOX" '$1 == c { print $2 }'; }
-end() { cri StopPodSandbox pod_sandbox_id="$POD" >/dev/null && cri RemovePodSandbox pod_sandbox_id="$POD" >/dev/null; }
+# What comes of it is the removal's: a pod that has been removed cannot be stopped.
+end() {
+  cri StopPodSandbox pod_sandbox_id="$POD" >/dev/null || :
+  cri RemovePodSandbox pod_sandbox_id="$POD" >/dev/null
+}
 # As a kubelet: until it is done. What is never done, test_nothing_is_left finds.
 tidy() { [[ -z ${POD:-} ]] || until_ end; }
 export -f cri
