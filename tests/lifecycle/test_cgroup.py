@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
 
 import pytest
@@ -63,6 +64,23 @@ def test_cgroups_that_the_container_makes_go_too(runtime: Runtime, bundle: MakeB
 
 def test_own_cgroup_is_the_root_inside(runtime: Runtime, bundle: MakeBundle) -> None:
     assert "0::/\n" in runtime.output(bundle().args("cat", "/proc/self/cgroup"))
+
+
+def test_its_mount_gets_nothing_of_the_hosts(runtime: Runtime, bundle: MakeBundle, bed: Bed) -> None:
+    """systemd shares the host's tree: as a slave of it, the container's mount would get what the host mounts there."""
+    shared = [line for line in bed.mounts() if line.split()[4] == "/sys/fs/cgroup"][-1].split(" - ")[0].find(" shared:") > 0
+    b = (
+        bundle()
+        .args("grep", " /sys/fs/cgroup ", "/proc/self/mountinfo")
+        .mount("/sys/fs/cgroup", "cgroup", "ro", kind="cgroup")
+    )
+    enter = bed.enter()
+    try:
+        subprocess.run(["mount", "--make-shared", "/sys/fs/cgroup"], check=True, preexec_fn=enter)
+        assert runtime.output(b).split(" - ")[0].split()[6:] == []
+    finally:
+        if not shared:
+            subprocess.run(["mount", "--make-private", "/sys/fs/cgroup"], check=True, preexec_fn=enter)
 
 
 @pytest.mark.not_on("runc 1.1", reason="only warns")

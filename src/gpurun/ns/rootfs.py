@@ -228,9 +228,13 @@ def _exists(root_fd: int, path: str) -> bool:
 
 def _bind_cgroup(root_fd: int, step: MountStep, cgroup: str) -> int:
     """cgroup2 is bound from the host's tree: what the container sees is the same as of a mount of its own, which waits up to
-    10 ms for the kernel's cgroup lock, and which a user namespace without a cgroup namespace is refused."""
+    10 ms for the kernel's cgroup lock, and which a user namespace without a cgroup namespace is refused.
+
+    Nor does it get the host's mounts below its tree, which systemd shares; CRIU would refuse it for that.
+    """
     tree = lm.open_tree_path(cgroup, recursive=False)
     target = make_target(root_fd, step.destination, directory=True)
+    lm.mount_setattr(tree, propagation=lm.MS_PRIVATE)
     _set_attributes(tree, step.options)
     attach(tree, target)
     posix.close(target)
