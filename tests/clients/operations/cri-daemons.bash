@@ -42,8 +42,9 @@ stop 20
 status
 
 ### containerd is killed: a container ends while it is away
-# says: EXITED 3 Error
-# says: EXITED 137 Error
+# says: EXITED (3 Error|255 Unknown)
+# says: EXITED (137 Error|255 Unknown)
+# containerd 2 does not ask the shim any more how it was.
 mine
 mkfifo go
 containerd_
