@@ -21,12 +21,15 @@ CHILD_PROBE = """
 from __future__ import annotations
 import posix
 import sys
+import time
 from gpurun.engine.child import dismiss, start_child
 INIT_ENTRY = "gpurun.engine.init:main"
 def create(invocation):
     given = "gpurun-child" in sys._xoptions
     started = start_child(INIT_ENTRY, invocation.number("preserve-fds"))
-    words = open(f"/proc/{started.pid}/cmdline").read().split(chr(0))
+    words, end = [], time.monotonic() + 60
+    while len(words) < 5 and time.monotonic() < end:  # none while it is being executed
+        words = open(f"/proc/{started.pid}/cmdline").read().split(chr(0))
     said = (words[4:5], posix.readlink(f"/proc/{started.pid}/exe"), posix.get_inheritable(started.channel), given)
     dismiss(started)
     print(repr(said))
