@@ -225,10 +225,10 @@ def test_a_killed_create_can_be_deleted(scopes: Driver, bundle: MakeBundle) -> N
     )
     while not (made.directory / "reached").exists():
         assert create.poll() is None, (files / "err").read_text()
-    create.kill()
-    create.wait()
     path = scopes.bed.cgroup(f"/{SLICE}/t-{container_id}.scope")
     assert path.exists()
+    create.kill()
+    create.wait()  # the init ends when it sees that; systemd may be as quick with the scope as delete
     pid = int((made.directory / "reached").read_text())
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)  # ours by now
