@@ -106,7 +106,7 @@ def left(bed: ClientBed) -> dict[str, list[str]]:
     places = [
         "find /sys/fs/cgroup -mindepth 1 -type d | grep -E 'libpod-|/docker/|docker-|/default/|/cri/|cri-containerd'",
         "find /run/containerd/runc /run/docker/runtime-runc -mindepth 2 -maxdepth 2 -not -name '.*'",
-        "pgrep -fa '^[^ ]*containerd-shim'",
+        "pgrep -fa '^/[^ ]*containerd-shim'",  # not those that have ended and that their parent has not asked for
     ]
     asked = {command: bed.run("sh", "-c", command) for command in engines + places}
     assert not [asked[command] for command in engines if asked[command].rc]
@@ -119,4 +119,5 @@ def test_nothing_is_left(bed: ClientBed) -> None:
     deadline = time.monotonic() + bed.patience
     while (found := left(bed)) and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert not found
+    if found:
+        pytest.fail("\n".join(f"{command}: {lines}" for command, lines in found.items()), pytrace=False)

@@ -13,6 +13,7 @@ remove "$C"
 ### checkpoint: exported and made again under another name
 # says: goes on
 # needs: criu
+# on: native
 cli run -d --name "$C" --net=none "$IMAGE" sh -c 'i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done'
 id=$(cli inspect -f '{{.Id}}' "$C")
 cli container checkpoint -e "$C.tar.gz" "$C"
