@@ -33,7 +33,7 @@ CLIENTS = {
 #: What differs from run to run, and is the same to its reader: in this order.
 VOLATILE = (
     (r"\x1b\[[0-9;?]*[A-Za-z]", ""),  # what a shell asks its terminal
-    (r"(/ # )+", "/ # "),  # it writes its prompt again when the size changes
+    (r"(?m)^/ # .*(?=/ # )", ""),  # it draws its line again when the size changes, and docker says the size when it likes
     (r"\b[0-9a-f]{64}\b", "<id>"),
     (r"\b[0-9a-f]{12}\b", "<id>"),
     (r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?( ?(Z|[+-]\d\d:?\d\d))?( [A-Z]{3,4})?", "<time>"),
