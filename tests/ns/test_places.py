@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.errors import StepError
+from gpurun.errors import GpurunError, StepError
 from gpurun.ns.journal import DIRECTORY, FILE, LINK, TIMES, Journal, parse
 from gpurun.ns.places import Places
 from gpurun.ns.undo import undo
@@ -168,3 +168,31 @@ def test_without_a_journal(rootfs: Path) -> None:
     places.close()
     os.close(fd)
     assert (rootfs / "x/y").is_file()
+
+
+@pytest.mark.parametrize("target", ["/own/new/deep", "/own"])
+def test_what_the_check_refuses_is_refused_before_anything_is_made_there(rootfs: Path, tmp_path: Path, target: str) -> None:
+    (rootfs / "own").mkdir()
+    (rootfs / "dangling").symlink_to(target)
+    own = os.stat(rootfs / "own").st_ino
+
+    def check(fd: int, path: str) -> None:
+        if os.fstat(fd).st_ino == own:
+            raise GpurunError(f"{path}: not there")
+
+    fd = os.open(rootfs, os.O_PATH | os.O_DIRECTORY)
+    before = os.listdir("/proc/self/fd")
+    places = Places(fd, None, check)
+    for ask in (
+        lambda: places.directory("/dangling"),
+        lambda: places.directory("/dangling/below"),
+        lambda: places.file("/dangling/file"),
+        lambda: places.file("/dangling"),
+        lambda: places.point("/dangling", True),
+        lambda: places.made("/dangling"),
+    ):
+        with pytest.raises(GpurunError, match="not there"):
+            ask()
+    places.close()
+    assert os.listdir(rootfs / "own") == [] and os.listdir("/proc/self/fd") == before
+    os.close(fd)

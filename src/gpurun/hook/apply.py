@@ -31,7 +31,7 @@ from gpurun.linux.fs import (
 from gpurun.ns.devices import is_there, make_device
 from gpurun.ns.mount import attach, bind_fd, private_copy
 from gpurun.ns.options import parse_options
-from gpurun.ns.path import join, make_target, open_in_root, path_in_root
+from gpurun.ns.path import join, open_in_root, path_in_root
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -171,8 +171,7 @@ def _mount(target: Target, mount: EditMount, tree: int) -> tuple[int, int]:
 def _attach(target: Target, path: str, tree: int, is_directory: bool) -> None:
     if is_directory:
         target.places.renew()  # it may cover one of them
-        made = target.with_room(path, lambda: make_target(target.root_fd, path, True, target.journal))
-        place = target.places.checked(made, path)
+        place = target.with_room(path, lambda: target.places.point(path, True))
     else:
         place = target.with_room(path, lambda: target.places.file(path))
     try:
@@ -228,7 +227,7 @@ def _bind_over(target: Target, link: Link, directory: str, sources: set[tuple[in
             if link.optional:
                 return
             raise StepError("make the link", link.path, EEXIST)
-        place = target.places.checked(make_target(target.root_fd, link.path, False, target.journal), link.path)
+        place = target.places.point(link.path, False)
         try:
             there = posix.fstat(place)
             if (there.st_dev, there.st_ino) != (stat.st_dev, stat.st_ino):

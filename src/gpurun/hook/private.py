@@ -23,7 +23,6 @@ from gpurun.linux.fs import (
 )
 from gpurun.ns.mount import attach, private_copy, tmpfs
 from gpurun.ns.options import parse_options
-from gpurun.ns.path import make_dirs
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -139,8 +138,7 @@ def _is_there(path: str) -> bool:
 def _tree_target(target: Target, path: str) -> tuple[int, str]:
     """Where the tmpfs goes, and what to put before the names in it; a negative descriptor when there is nothing to hide."""
     if not path.startswith("/proc/"):
-        made = target.with_room(path, lambda: make_dirs(target.root_fd, path, target.journal))
-        return target.places.checked(made, path), ""
+        return target.with_room(path, lambda: target.places.made(path)), ""
     try:
         proc = openat2(target.root_fd, "proc", O_PATH | O_DIRECTORY | O_NOFOLLOW, RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS)
     except FileNotFoundError:

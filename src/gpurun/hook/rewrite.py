@@ -25,7 +25,7 @@ from gpurun.linux.fs import (
 )
 from gpurun.ns.journal import REWRITTEN, TEMPORARY, Original, pack_rewritten
 from gpurun.ns.mount import attach
-from gpurun.ns.path import make_dirs, make_target, open_in_root, path_in_root
+from gpurun.ns.path import open_in_root, path_in_root
 from gpurun.ns.undo import digest
 from gpurun.record import replace
 
@@ -99,7 +99,7 @@ def _open_parent(target: Target, directory: str, make: bool) -> int:
     except OSError as e:
         if e.errno != ENOENT or not make:
             raise
-    return make_dirs(target.root_fd, directory, target.journal)
+    return target.places.made(directory)
 
 
 def _read_original(parent: int, name: str) -> Original | None:
@@ -174,8 +174,7 @@ def _mount_over(target: Target, path: str, compose: Compose) -> None:
         return
     tree = private_file(target.root_fd, path.rpartition("/")[2], content)
     try:
-        made = target.with_room(path, lambda: make_target(target.root_fd, path, False, target.journal))
-        place = target.places.checked(made, path)
+        place = target.with_room(path, lambda: target.places.point(path, False))
         try:
             attach(tree, place)
         finally:

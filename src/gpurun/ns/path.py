@@ -15,7 +15,11 @@ from gpurun.linux.fs import O_DIRECTORY, O_NOFOLLOW, O_PATH, RESOLVE_IN_ROOT, RE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpurun.ns.journal import Journal
+
+    Check = Callable[[int, str], None]
 
 _RESOLVE = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
 _MAX_LINKS = 40  # as the kernel's MAXSYMLINKS
@@ -32,17 +36,18 @@ def open_in_root(root_fd: int, path: str, flags: int = O_PATH) -> int:
         raise OSError(e.errno, e.strerror, path) from None
 
 
-def make_dirs(root_fd: int, path: str, journal: Journal | None = None, mode: int = 0o755) -> int:
+def make_dirs(root_fd: int, path: str, journal: Journal | None = None, mode: int = 0o755, check: Check | None = None) -> int:
     """An O_PATH descriptor of the directory *path* in the rootfs, made (with its parents) where it is missing.
 
     Dangling symbolic links are followed inside the rootfs, as a process in it would.  What is made is noted in *journal*.
+    *check* gets the directory in which something would be made, and *path*, before it is, and raises where it must not be.
     """
     try:
         return open_in_root(root_fd, path, O_PATH | O_DIRECTORY)
     except OSError as e:
         if e.errno != ENOENT:
             raise
-    fd, rest = _walk(root_fd, path)
+    fd, rest = _walk(root_fd, path, check)
     for name in rest:
         try:
             make_dir(fd, name, journal, mode)
@@ -69,10 +74,13 @@ def make_dir(place: tuple[int, str], name: str, journal: Journal | None, mode: i
         journal.made_directory(join(place[1], name))
 
 
-def make_target(root_fd: int, path: str, directory: bool, journal: Journal | None = None, mode: int = 0o755) -> int:
+def make_target(
+    root_fd: int, path: str, directory: bool, journal: Journal | None = None, mode: int = 0o755, check: Check | None = None
+) -> int:
     """An O_PATH descriptor of the mount point *path* in the rootfs: a directory, or an empty file where it is missing.
 
-    An existing target is taken as it is, whatever its kind: move_mount(2) refuses what does not fit (ENOTDIR).
+    An existing target is taken as it is, whatever its kind: move_mount(2) refuses what does not fit (ENOTDIR).  *check*:
+    as with :func:`make_dirs`.
     """
     try:
         return open_in_root(root_fd, path)
@@ -80,8 +88,8 @@ def make_target(root_fd: int, path: str, directory: bool, journal: Journal | Non
         if e.errno != ENOENT:
             raise
     if directory:
-        return make_dirs(root_fd, path, journal, mode)
-    (parent, where), rest = _walk(root_fd, path)
+        return make_dirs(root_fd, path, journal, mode, check)
+    (parent, where), rest = _walk(root_fd, path, check)
     dirs = list(rest[:-1])
     fd = (parent, where)
     try:
@@ -143,7 +151,7 @@ def _step(place: tuple[int, str], name: str, path: str) -> tuple[int, str]:
     return fd, join(place[1], name)
 
 
-def _walk(root_fd: int, path: str) -> tuple[tuple[int, str], tuple[str, ...]]:
+def _walk(root_fd: int, path: str, check: Check | None = None) -> tuple[tuple[int, str], tuple[str, ...]]:
     """Resolve *path* as far as it exists: (the last directory there is, the names still to be made below it).
 
     Symbolic links are resolved here, by hand, because a dangling one must lead to a name inside the rootfs that can be
@@ -167,6 +175,8 @@ def _walk(root_fd: int, path: str) -> tuple[tuple[int, str], tuple[str, ...]]:
                 rest = [name, *todo[::-1]]
                 if ".." in rest:
                     raise OSError(ENOENT, posix.strerror(ENOENT), path) from None
+                if check is not None:
+                    check(here, path)
                 return stack.pop(), tuple(rest)
             kind = posix.fstat(fd).st_mode & 0o170000
             if kind == 0o120000:

@@ -85,11 +85,11 @@ class Places:
     def file(self, path: str) -> int:
         """An O_PATH descriptor, the caller's to close, of the mount point *path*: an empty file where it is missing.
 
-        As with :func:`~gpurun.ns.path.make_target` what is there is taken as it is.
+        As with :meth:`point` what is there is taken as it is.
         """
         directory, _, name = path.rpartition("/")
         if name in ("", ".", ".."):
-            return self.checked(make_target(self.root_fd, path, False, self.journal), path)
+            return self.point(path, False)
         parent, _ = self.directory(directory or "/")
         try:
             fd = posix.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=parent)
@@ -98,17 +98,15 @@ class Places:
         if posix.fstat(fd).st_mode & _S_IFMT != _S_IFLNK:
             return fd
         posix.close(fd)
-        return self.checked(make_target(self.root_fd, path, False, self.journal), path)
+        return self.point(path, False)
 
-    def checked(self, fd: int, path: str) -> int:
-        """*fd*, to which *path* has been resolved; closed where the check refuses it."""
-        try:
-            if self._check is not None:
-                self._check(fd, path)
-        except GpurunError:
-            posix.close(fd)
-            raise
-        return fd
+    def point(self, path: str, directory: bool) -> int:
+        """An O_PATH descriptor, the caller's to close, of the mount point *path*, resolved from the root."""
+        return self._checked(make_target(self.root_fd, path, directory, self.journal, check=self._check), path)
+
+    def made(self, path: str) -> int:
+        """An O_PATH descriptor, the caller's to close, of the directory *path*, resolved from the root."""
+        return self._checked(make_dirs(self.root_fd, path, self.journal, check=self._check), path)
 
     def look(self, path: str) -> posix.stat_result:
         """What is at *path*, links followed inside the rootfs."""
@@ -195,8 +193,18 @@ class Places:
             raise OSError(e.errno, e.strerror, path) from None
         return fd, join(where, name)
 
+    def _checked(self, fd: int, path: str) -> int:
+        """*fd*, to which *path* has been resolved; closed where the check refuses it."""
+        try:
+            if self._check is not None:
+                self._check(fd, path)
+        except GpurunError:
+            posix.close(fd)
+            raise
+        return fd
+
     def _resolve(self, path: str) -> tuple[int, str]:
-        fd = self.checked(make_dirs(self.root_fd, path, self.journal), path)
+        fd = self.made(path)
         try:
             return fd, "" if self.journal is None else path_in_root(self.root_fd, fd, "").rstrip("/")
         except OSError:
