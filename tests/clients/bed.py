@@ -148,6 +148,9 @@ class GuestBed(ClientBed):
             if known != "runc":
                 shutil.copy(path, str(binary))
             self.runtimes[name] = Registered(known, str(binary), path)
+        for kind, ids in (("uid", "daemon:100000:65536"), ("gid", "daemon:200000:65536")):  # as tests/beds/native-run has it
+            with Path(f"/etc/sub{kind}").open("a") as file:
+                print(ids, file=file)
         PODMAN_JSON.parent.mkdir(parents=True, exist_ok=True)
         PODMAN_JSON.write_text('[engine]\nruntime_supports_json = ["crun", "runc", "gpurun"]\n')
         self._start([], {})

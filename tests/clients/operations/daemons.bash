@@ -10,6 +10,11 @@ background() {
 }
 # gone PID: it does not run. What remains of it, its parent takes at its leisure.
 gone() { ! grep -qs '^State:[^Z]*$' "/proc/$1/status"; }
+# answers NAME COMMAND: until it does; a daemon that has ended instead says why.
+answers() {
+  until_ eval "gone ${DAEMONS[$1]} || ${*:2}"
+  ! gone "${DAEMONS[$1]}" || { tail -n 3 "$1.log" && return 1; }
+}
 crash() { kill -KILL "${DAEMONS[$1]}" && until_ gone "${DAEMONS[$1]}"; }
 
 # containerd_: a containerd, started or started again.
@@ -18,7 +23,7 @@ containerd_() {
   export CONTAINERD_ADDRESS=$PWD/containerd.sock
   [[ -e containerd.toml ]] || containerd_config >containerd.toml
   background containerd containerd --config "$PWD/containerd.toml" --log-level warn
-  until_ containerd_answers
+  answers containerd containerd_answers
   [[ -e imported ]] || for archive in "$ARCHIVE" ${PAUSE_ARCHIVE:-}; do ctr images import "$archive" >>imported; done
 }
 containerd_answers() { ctr version; }
@@ -45,7 +50,7 @@ JSON
   background dockerd unshare -n dockerd --config-file "$PWD/daemon.json" --host "$DOCKER_HOST" --data-root "$PWD/data" \
     --exec-root "$PWD/exec" --pidfile "$PWD/docker.pid" --containerd-namespace "$C" --containerd-plugins-namespace "$C.plugins" \
     --bridge none --iptables=false "${DOCKERD_OPTIONS[@]}"
-  until_ docker version
+  answers dockerd docker version
   [[ -n $(docker images -q) ]] || docker load -qi "$ARCHIVE" >/dev/null
 }
 

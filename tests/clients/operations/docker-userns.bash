@@ -94,7 +94,6 @@ in_ true
 
 ### userns-remap: --userns host --privileged, and --privileged alone
 # needs: every-capability
-# on: native
 # says: CapEff:\t000001f.*
 # says: exit code 125
 remapped

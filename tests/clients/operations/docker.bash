@@ -8,7 +8,7 @@ cli() {
 remove() { docker rm -f "$@"; }
 healthy() { [[ $(docker inspect -f '{{.State.Health.Status}}' "$C") == healthy ]]; }
 unhealthy() { [[ $(docker inspect -f '{{.State.Health.Status}}' "$C") == unhealthy ]]; }
-# Who has subordinate ids in the bed (tests/beds/native-run), of users from 100000 on and of groups from 200000 on.
+# Who has subordinate ids in the bed (tests/beds/native-run, in the guest bed.py): users' from 100000, groups' from 200000.
 REMAPPED=daemon
 remapped() { dockerd_ --userns-remap "$REMAPPED"; }
 oom_seen() { [[ $(docker inspect -f '{{.State.OOMKilled}}' "$C") == true ]]; }
