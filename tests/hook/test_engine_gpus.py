@@ -28,7 +28,6 @@ from tests.simdriver import MAJORS, Options, SimulatedDriver, bus_id, make, mig_
 
 CONTROL = Device("/dev/nvidiactl", "c", 195, 255)
 MIG = ((0, 1, 0), (0, 2, 0))
-Ask = Callable[..., ContainerEdits | None]
 
 
 def node(index: int, path: str = "", gpus: int = 4) -> Device:

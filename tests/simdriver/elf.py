@@ -42,15 +42,6 @@ def _code(function: Function, machine: str) -> bytes:
     return pack(f"<{len(words)}I", *words)
 
 
-def _sysv_hash(name: bytes) -> int:
-    h = 0
-    for byte in name:
-        h = (h << 4) + byte
-        high = h & 0xF0000000
-        h = (h ^ high >> 24) & ~high
-    return h & 0xFFFFFFFF
-
-
 def shared_library(
     soname: str, functions: tuple[Function, ...] = (), machine: str = "x86_64", needed: tuple[str, ...] = ()
 ) -> bytes:

@@ -33,7 +33,6 @@ MAX_SIZE = 8 << 20
 _NAME_MAX, _PATH_MAX = 255, 4096
 
 # The flags word: the low byte says ELF for glibc, the second one the architecture.
-FLAG_ELF_LIBC6 = 0x0003
 FLAGS_NATIVE = {"x86_64": 0x0303, "aarch64": 0x0A03}
 FLAGS_COMPAT32 = {"x86_64": 0x0003, "aarch64": 0x0903}
 

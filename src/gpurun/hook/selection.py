@@ -52,11 +52,6 @@ def select(request: GpuRequest, gpus: tuple[Gpu, ...], resolver: Resolver | None
     )  # fmt: skip
 
 
-def select_gpus(request: GpuRequest, gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """The GPUs that *request* names, MIG devices counting as their GPU."""
-    return tuple([selected.gpu for selected in select(request, gpus)])
-
-
 def find_gpu(device: str, gpus: tuple[Gpu, ...], source: str = "") -> Gpu:
     """The GPU with that index, UUID (any case) or PCI bus id (domain of any width); the error names what there is."""
     is_index = _is_number(device)

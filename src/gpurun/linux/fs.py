@@ -65,13 +65,6 @@ def statfs_type(path: str) -> int:
     return int(unpack_from("q", buf.raw)[0])
 
 
-def statfs_flags(fd: int) -> int:
-    """``f_flags`` (ST_*) of the mount that *fd* is on (statfs(2)); the values are those of the MS_* flags they mirror."""
-    buf = buffer(120)
-    syscall(NR["fstatfs"], fd, buf)
-    return int(unpack_from("q", buf.raw, 80)[0])
-
-
 def close_range(first: int, last: int = 0xFFFFFFFF, flags: int = 0) -> None:
     """close_range(2): close (or mark, with CLOSE_RANGE_CLOEXEC) all descriptors from *first* to *last*."""
     syscall(NR["close_range"], first, last, flags)

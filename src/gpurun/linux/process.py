@@ -1,12 +1,11 @@
-"""Processes and namespaces: clone3(2), setns(2), unshare(2), execveat(2), prctl(2), pidfds."""
+"""Processes and namespaces: clone3(2), setns(2), unshare(2), prctl(2), pidfds."""
 
 from __future__ import annotations
 
 import posix
 from _struct import pack, unpack
 
-from gpurun.linux.fs import AT_EMPTY_PATH
-from gpurun.linux.libc import NR, address, buffer, cstring, syscall
+from gpurun.linux.libc import NR, address, buffer, syscall
 
 CLONE_NEWTIME = 0x00000080
 CLONE_PIDFD = 0x00001000
@@ -22,7 +21,6 @@ CLONE_INTO_CGROUP = 0x200000000
 
 SIGCHLD = 17
 
-PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
 PR_CAPBSET_DROP = 24
@@ -58,19 +56,6 @@ def unshare(flags: int) -> None:
 def setns(fd: int, nstype: int = 0) -> None:
     """setns(2): join the namespace of *fd*, which must be of the kind *nstype* (a CLONE_NEW* flag) unless that is 0."""
     syscall(NR["setns"], fd, nstype)
-
-
-def execveat(fd: int, argv: tuple[str, ...], env: tuple[str, ...]) -> None:
-    """execveat(2) of the open file *fd* itself (AT_EMPTY_PATH)."""
-
-    def vector(items: tuple[str, ...]) -> tuple[object, object]:
-        strings = [buffer(cstring(i)) for i in items]
-        return buffer(pack(f"{len(strings) + 1}Q", *[address(s) for s in strings], 0)), strings
-
-    argv_vector, keep_argv = vector(argv)
-    env_vector, keep_env = vector(env)
-    syscall(NR["execveat"], fd, b"\0", argv_vector, env_vector, AT_EMPTY_PATH)
-    raise AssertionError((keep_argv, keep_env))
 
 
 def prctl(option: int, arg2: int = 0, arg3: int = 0, arg4: int = 0, arg5: int = 0) -> int:
