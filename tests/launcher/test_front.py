@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.engine.state import State
-from gpurun.launcher.front import compiler
+from gpurun.launcher.front import compile_front, compiler, join
 from gpurun.linux.proc import stat
 from tests.launcher.front import DOUBTS, Store, both, doubts, run
 
@@ -306,3 +306,10 @@ def test_a_copy_and_a_link_find_the_launcher(places: Path, tmp_path: Path) -> No
         assert done.stdout.startswith("gpurun version ")
     done = subprocess.run(["./copy", "--version"], cwd=tmp_path, capture_output=True, text=True, timeout=60, env={})
     assert done.stdout.startswith("gpurun version ")
+
+
+def test_it_fits_before_the_launcher_where_pages_have_64_kib() -> None:
+    """As on aarch64, whose kernels may: the linker gives each segment of the program pages of its own."""
+    program = compile_front(compiler(), ("-Wl,-z,max-page-size=65536",))
+    assert len(program) > 64 << 10
+    assert join(program, b"launcher").endswith(b"launcher")

@@ -195,19 +195,39 @@ def test_the_newest_call_of_each_architecture(library: libseccomp.Library) -> No
     assert judge(made, 500, arch=bpf.AARCH64) == bpf.KILL_THREAD  # none of the profile's: the filter decides
 
 
+def test_private_calls_of_32_bit_arm_do_not_say_how_new_a_profile_is(library: libseccomp.Library) -> None:
+    """They are numbered from 0x0f0000 on, and engines name them in the profiles for aarch64."""
+    made = program(
+        library,
+        {
+            "defaultAction": "SCMP_ACT_ERRNO",
+            "architectures": ["SCMP_ARCH_ARM"],
+            "syscalls": [{"names": ["mkdir", "cacheflush", "set_tls"], "action": "SCMP_ACT_ALLOW"}],
+        },
+    )
+    mkdir, breakpoint, cacheflush, set_tls = 39, 0x0F0001, 0x0F0002, 0x0F0005
+    for number, verdict in (
+        (mkdir - 1, EPERM), (mkdir, ALLOW), (mkdir + 1, ENOSYS), (0x0EFFFF, ENOSYS),
+        (breakpoint, EPERM), (cacheflush, ALLOW), (set_tls, ALLOW), (set_tls + 1, EPERM),
+    ):  # fmt: skip
+        assert judge(made, number, arch=bpf.ARM) == verdict, hex(number)
+
+
 def test_the_stub_alone() -> None:
     """Whatever it does not answer itself goes on to what follows it."""
     tail = enosys_stub({}) + b"\x06\0\0\0" + (0x1234).to_bytes(4, "little")
-    choices = {X86_64: 300, X32: 310 | X32_BIT, X86: 400, bpf.AARCH64: 250}
-    for size in range(1, 5):
+    choices = {X86_64: 300, X32: 310 | X32_BIT, X86: 400, bpf.AARCH64: 250, bpf.ARM: 401}
+    for size in range(1, 6):
         for tokens in itertools.permutations(choices, size):
             newest = {t: choices[t] for t in tokens}
             if X32 in newest and X86_64 not in newest:
                 continue  # the machine's own architecture is always there
             made = enosys_stub(newest) + tail
-            for arch in (X86_64, X86, bpf.AARCH64):
-                for number in (0, 250, 251, 300, 301, 310, 311, 400, 401, 310 | X32_BIT, 311 | X32_BIT):
+            for arch in (X86_64, X86, bpf.AARCH64, bpf.ARM):
+                for number in (0, 250, 251, 300, 301, 310, 311, 400, 401, 402, 0x0F0000, 310 | X32_BIT, 311 | X32_BIT):
                     limit = newest.get(arch, 1 << 32)
+                    if arch == bpf.ARM and number >= 0x0F0000:
+                        limit = 1 << 32
                     if arch == X86_64 and X32 in newest and number & X32_BIT:
                         limit = newest[X32]
                     assert judge(made, number, arch=arch) == (ENOSYS if number > limit else 0x1234)

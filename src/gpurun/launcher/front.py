@@ -23,8 +23,9 @@ from gpurun.launcher.build import PACKAGE, assemble, git_commit, put, real_inter
 from gpurun.launcher.child import CHILD_OPTION
 from gpurun.oci.version import SPEC_VERSION
 
-#: Where in the file the launcher begins: more than the program needs.
-BASE = 64 << 10
+#: Where in the file the launcher begins: more than the program needs.  Its few kilobytes are up to four segments, and on
+#: aarch64, whose kernels may have pages of 64 KiB, the linker gives each segment pages of its own.
+BASE = 256 << 10
 SOURCE = PACKAGE / "launcher" / "front.c"
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror")
 HARDENED = ("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-fPIE", "-pie")

@@ -14,13 +14,16 @@ from gpurun.linux import libseccomp
 from gpurun.linux.libseccomp import NR_SCMP_ERROR, SCMP_FLTATR_CTL_OPTIMIZE, Filter, Library
 from gpurun.linux.seccomp import INSTRUCTION_SIZE, MAX_INSTRUCTIONS
 from gpurun.record import Record
-from gpurun.security.seccomp import ACTIONS, ENOSYS, X32, X86_64, SeccompPlan
+from gpurun.security.seccomp import ACTIONS, ARM, ENOSYS, X32, X86_64, SeccompPlan
 
 #: From so many names on a search tree is made of them, where a list would be gone through.
 _TREE_FROM = 32
 _BINARY_TREE = 2
 
 _X32_BIT = 0x40000000  # __X32_SYSCALL_BIT
+_ARM_PRIVATE = (
+    0x0F0000  # __ARM_NR_BASE: from here on are 32-bit ARM's own calls (cacheflush, set_tls), which do not say how new
+)
 _RET_ENOSYS = ACTIONS["SCMP_ACT_ERRNO"] | ENOSYS
 
 # Classic BPF (linux/filter.h)
@@ -28,6 +31,7 @@ _LD_W_ABS = 0x20
 _JA = 0x05
 _JEQ_K = 0x15
 _JGT_K = 0x25
+_JGE_K = 0x35
 _JSET_K = 0x45
 _RET_K = 0x06
 # struct seccomp_data
@@ -107,7 +111,12 @@ def _fill(plan: SeccompPlan, library: Library, made: Filter) -> tuple[str, ...]:
 def _newest_calls(plan: SeccompPlan, library: Library) -> dict[int, int]:
     """The highest number that the profile names, for each of its architectures where it names any (but 0)."""
     names = {name for rule in plan.rules for name in rule.names}.union(plan.skipped)
-    newest = {token: max([library.resolve(name, token) for name in names], default=0) for token in plan.architectures}
+    newest = {}
+    for token in plan.architectures:
+        numbers = [library.resolve(name, token) for name in names]
+        if token == ARM:
+            numbers = [number for number in numbers if number < _ARM_PRIVATE]
+        newest[token] = max(numbers, default=0)
     return {token: number for token, number in newest.items() if number > 0}
 
 
@@ -117,7 +126,8 @@ def _insn(code: int, k: int, jump_true: int = 0, jump_false: int = 0) -> bytes:
 
 def enosys_stub(newest: dict[int, int]) -> bytes:
     """Instructions to put before a filter: a call whose number is above ``newest[its architecture]`` gets ENOSYS, all others
-    go on to the filter.  x32 has the kernel's architecture of x86_64, and a bit in its numbers."""
+    go on to the filter.  x32 has the kernel's architecture of x86_64, and a bit in its numbers; 32-bit ARM's private calls
+    are above all others, and the filter's."""
     sections = []
     for token, number in newest.items():
         if token == X32:
@@ -127,6 +137,8 @@ def enosys_stub(newest: dict[int, int]) -> bytes:
         if token == X86_64 and X32 in newest:
             body += _insn(_JSET_K, _X32_BIT, 0, 3)
             body += _insn(_JGT_K, newest[X32], 0, 1) + _insn(_RET_K, _RET_ENOSYS) + _insn(_JA, 2)
+        if token == ARM:
+            body += _insn(_JGE_K, _ARM_PRIVATE, 2, 0)
         sections.append((token, body + above))
     program = b""
     for token, body in reversed(sections):
