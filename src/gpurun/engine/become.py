@@ -65,17 +65,25 @@ def write_proc(proc_fd: int, path: str, value: str) -> None:
 def null_stdio(root_fd: int) -> None:
     """Where stdin, stdout or stderr is the host's /dev/null, put the container's in its place."""
     for fd in (0, 1, 2):
-        found = posix.fstat(fd)
-        if found.st_mode & 0o170000 != 0o020000 or found.st_rdev != posix.makedev(1, 3):
+        if not _is_null(fd):
             continue
         try:
+            null = open_in_root(root_fd, "/dev/null", O_PATH | O_NOFOLLOW)
+            found = _is_null(null)  # looked at first: to open another device may do something already
+            posix.close(null)
+            if not found:
+                return  # a container without one keeps what it was given
             null = open_in_root(root_fd, "/dev/null", posix.O_RDWR | O_NOFOLLOW)
         except OSError:
-            return  # a container without one keeps what it was given
-        found = posix.fstat(null)
-        if found.st_mode & 0o170000 == 0o020000 and found.st_rdev == posix.makedev(1, 3):
+            return
+        if _is_null(null):
             posix.dup2(null, fd)
         posix.close(null)
+
+
+def _is_null(fd: int) -> bool:
+    found = posix.fstat(fd)
+    return found.st_mode & 0o170000 == 0o020000 and found.st_rdev == posix.makedev(1, 3)
 
 
 def environment(process: ProcessPlan, root_fd: int) -> dict[str, str]:
@@ -151,8 +159,7 @@ def _own_stdio(uid: int, gid: int) -> None:
     """
     for fd in (0, 1, 2):
         found = posix.fstat(fd)
-        is_null = found.st_mode & 0o170000 == 0o020000 and found.st_rdev == posix.makedev(1, 3)
-        if found.st_uid == uid or is_null:
+        if found.st_uid == uid or _is_null(fd):
             continue
         try:
             posix.fchown(fd, uid, -1 if found.st_mode & 0o170000 == 0o020000 else gid)

@@ -37,7 +37,7 @@ from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.keyring import join_session_keyring
 from gpurun.linux.mount import open_tree_path
 from gpurun.linux.sched import reset_affinity
-from gpurun.ns import devices, rootfs
+from gpurun.ns import devices, masks, rootfs
 from gpurun.ns.loopback import loopback_up
 from gpurun.ns.namespaces import NamespacePlan
 from gpurun.ns.path import make_dirs
@@ -105,12 +105,17 @@ def _become_init(channel: int) -> tuple[InitPlan, sync.Descriptors, Opened | Non
     namespaces: NamespacePlan = from_wire(namespaces_wire)
     joins = tuple([(join, named.pop(f"{join.type} namespace")) for join in namespaces.joins])
     cgroup = named.pop("cgroup", -1)
+    # A user namespace that is joined may hold somebody who waits for us: there is to be no moment to look into the init.
+    # Of one that may not be looked into, not even its parent could write the id maps and clock offsets of new namespaces.
+    lent = namespaces.new & (lp.CLONE_NEWUSER | lp.CLONE_NEWTIME)
+    if not lent:
+        lp.prctl(lp.PR_SET_DUMPABLE, 0)
     pid = spawn(namespaces, joins, cgroup, lambda pid: sync.send(channel, "child", pid))
     if pid:
         sync.send(channel, "spawned", pid)
         posix._exit(0)
-    # Only now: of one that may not be looked into, not even its parent could write the id maps.
-    lp.prctl(lp.PR_SET_DUMPABLE, 0)
+    if lent:
+        lp.prctl(lp.PR_SET_DUMPABLE, 0)
     for join, fd in joins:
         if join.flag == lp.CLONE_NEWNS:
             named["mount_namespace"] = fd
@@ -147,7 +152,8 @@ def _run(plan: InitPlan, fds: sync.Descriptors, opened: Opened | None) -> None:
 
     trees = _receive_trees(fds)
     root_fd = _enter(plan, trees.pop(-1, -1))
-    late = rootfs.mount_all(root_fd, plan.rootfs, plan.mounts, _sources(plan, fds, trees), plan.cgroup_view)
+    views: dict[str, int] = {}
+    late = rootfs.mount_all(root_fd, plan.rootfs, plan.mounts, _sources(plan, fds, trees), plan.cgroup_view, views)
     if not plan.dev_is_bind:
         if fds.nodes >= 0:
             devices.take_nodes(root_fd, plan.devices + _edit_nodes(plan), fds.nodes)
@@ -183,13 +189,11 @@ def _run(plan: InitPlan, fds: sync.Descriptors, opened: Opened | None) -> None:
         from gpurun.security.lsm import apply_labels  # imported before the host's tree was left
 
         apply_labels(proc_fd, plan.process.apparmor_profile, plan.process.selinux_label)
-    rootfs.readonly_paths(root_fd, plan.readonly_paths)
-    rootfs.mask_paths(root_fd, plan.masked_paths, null_tree)
-    posix.close(null_tree)
-    posix.close(proc_fd)
+    masks.readonly_paths(root_fd, views, plan.readonly_paths)
+    masks.mask_paths(root_fd, views, plan.masked_paths, null_tree)
+    for fd in (null_tree, proc_fd, *views.values()):
+        posix.close(fd)
     posix.umask(plan.process.umask)
-    env = environment(plan.process, root_fd)
-    posix.close(root_fd)
     if plan.process.no_new_privileges:
         lp.prctl(lp.PR_SET_NO_NEW_PRIVS, 1)
     if plan.process.knobs is not None:
@@ -198,6 +202,9 @@ def _run(plan: InitPlan, fds: sync.Descriptors, opened: Opened | None) -> None:
         apply_knobs(plan.process.knobs)
     sync.send(fds.channel, "ready")
     _expect_go(fds)
+    # Only now: before its limits are set the device program may be missing, and the file could be a device node.
+    env = environment(plan.process, root_fd)
+    posix.close(root_fd)
     path = become_process(plan.process, env)
     seccomp = plan.process.seccomp
     if seccomp is not None and seccomp[1] & _NEW_LISTENER:

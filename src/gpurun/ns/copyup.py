@@ -6,6 +6,7 @@ Copies by descriptor and without following links; runs before the tmpfs is attac
 from __future__ import annotations
 
 import posix
+from errno import ESTALE
 
 from gpurun.linux.files import O_CLOEXEC, write_all
 from gpurun.linux.fs import O_DIRECTORY, O_NOFOLLOW
@@ -54,6 +55,9 @@ def _copy_directory(source: int, target: int) -> None:
 def _copy_file(source: int, target: int, name: str) -> None:
     read = posix.open(name, posix.O_RDONLY | O_NOFOLLOW | posix.O_NONBLOCK | O_CLOEXEC, dir_fd=source)
     try:
+        if posix.fstat(read).st_mode & _S_IFMT != _S_IFREG:
+            # Somebody who shares the tree has put it there just now: of a disk's node all of the disk would be copied.
+            raise OSError(ESTALE, posix.strerror(ESTALE), name)
         write = posix.open(name, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | O_CLOEXEC, 0o600, dir_fd=target)
         try:
             while chunk := posix.read(read, 1 << 20):

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import posix
 import time
-from errno import EBUSY, EINVAL, ENOENT, ENOTDIR, EPERM
+from errno import EBUSY, EINVAL, ENOTDIR, EPERM
 
 from gpurun.errors import GpurunError, StepError, strerror_lower
 from gpurun.linux import mount as lm
 from gpurun.linux.files import O_CLOEXEC, read_file
 from gpurun.linux.fs import (
-    AT_RECURSIVE,
     O_DIRECTORY,
     O_PATH,
     PROC_SUPER_MAGIC,
     RESOLVE_IN_ROOT,
     RESOLVE_NO_MAGICLINKS,
     RESOLVE_NO_SYMLINKS,
+    SYSFS_MAGIC,
     fstatfs_type,
     openat2,
 )
@@ -75,9 +75,17 @@ def _make_parent_private(rootfs: str) -> None:
 
 
 def mount_all(
-    root_fd: int, root: str, steps: tuple[MountStep, ...], sources: Callable[[int], int], cgroup: str
+    root_fd: int,
+    root: str,
+    steps: tuple[MountStep, ...],
+    sources: Callable[[int], int],
+    cgroup: str,
+    views: dict[str, int] | None = None,
 ) -> tuple[tuple[int, int], ...]:
     """Carry out *steps* in order; returns (descriptor, attributes) of mounts that become read-only at the end.
+
+    *views* gets a descriptor of each mount that shows the kernel's own files (proc, sysfs), by its destination: see
+    :mod:`gpurun.ns.masks`.
 
     *sources* gives the source tree of a bind mount, by the index of its step, that the parent opens; -1 is for us to open.
     *cgroup* is the directory of the host's cgroup tree that the container sees as its root, "" when that is another's.
@@ -97,6 +105,11 @@ def mount_all(
                 lm.mount_setattr(fd, step.options.rec_set, step.options.rec_clr, recursive=True)
         except OSError as e:
             raise failed_mount(step, strerror_lower(e.errno)) from None
+        if views is not None and not step.options.remount:
+            if step.destination in views:
+                posix.close(views.pop(step.destination))
+            if fstatfs_type(fd) in (PROC_SUPER_MAGIC, SYSFS_MAGIC):
+                views[step.destination] = posix.dup(fd)
         if step.kind != "bind" and _late_readonly(step) and step.options.attr_set & lm.MOUNT_ATTR_RDONLY:
             late.append((fd, lm.MOUNT_ATTR_RDONLY))
         else:
@@ -314,69 +327,6 @@ def set_root_propagation(root_fd: int, propagation: tuple[int, bool]) -> None:
     flag, recursive = propagation
     if flag in (lm.MS_SHARED, lm.MS_UNBINDABLE):
         lm.mount_setattr(root_fd, propagation=flag, recursive=recursive)
-
-
-def mask_paths(root_fd: int, paths: tuple[str, ...], null_tree: int) -> None:
-    """Hide each path: a file behind /dev/null (*null_tree*: a detached copy of the host's), a directory behind one empty
-    read-only tmpfs.
-
-    A detached mount cannot be copied (before Linux 6.15), an attached one can: so the first cover of each kind is
-    attached and the others are copies of it.
-
-    The cover is read-only: root in the container could else change the mode, the owner and the times of the host's own node.
-    """
-    lm.mount_setattr(null_tree, lm.MOUNT_ATTR_RDONLY)
-    covers = {False: null_tree, True: -1}
-    used = {False: False, True: False}
-    for path in paths:
-        try:
-            target = open_in_root(root_fd, path)
-        except OSError as e:
-            if e.errno in (ENOENT, ENOTDIR):  # ENOTDIR: its parent is a file, so it is not there either
-                continue
-            raise StepError("mask", path, e.errno) from None
-        try:
-            directory = posix.fstat(target).st_mode & 0o170000 == 0o040000
-            if directory and covers[True] < 0:
-                covers[True] = _empty_tmpfs()
-            cover = covers[directory]
-            if used[directory]:
-                cover = lm.open_tree(cover, "", lm.OPEN_TREE_CLONE)
-            attach(cover, target)
-            if used[directory]:
-                posix.close(cover)
-            used[directory] = True
-        except OSError as e:
-            raise StepError("mask", path, e.errno) from None
-        finally:
-            posix.close(target)
-    if covers[True] >= 0:
-        posix.close(covers[True])
-
-
-def _empty_tmpfs() -> int:
-    options: tuple[tuple[str, str | None], ...] = (("nr_blocks", "1"), ("nr_inodes", "1"))
-    return filesystem("tmpfs", options, lm.MOUNT_ATTR_RDONLY, "tmpfs")
-
-
-def readonly_paths(root_fd: int, paths: tuple[str, ...]) -> None:
-    """Cover each path with a read-only bind of itself (and of what is mounted below it)."""
-    for path in paths:
-        try:
-            target = open_in_root(root_fd, path)
-        except OSError as e:
-            if e.errno in (ENOENT, ENOTDIR):
-                continue
-            raise StepError("make read-only", path, e.errno) from None
-        try:
-            tree = lm.open_tree(target, "", lm.OPEN_TREE_CLONE | AT_RECURSIVE)
-            lm.mount_setattr(tree, lm.MOUNT_ATTR_RDONLY)
-            attach(tree, target)
-            posix.close(tree)
-        except OSError as e:
-            raise StepError("make read-only", path, e.errno) from None
-        finally:
-            posix.close(target)
 
 
 def make_readonly(fd: int, what: str) -> None:
