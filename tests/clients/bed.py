@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,10 +23,28 @@ IMAGE = "test/busybox:1"
 NEEDED = ("containerd", "dockerd", "docker", "ctr", "podman", "busybox")
 PODMAN_JSON = Path("/etc/containers/containers.conf.d/json.conf")  # in the guest
 CONTROLLERS = frozenset(("cpu", "memory", "pids"))
+#: A tree of other daemons and clients than this machine's (tests/beds/README.md); empty for this machine's own.
+ROOT = os.environ.get("CLIENTS_ROOT", "").rstrip("/")
 
 
 class ClientBedUnavailable(Exception):
     """This machine cannot run the daemons; the text says why."""
+
+
+def program(name: str) -> str:
+    """Where the bed has this program, as it is called there; empty where it has none."""
+    directories = (os.environ.get("PATH") or os.defpath).split(os.pathsep)
+    found = shutil.which(name, path=os.pathsep.join(ROOT + directory for directory in directories))
+    return (found or "").removeprefix(ROOT)
+
+
+def _shown() -> list[str]:
+    """What a tree must see of this machine: this repository, its Python, where the tests keep what they make."""
+    virtual = [os.path.realpath(sys.prefix)] if sys.prefix != sys.base_prefix else []
+    python = [os.path.realpath(sys.executable), sysconfig.get_path("stdlib")]
+    # The environment's own link to it leads by way of this one.
+    python.append(f"{sys.base_prefix}/bin/python{sys.version_info.major}")
+    return [str(BEDS.parents[1]), "/var/tmp", *virtual, *python]
 
 
 class Registered(NamedTuple):
@@ -49,14 +68,16 @@ class ClientBed:
 
     def __init__(self, runtimes: dict[str, str], directory: Path, sysroot: Path | None = None) -> None:
         self._process: subprocess.Popen[str] | None = None
-        missing = [name for name in NEEDED if not shutil.which(name)]
+        missing = [name for name in NEEDED if not program(name)]
         if os.geteuid() != 0 or missing:
             raise ClientBedUnavailable(f"needs root and {', '.join(missing) or 'nothing else'}")
         self.sysroot, self.directory = sysroot, directory
         self.controllers = controllers()
         self.runtimes = {name: self._wrapper(name, path, sysroot) for name, path in runtimes.items()}
         registered = " ".join(f"{r.docker}={r.binary}" for r in self.runtimes.values())
-        self._start([str(BEDS / "native-run"), "--"], {"NATIVE_RUNTIMES": registered, "NATIVE_LOGS": str(directory)})
+        env = {"NATIVE_RUNTIMES": registered, "NATIVE_LOGS": str(directory)}
+        root = ("--root", ROOT) if ROOT else ()
+        self._start([str(BEDS / "native-run"), *root, "--"], env | {"NATIVE_BIND": " ".join(_shown())} if ROOT else env)
         archive = self.archive()
         for command in (["docker", "load", "-qi"], ["podman", "load", "-qi"], ["ctr", "images", "import"]):
             loaded = self.run(*command, str(archive))
@@ -79,7 +100,8 @@ class ClientBed:
         """The image of the tests, made once."""
         made = self.directory / "image.tar"
         if not made.exists():
-            subprocess.run([sys.executable, str(BEDS / "mkimage"), shutil.which("busybox") or "", made, IMAGE], check=True)
+            busybox = ROOT + program("busybox")
+            subprocess.run([sys.executable, str(BEDS / "mkimage"), busybox, made, IMAGE], check=True)
         return made
 
     def _wrapper(self, name: str, path: str, sysroot: Path | None) -> Registered:
@@ -178,18 +200,19 @@ def abilities(bed: ClientBed) -> frozenset[str]:
     found = {"systemd"} if isinstance(bed, GuestBed) else set()
     if f"CapEff:\t{(1 << last + 1) - 1:016x}" in status:
         found.add("every-capability")
-    if _criu_works():
+    if bed.run("criu", "check").rc == 0:
         found.add("criu")
-    if Path("/usr/lib/cni/bridge").exists():
+    if Path(f"{ROOT}/usr/lib/cni/bridge").exists():
         found.add("cni")
-    # From 1.7 on pods have user namespaces and CDI devices, from 2.0 on volumes with mapped owners.
-    found |= {f"containerd-{x}.{y}" for x, y in ((1, 7), (2, 0)) if _version(bed, "containerd", "--version") >= (x, y)}
+    # From 1.7 on pods have user namespaces and CDI devices, from 2.0 on volumes with mapped owners; 2.1 broke some things.
+    containerd = version(bed, "containerd", "--version")
+    found |= {f"containerd-{x}.{y}" for x, y in ((1, 7), (2, 0), (2, 1)) if containerd >= (x, y)}
     if all(_maps_mounts(bed, runtime.binary) for runtime in bed.runtimes.values()):
         found.add("idmap")
     return bed.controllers | found
 
 
-def _version(bed: ClientBed, *command: str) -> tuple[int, ...]:
+def version(bed: ClientBed, *command: str) -> tuple[int, ...]:
     """The first version that *command* says, like ``(1, 6)``."""
     found = re.search(r"\b(\d+)\.(\d+)", bed.run(*command).out)
     return tuple(map(int, found.groups())) if found else ()
@@ -199,11 +222,6 @@ def _maps_mounts(bed: ClientBed, binary: str) -> bool:
     """Whether this runtime says that it does idmapped mounts: runc from 1.2 on."""
     said = bed.run(binary, "features").out
     return bool(said and json.loads(said)["linux"].get("mountExtensions", {}).get("idmap", {}).get("enabled"))
-
-
-@functools.cache
-def _criu_works() -> bool:
-    return bool(shutil.which("criu")) and not subprocess.run(["criu", "check"], capture_output=True, check=False).returncode
 
 
 def versions(bed: ClientBed) -> dict[str, str]:

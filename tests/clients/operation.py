@@ -7,6 +7,7 @@ holds operations::
     # says: exit code 127         a line of what is said that this pattern must fit as a whole; any number of these
     # needs: memory systemd       what the machine must have (controllers of cgroup v2, `bed.abilities`); else it is skipped
     # compared if: idmap          what it must have for runc; else gpurun does it alone
+    # broken: containerd-2.1 REASON    not with that: no runtime can do it there, for this reason
     # on: native                  or `guest`: run it only there
     # guest                       run it in the emulated guest too, which is slow, although it needs nothing of it
     # gpurun                      only gpurun has it: there is nothing to compare with
@@ -30,6 +31,9 @@ CLIENTS = {
     "ctr": (("shared", "daemons", "ctr"), ("ctr-",)),
     "cri": (("shared", "daemons", "cri"), ("cri-",)),
 }
+#: The marks of an operation: with a value after them, and alone.
+VALUED, BARE = ("says", "needs", "on", "compared if", "broken"), ("guest", "gpurun")
+MARK = re.compile(rf"# (({'|'.join(VALUED)}): |({'|'.join(BARE)})$)")
 #: What differs from run to run, and is the same to its reader: in this order.
 VOLATILE = (
     (r"\x1b\[[0-9;?]*[A-Za-z]", ""),  # what a shell asks its terminal
@@ -55,6 +59,7 @@ class Operation(NamedTuple):
     guest: bool = False
     gpurun: bool = False
     compared: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
 
     @property
     def whole(self) -> str:
@@ -66,6 +71,9 @@ class Operation(NamedTuple):
         """Why this is not run on a machine with these *abilities*; empty if it is."""
         if lacking := [need for need in self.needs if need not in abilities]:
             return f"needs {' and '.join(lacking)}"
+        for ability, _, reason in (mark.partition(" ") for mark in self.broken):
+            if ability in abilities:
+                return f"with {ability} {reason}"
         if self.on and self.on != ("guest" if guest else "native"):
             return f"runs {'in the guest' if self.on == 'guest' else 'natively'} only"
         if guest and not (self.guest or self.needs or self.on):
@@ -78,9 +86,9 @@ def parse(client: str, text: str) -> list[Operation]:
     found = []
     for block in re.split(r"(?m)^### ", text)[1:]:
         name, *lines = block.strip().splitlines()
-        marks = [line[2:] for line in lines if re.match(r"# (says: |needs: |on: |compared if: |guest$|gpurun$)", line)]
+        marks = [line[2:] for line in lines if MARK.match(line)]
         script = "\n".join(line for line in lines if line[2:] not in marks or not line.startswith("# "))
-        values: dict[str, list[str]] = {"says": [], "needs": [], "on": [], "guest": [], "gpurun": [], "compared if": []}
+        values: dict[str, list[str]] = {key: [] for key in (*VALUED, *BARE)}
         for mark in marks:
             key, _, value = mark.partition(": ")
             values[key].append(value)
@@ -97,6 +105,7 @@ def parse(client: str, text: str) -> list[Operation]:
                 bool(values["guest"]),
                 bool(values["gpurun"]),
                 tuple(" ".join(values["compared if"]).split()),
+                tuple(values["broken"]),
             )
         )
     return found

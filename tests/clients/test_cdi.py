@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.bed import IMAGE, ClientBed, ClientBedUnavailable, GuestBed, make_bed
+from tests.clients.bed import IMAGE, ClientBed, ClientBedUnavailable, GuestBed, make_bed, program, version
 from tests.conftest import runtime_path
 from tests.native.runtime import Result
 from tests.simdriver import MULTIARCH, Options, bus_id, make
@@ -41,14 +41,14 @@ def bed() -> Iterator[ClientBed]:
     with tempfile.TemporaryDirectory(prefix="gpurun-cdi.", dir="/var/tmp") as name:
         directory = Path(name)
         host = make(directory / "driver", Options(gpus=2))
-        spec = directory / "nvidia.yaml"
-        command = [path, "cdi", "generate", "--output", str(spec), *_for_old_podman()]
-        subprocess.run(command, env=os.environ | host.env, check=True)
         directory.chmod(0o755)
         try:
             made = make_bed({"test": path}, host.path)
         except ClientBedUnavailable as e:
             pytest.skip(str(e))
+        spec = directory / "nvidia.yaml"
+        command = [path, "cdi", "generate", "--output", str(spec), *_for_old_podman(made)]
+        subprocess.run(command, env=os.environ | host.env, check=True)
         # /run is the bed's own, or that of the guest, which is thrown away.
         copied = made.run("sh", "-c", f"mkdir -p /run/cdi && cp {spec} /run/cdi/")
         assert copied.rc == 0, copied.text
@@ -66,10 +66,9 @@ def _let_docker_take_cdi() -> None:
     subprocess.run(["systemctl", "restart", "docker"], check=True, timeout=300)
 
 
-def _for_old_podman() -> list[str]:
+def _for_old_podman(bed: ClientBed) -> list[str]:
     """Podman 4 knows CDI 0.5 and leaves out a newer file: then no groups for the nodes in /dev/dri."""
-    said = subprocess.run(["podman", "--version"], capture_output=True, text=True, check=False).stdout.split()
-    old = bool(said) and int(said[-1].partition(".")[0]) < 5
+    old = version(bed, "podman", "--version") < (5,)
     return ["--feature-flag", "no-additional-gids-for-device-nodes"] if old else []
 
 
@@ -88,7 +87,7 @@ def run(request: pytest.FixtureRequest, bed: ClientBed) -> Run:
         if client == "docker":
             name = bed.runtimes["test"].docker if runtime == "test" else runtime
             return bed.run("docker", "run", "--runtime", name, *options, IMAGE, "sh", "-c", script)
-        path = bed.runtimes["test"].binary if runtime == "test" else shutil.which(runtime) or runtime
+        path = bed.runtimes["test"].binary if runtime == "test" else program(runtime)
         return bed.run("podman", "--runtime", path, "run", *options, IMAGE, "sh", "-c", script)
 
     return call
@@ -122,9 +121,9 @@ def test_all_gpus_and_a_name_that_is_not_there(run: Run, runtime: str) -> None:
 @pytest.mark.parametrize("runtime", ["test", "runc"])
 def test_gpus_of_podman(bed: ClientBed, runtime: str) -> None:
     """Podman's ``--gpus`` is for Docker's callers: CDI devices from 5 on, nothing at all before."""
-    path = bed.runtimes["test"].binary if runtime == "test" else shutil.which(runtime) or runtime
+    path = bed.runtimes["test"].binary if runtime == "test" else program(runtime)
     options = ("--rm", "--net=none", "--security-opt", "seccomp=unconfined", "--gpus", "all")
     script = "ls /proc/driver/nvidia/gpus 2>/dev/null || true"
     result = bed.run("podman", "--runtime", path, "run", *options, IMAGE, "sh", "-c", script)
-    given = [] if _for_old_podman() else [bus_id(0), bus_id(1)]
+    given = [] if _for_old_podman(bed) else [bus_id(0), bus_id(1)]
     assert (result.rc, result.out.split()) == (0, given), result.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ def clients() -> Iterator[ClientBed]:
             bed = ClientBed({"test": path}, Path(name), make(Path(name) / "driver", Options(gpus=2)).path)
         except ClientBedUnavailable as e:
             pytest.skip(str(e))
-        imported = bed.run("docker", "import", str(tar), DEBIAN)
+        imported = bed.run("docker", "import", shutil.copy(tar, name), DEBIAN)
         assert imported.rc == 0, imported.text
         yield bed
         bed.close()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.clients.bed import GUEST, IMAGE, ClientBed, ClientBedUnavailable, abilities, make_bed, versions
+from tests.clients.bed import GUEST, IMAGE, ClientBed, ClientBedUnavailable, abilities, make_bed, program, versions
 from tests.clients.cri.daemon import CriDaemon
 from tests.clients.differences import Comparison, compare
 from tests.clients.operation import CLIENTS, Operation, missing, operations, transcript
@@ -31,7 +31,7 @@ ALL = [operation for client in CLIENTS for operation in operations(client)]
 
 @pytest.fixture(scope="module")
 def bed(request: pytest.FixtureRequest) -> Iterator[ClientBed]:
-    reference = os.environ.get("REFERENCE") or shutil.which("runc")
+    reference = os.environ.get("REFERENCE") or program("runc")
     if not os.access(runtime_path(), os.X_OK):
         pytest.fail(f"{runtime_path()} is missing: run `make build` first, or set RUNTIME")
     if not reference:

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.clients.bed import IMAGE, ClientBed, ClientBedUnavailable, GuestBed
+from tests.clients.bed import IMAGE, ROOT, ClientBed, ClientBedUnavailable, GuestBed
 from tests.native.runtime import Result
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -74,7 +74,7 @@ class CriDaemon:
         (self.directory / "net.d").mkdir()
         (self.directory / "cdi").mkdir()
         self._config_file, self._pause_archive = self.directory / "config.toml", self.directory / "pause.tar"
-        if PLUGINS.is_dir():
+        if Path(f"{ROOT}{PLUGINS}").is_dir():
             (self.directory / "net.d/10-cri.conflist").write_text(json.dumps(_NETWORK))
         self._config_file.write_text(self._config())
         daemon = f"setsid containerd --config {self._config_file} --log-level warn"

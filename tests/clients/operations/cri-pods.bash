@@ -137,6 +137,7 @@ status
 # says: NOTREADY
 # says: EXITED.*
 # says: 0
+# broken: containerd-2.1 only the pod's own container is deleted, the process of the other one stays
 up
 pid=$(pid)
 kill -9 $(ps -o ppid= -p $pid)

@@ -133,7 +133,7 @@ run --rm --init $IMAGE sh -c 'cat /proc/1/comm; (sleep .1 &); exit 4' || echo co
 ### run --cidfile, --label
 # says: 64
 mine
-run --rm --cidfile id --label a=b $IMAGE true
+run --cidfile id --label a=b $IMAGE true
 wc -c <id
 
 ### run --add-host, --dns

@@ -114,7 +114,7 @@ cli logs $C-a
 
 ### --systemd: a command of that name
 # says: /run tmpfs
-# says: 37
+# says: (37|SIGRTMIN\+3)
 mine
 podman image save $IMAGE >/dev/null 2>&1 || :
 printf 'FROM %s\nRUN mkdir -p /usr/sbin && ln -s /bin/sh /usr/sbin/init\n' $IMAGE >Containerfile
