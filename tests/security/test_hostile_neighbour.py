@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,8 +23,10 @@ from gpurun.ns.copyup import copy_up
 from gpurun.ns.namespaces import Join, NamespacePlan
 from gpurun.record import to_wire
 from tests.conftest import MakeBundle
+from tests.native.bed import Bed
 from tests.native.leaks import Leaks
 from tests.native.runtime import Runtime
+from tests.native.terminal import Listener
 
 pytestmark = pytest.mark.native
 
@@ -176,3 +180,38 @@ def test_nobody_looks_into_an_init_that_joins_a_user_namespace(monkeypatch: pyte
     assert dumpable_when_born(NamespacePlan(lp.CLONE_NEWNS, (user, pid))) == 0
     made = NamespacePlan(lp.CLONE_NEWNS | lp.CLONE_NEWUSER)
     assert dumpable_when_born(made) == 1, "a new one's id maps could not be written by a caller who is not root"
+
+
+@pytest.mark.gpurun_only
+def test_exec_brings_no_way_to_the_host(runtime: Runtime, bundle: MakeBundle, bed: Bed) -> None:
+    """A container with CAP_SYS_PTRACE sees what its new process has open: neither the host's /proc nor its cgroups.
+
+    The container is paused, so the process is held in the moment in which it is born.
+    """
+    container = runtime.start(bundle().sh(FOREVER))
+    container.wait_for("up")
+    assert runtime("pause", container.id).rc == 0
+    members = bed.cgroup(container.cgroup()) / "cgroup.procs"
+    before = set(members.read_text().split())
+    listener = Listener(runtime.directory / "console.sock")
+    process = {"terminal": True, "cwd": "/", "env": ["PATH=/bin"], "args": ["true"]}
+    (container.files / "process.json").write_text(json.dumps(process))
+    options = ["--ignore-paused", "--detach", "--console-socket", str(listener.path)]
+    options += ["--process", str(container.files / "process.json")]
+    files = runtime._files()
+    command = runtime.popen("exec", *options, container.id, files=files)
+    end = time.monotonic() + 60
+    while not (born := set(members.read_text().split()) - before):
+        assert command.poll() is None and time.monotonic() < end, (files / "err").read_text()
+        time.sleep(0.01)
+    (pid,) = born
+    paths = [f"/proc/{pid}/fd/{fd}" for fd in os.listdir(f"/proc/{pid}/fd")]
+    opened = [os.readlink(path) for path in paths]
+    ways_up = [path for path in paths if os.path.isdir(path) and not os.path.samefile(path, f"{path}/..")]
+    assert runtime("resume", container.id).rc == 0
+    assert command.wait(60) == 0, (files / "err").read_text()
+    listener.message()
+    listener.socket.close()
+    os.waitpid(int(pid), 0)
+    assert len(opened) > 3 and not ways_up
+    assert not [path for path in opened if path.startswith(("/proc", "/sys"))]

@@ -15,6 +15,7 @@ from gpurun.engine import sync
 from gpurun.engine.child import dismiss, kill_child
 from gpurun.engine.lifecycle import open_init, wait_foreground
 from gpurun.errors import ConfigError, GpurunError, StepError
+from gpurun.linux import mount as lm
 from gpurun.linux import process as lp
 from gpurun.linux.files import read_file
 from gpurun.linux.fs import RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
@@ -109,7 +110,7 @@ def _start(options: ExecOptions, started: Started, made: list[int]) -> tuple[tup
         from gpurun.cgroup.systemd import enter
 
         enter(state.manager, started.pid)  # else nothing that it makes could be in the container's cgroup
-    cgroup, other_cgroup = open_cgroups(state, options.cgroup)
+    cgroup, other_cgroup = [_without_way_up(fd) for fd in open_cgroups(state, options.cgroup)]
     ours, its = _console(options)
     files = {"init": init, "cgroup": cgroup, "other_cgroup": other_cgroup, "console": its}
     files = {name: fd for name, fd in files.items() if fd >= 0}
@@ -153,6 +154,19 @@ def open_cgroups(state: store.State, sub: str) -> tuple[int, int]:
         if cgroup < 0:
             raise StepError("open the cgroup", state.cgroup, 2) from None
         return cgroup, -1
+
+
+def _without_way_up(cgroup: int) -> int:
+    """The open *cgroup* as a mount of its own: the new process is born with it, and who in the container may look into that
+    process finds no ``..`` to the host's tree.  Where we may make no mounts it stays as it is."""
+    if cgroup < 0:
+        return cgroup
+    try:
+        tree = lm.open_tree(cgroup, "", lm.OPEN_TREE_CLONE)
+    except OSError:
+        return cgroup
+    posix.close(cgroup)
+    return tree
 
 
 def _open_sub_cgroup(cgroup: int, sub: str) -> int:

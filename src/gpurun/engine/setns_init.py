@@ -88,7 +88,7 @@ def _run(channel: int) -> None:
         write_proc(proc_fd, "self/oom_score_adj", str(plan.process.oom_score_adj))
     if plan.affinity[0]:
         sched.sched_setaffinity(plan.affinity[0])
-    if not (plan.process.terminal or plan.process.apparmor_profile or plan.process.selinux_label):
+    if not (plan.process.apparmor_profile or plan.process.selinux_label):
         posix.close(proc_fd)
         proc_fd = -1
     root_fd = posix.open(plan.rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC) if plan.rootfs else -1

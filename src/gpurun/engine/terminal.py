@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _TCGETS, _TCSETS, _TIOCSCTTY, _TIOCSWINSZ, _TIOCGWINSZ = 0x5401, 0x5402, 0x540E, 0x5414, 0x5413
 _TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441
 _TERMIOS_SIZE = 60
+_PTMX = "/dev/pts/ptmx"
 # Bits of struct termios that cfmakeraw(3) clears or sets.
 _RAW_IFLAG = 0o1 | 0o2 | 0o10 | 0o40 | 0o100 | 0o200 | 0o400 | 0o2000
 _RAW_LFLAG = 0o10 | 0o100 | 0o2 | 0o1 | 0o100000
@@ -38,15 +39,21 @@ _OPOST, _ONLCR, _CSIZE, _PARENB, _CS8 = 0o1, 0o4, 0o60, 0o400, 0o60
 
 
 def open_pty(root_fd: int, proc_fd: int, size: tuple[int, int] | None) -> tuple[int, int]:
-    """(master, peer) of a new pty of the container's devpts; *size* is (rows, columns); *proc_fd* is a verified /proc."""
+    """(master, peer) of a new pty of the container's devpts; *size* is (rows, columns).
+
+    *proc_fd* is a verified /proc, by which the very file that was looked at is opened; -1 where others may look into this
+    process, and the host's /proc must not be there: then it is opened by name, and looked at again.
+    """
     try:
-        ptmx = open_in_root(root_fd, "/dev/pts/ptmx", O_PATH | O_NOFOLLOW)
-        found = posix.fstat(ptmx)
-        is_ptmx = found.st_rdev == posix.makedev(5, 2) and found.st_mode & 0o170000 == 0o020000 and found.st_ino == 2
-        if not is_ptmx or fstatfs_type(ptmx) != DEVPTS_SUPER_MAGIC:
-            raise GpurunError("/dev/pts/ptmx of the container is no ptmx of a devpts: process.terminal needs a devpts mount")
-        itself = posix.readlink("self", dir_fd=proc_fd)
-        master = posix.open(f"{itself}/fd/{ptmx}", posix.O_RDWR | posix.O_NOCTTY | O_CLOEXEC, dir_fd=proc_fd)
+        ptmx = open_in_root(root_fd, _PTMX, O_PATH | O_NOFOLLOW)
+        _check_ptmx(ptmx)
+        flags = posix.O_RDWR | posix.O_NOCTTY | O_CLOEXEC
+        if proc_fd >= 0:
+            itself = posix.readlink("self", dir_fd=proc_fd)
+            master = posix.open(f"{itself}/fd/{ptmx}", flags, dir_fd=proc_fd)
+        else:
+            master = open_in_root(root_fd, _PTMX, flags | O_NOFOLLOW)
+            _check_ptmx(master)
         posix.close(ptmx)
         ioctl(master, _TIOCSPTLCK, pack("i", 0))
         peer = ioctl(master, _TIOCGPTPEER, posix.O_RDWR | posix.O_NOCTTY | O_CLOEXEC)
@@ -54,8 +61,15 @@ def open_pty(root_fd: int, proc_fd: int, size: tuple[int, int] | None) -> tuple[
             ioctl(master, _TIOCSWINSZ, pack("4H", size[0], size[1], 0, 0))
         _clear_onlcr(peer)
     except OSError as e:
-        raise StepError("make the terminal from", "/dev/pts/ptmx", e.errno) from None
+        raise StepError("make the terminal from", _PTMX, e.errno) from None
     return master, peer
+
+
+def _check_ptmx(fd: int) -> None:
+    found = posix.fstat(fd)
+    is_ptmx = found.st_rdev == posix.makedev(5, 2) and found.st_mode & 0o170000 == 0o020000 and found.st_ino == 2
+    if not is_ptmx or fstatfs_type(fd) != DEVPTS_SUPER_MAGIC:
+        raise GpurunError(f"{_PTMX} of the container is no ptmx of a devpts: process.terminal needs a devpts mount")
 
 
 def bind_console(root_fd: int, peer: int) -> None:
