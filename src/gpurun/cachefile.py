@@ -7,9 +7,10 @@ owner, others that may write there, a damaged file, a link), there is nothing in
 from __future__ import annotations
 
 import posix
+import sys
 from _blake2 import blake2b
 
-from gpurun import log
+from gpurun import __version__, log
 from gpurun.errors import oserror_text
 from gpurun.linux.files import O_CLOEXEC, read_fd, write_all
 
@@ -22,6 +23,15 @@ _DIGEST_SIZE = 16
 def entry_name(*depends: object) -> str:
     """The name of what depends on all of *depends*, which are told apart by their repr."""
     return blake2b(repr(depends).encode("utf-8", "surrogateescape"), digest_size=32).hexdigest()
+
+
+def this_build() -> tuple[object, ...]:
+    """What tells this gpurun from another one, be it of the same version."""
+    bundle = getattr(sys, "gpurun_bundle", None)
+    if bundle is None:
+        return __version__, sys.hexversion
+    found = posix.fstat(bundle.fd)
+    return __version__, sys.hexversion, found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns
 
 
 def load(directory: str, name: str, limit: int) -> bytes:

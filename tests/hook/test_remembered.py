@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from gpurun import log
+from gpurun import cachefile, log
 from gpurun.cachefile import save
 from gpurun.errors import GpurunError
-from gpurun.hook import driver, looked, remembered
+from gpurun.hook import driver, looked
 from gpurun.hook.edits import ContainerEdits
 from gpurun.hook.gpu import gpu_edits
 from gpurun.hook.request import VOLUME_MOUNTS
@@ -146,7 +146,7 @@ def test_another_environment_of_our_own_is_another_question(host: Host, tmp_path
 
 def test_another_gpurun_looks_itself(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.remember()
-    monkeypatch.setattr(remembered, "__version__", "0.0.0")
+    monkeypatch.setattr(cachefile, "__version__", "0.0.0")
     assert host.looked()
 
 

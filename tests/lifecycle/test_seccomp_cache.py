@@ -54,6 +54,19 @@ def test_the_cache_is_no_container(runtime: Runtime, bundle: MakeBundle) -> None
 
 
 @pytest.mark.gpurun_only
+def test_another_build_compiles_itself(
+    runtime: Runtime, bundle: MakeBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same version: what it compiles may be another program."""
+    b = under(bundle().args("true"), rule("ERRNO", *MKDIR))
+    assert runtime.run(b).rc == 0
+    monkeypatch.setattr(runtime, "path", shutil.copy(runtime.path, tmp_path / "gpurun"))
+    for _ in range(2):
+        assert runtime.run(b).rc == 0
+        assert len(os.listdir(runtime.root / ".seccomp")) == 2
+
+
+@pytest.mark.gpurun_only
 def test_a_damaged_cache_is_made_again(runtime: Runtime, bundle: MakeBundle) -> None:
     b = under(bundle().args("mkdir", "/tmp/made"), rule("ERRNO", *MKDIR))
     runtime.run(b)

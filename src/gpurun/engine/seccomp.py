@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import posix
 
-from gpurun import __version__, log
-from gpurun.cachefile import entry_name, load, save
+from gpurun import log
+from gpurun.cachefile import entry_name, load, save, this_build
 from gpurun.engine import state as store
 from gpurun.errors import ConfigError, GpurunError, oserror_text
 from gpurun.linux import libseccomp
@@ -38,7 +38,7 @@ def make_filter(plan: SeccompPlan, root: str) -> tuple[bytes, int]:
         library = load_library(plan.where)
         identity = library.version()
     host = posix.uname()
-    name = entry_name(__version__, identity, host.release, host.version, host.machine, plan)
+    name = entry_name(this_build(), identity, host.release, host.version, host.machine, plan)
     directory = f"{root}/{DIRECTORY}"
     program = load(directory, name, ls.MAX_INSTRUCTIONS * ls.INSTRUCTION_SIZE)
     if not program:

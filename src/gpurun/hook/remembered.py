@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import marshal
 import posix
-import sys
 
-from gpurun import __version__, log
-from gpurun.cachefile import entry_name, load, save
+from gpurun import log
+from gpurun.cachefile import entry_name, load, save, this_build
 from gpurun.hook.edits import ContainerEdits
 from gpurun.linux.files import read_file
 from gpurun.record import from_wire, to_wire
@@ -34,22 +33,14 @@ def question(env: tuple[str, ...], privileged: bool, own_env: Mapping[str, str],
     """The name of what a container asks."""
     host = posix.uname()
     return entry_name(
-        _build(),
+        this_build(),
+        ContainerEdits._fields,
         (host.release, host.machine, posix.geteuid()),
         [e for e in env if e.startswith(_ASKING)],
         privileged,
         [mount for mount in mounts if mount[1].startswith(_MOUNTS)],
         [own_env.get(name) for name in _OWN],
     )
-
-
-def _build() -> tuple[object, ...]:
-    """What tells this gpurun from another one, be it of the same version."""
-    bundle = getattr(sys, "gpurun_bundle", None)
-    if bundle is None:
-        return (__version__, sys.hexversion, ContainerEdits._fields)
-    found = posix.fstat(bundle.fd)
-    return (__version__, sys.hexversion, found.st_dev, found.st_ino, found.st_size, found.st_ctime_ns)
 
 
 def recall(directory: str, name: str) -> ContainerEdits | None:
