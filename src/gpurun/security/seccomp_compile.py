@@ -21,9 +21,8 @@ _TREE_FROM = 32
 _BINARY_TREE = 2
 
 _X32_BIT = 0x40000000  # __X32_SYSCALL_BIT
-_ARM_PRIVATE = (
-    0x0F0000  # __ARM_NR_BASE: from here on are 32-bit ARM's own calls (cacheflush, set_tls), which do not say how new
-)
+#: __ARM_NR_BASE: from here on are 32-bit ARM's own calls (cacheflush, set_tls), whose numbers do not say how new they are.
+_ARM_PRIVATE = 0x0F0000
 _RET_ENOSYS = ACTIONS["SCMP_ACT_ERRNO"] | ENOSYS
 
 # Classic BPF (linux/filter.h)
