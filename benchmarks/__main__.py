@@ -3,6 +3,9 @@
 Each round goes through the runtimes in turn, beginning with another one each time, so that what else the machine does
 falls on all alike.  Prints two Markdown tables: medians in milliseconds, and ratios beside the goals.
 
+NVIDIA's stack takes part where its nvidia-container-runtime is among the runtimes and nvidia-cdi-hook lies beside it; the
+runc that it calls is the one on PATH.
+
     python -m benchmarks [--rounds N | --short] [--only CASE] [--json FILE] [RUNTIME ...]
 """
 
@@ -49,7 +52,7 @@ def measure(case: Case, runtimes: list[Runtime], rounds: int, short: bool, floor
     taking_part = []
     for runtime in runtimes:
         runtime.times = {}
-        if case.ours and not runtime.is_ours:
+        if runtime.kind not in case.who:
             continue
         try:
             case.begin(runtime, count)
@@ -100,7 +103,7 @@ def main() -> int:
             for runtime in runtimes:
                 runtime.remove()
     measured = [Measured(runtime.title, runtime.times) for runtime in runtimes]
-    runc = next((m for m, r in zip(measured, runtimes, strict=True) if r.name == "runc"), None)
+    peers = {r.name: m for m, r in zip(measured, runtimes, strict=True) if r.kind != "gpurun"}
     print(f"{rounds} rounds, {os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}\n")
     if options.short:
         small = [f"{c.name}: {c.short_containers} containers" for c in CASES if c.short_containers != c.containers]
@@ -108,7 +111,7 @@ def main() -> int:
     print(times_table(measured))
     if floor:
         print(f"\nbare python3 -IS -c pass: {statistics.median(floor):.1f} ms\n")
-        print(goals_table(measured[0], runc, statistics.median(floor)))
+        print(goals_table(measured[0], peers, statistics.median(floor)))
     print(f"\n{memory}" if memory else "")
     if options.json:
         options.json.write_text(json.dumps({m.version: m.times for m in measured}, indent=1))

@@ -108,8 +108,10 @@ class Runtime:
         return self.version + (" with the compiled front" if self.name == "gpurun-fast" else "")
 
     @property
-    def is_ours(self) -> bool:
-        return self.name.startswith("gpurun")
+    def kind(self) -> str:
+        """Whose it is: ``gpurun``; ``nvidia`` for nvidia-container-runtime, which calls a runc; ``peer`` for any other."""
+        ours, nvidias = self.name.startswith("gpurun"), self.name.startswith("nvidia-container-runtime")
+        return "gpurun" if ours else "nvidia" if nvidias else "peer"
 
     def spawn(self, *args: str) -> int:
         """Start one command; its pid."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.bed import Failed, Runtime, become_subreaper, plain_config
-from gpurun.hook.looked import SETTLED
+from benchmarks.bed import REPOSITORY, Failed, Runtime, become_subreaper, plain_config
+from gpurun.gpu.host.facts import SETTLED
 from tests.security.profile import engine_profile
 from tests.simdriver import Options
 from tests.simdriver import make as make_driver
@@ -21,7 +24,10 @@ EXEC = "exec true"
 PLAIN = "create, plain, same round"
 GPU = "create, 8 GPUs, all capabilities"
 GPU_ANEW = "create, 8 GPUs, looking for the driver"
+GPU_DELETE = "delete, 8 GPUs"
 GPU_LIFE = "create+...+delete, 8 GPUs"
+NVIDIA_COMMANDS = tuple(f"{command}, beside NVIDIA's" for command in LIFE_COMMANDS)
+NVIDIA_LIFE = f"{LIFE}, beside NVIDIA's"
 UNFILTERED = "create, no seccomp, same round"
 SECCOMP = "create, seccomp profile, cached"
 PARALLEL = "50 containers, 4 at a time"
@@ -32,13 +38,13 @@ WORKERS = 4
 
 
 class Case(NamedTuple):
-    """One kind of work.  *begin* and *finish* stand around all rounds; *ours*: only gpurun can do it."""
+    """One kind of work.  *begin* and *finish* stand around all rounds; *who* takes part is a kind of runtime."""
 
     name: str
     once: Callable[[Runtime, int], None]
     begin: Callable[[Runtime, int], None] = lambda runtime, count: None
     finish: Callable[[Runtime, int], None] = lambda runtime, count: None
-    ours: bool = False
+    who: tuple[str, ...] = ("gpurun", "peer")
     rounds: int = 0  # at most; 0: as many as are asked for
     containers: int = 1  # containers in one round
     short_containers: int = 1
@@ -85,9 +91,15 @@ def _create(runtime: Runtime, label: str, config: dict[str, Any]) -> None:
     runtime.end(container)
 
 
-def _begin_gpu(runtime: Runtime, count: int) -> None:
-    runtime.environment["GPURUN_SYSROOT"] = str(make_driver(runtime.directory / "driver", Options(gpus=8)).path)
+def _begin_gpu_driver(runtime: Runtime) -> None:
+    """A simulated driver of its own for each case: two cases of one run use one."""
+    directory = Path(tempfile.mkdtemp(prefix="driver.", dir=runtime.directory))
+    runtime.environment["GPURUN_SYSROOT"] = str(make_driver(directory, Options(gpus=8)).path)
     time.sleep(1.1 * SETTLED / 1e9)  # what has just been installed is not remembered
+
+
+def _begin_gpu(runtime: Runtime, count: int) -> None:
+    _begin_gpu_driver(runtime)
     _create(runtime, "", _gpu_config())
 
 
@@ -100,7 +112,7 @@ def _gpu_config() -> dict[str, Any]:
 def _gpu(runtime: Runtime, count: int) -> None:
     """A create with every GPU and capability, and a plain one beside it, in the same environment.
 
-    As on a host that runs containers the driver is remembered (:mod:`gpurun.hook.remembered`); and once it is not.
+    As on a host that runs containers the driver is remembered (:mod:`gpurun.gpu.discovery_cache`); and once it is not.
     """
     _create(runtime, PLAIN, plain_config())
     runtime.environment["GPURUN_GPU_CACHE"] = "off"
@@ -108,11 +120,44 @@ def _gpu(runtime: Runtime, count: int) -> None:
     del runtime.environment["GPURUN_GPU_CACHE"]
     container = runtime.new_id()
     runtime.write_bundle(container, ["sleep", "1000"], _gpu_config())
-    _one_life(runtime, container, (GPU, "", "", "", ""), GPU_LIFE)
+    _one_life(runtime, container, (GPU, "", "", "", GPU_DELETE), GPU_LIFE)
 
 
 def _finish_gpu(runtime: Runtime, count: int) -> None:
     del runtime.environment["GPURUN_SYSROOT"]
+
+
+#: NVIDIA's runtime where it is fastest: it reads a CDI file and asks no driver.
+NVIDIA_CONFIG = """\
+[nvidia-container-runtime]
+mode = "cdi"
+runtimes = ["runc"]
+[nvidia-container-runtime.modes.cdi]
+spec-dirs = ["{directory}"]
+"""
+
+
+def _begin_gpu_life(runtime: Runtime, count: int) -> None:
+    """One driver for all; for NVIDIA's the CDI file that gpurun writes of it, with NVIDIA's own program in its hooks."""
+    _begin_gpu_driver(runtime)
+    if runtime.kind == "nvidia":
+        directory = runtime.directory / "cdi"
+        directory.mkdir()
+        hook = os.path.join(os.path.dirname(runtime.path), "nvidia-cdi-hook")
+        generate = [str(REPOSITORY / "build/gpurun"), "cdi", "generate", "--nvidia-cdi-hook-path", hook]
+        generate += ["--output", str(directory / "nvidia.yaml")]
+        subprocess.run(generate, env=runtime.environment, check=True, capture_output=True)
+        config = runtime.directory / "config.toml"
+        config.write_text(NVIDIA_CONFIG.format(directory=directory))
+        runtime.environment["NVIDIA_CTK_CONFIG_FILE_PATH"] = str(config)
+    else:
+        _create(runtime, "", _gpu_config())  # finds the driver, which is remembered from then on
+
+
+def _gpu_life(runtime: Runtime, count: int) -> None:
+    container = runtime.new_id()
+    runtime.write_bundle(container, ["sleep", "1000"], _gpu_config())
+    _one_life(runtime, container, NVIDIA_COMMANDS, NVIDIA_LIFE)
 
 
 def _seccomp(runtime: Runtime, count: int) -> None:
@@ -176,8 +221,9 @@ CASES = (
     Case("life", _life),
     Case("run", _run),
     Case("exec", _exec, _begin_exec, lambda runtime, count: runtime.end("sleeper")),
-    Case("gpu", _gpu, _begin_gpu, _finish_gpu, ours=True),
-    Case("seccomp", _seccomp, ours=True),
+    Case("gpu", _gpu, _begin_gpu, _finish_gpu, who=("gpurun",)),
+    Case("nvidia", _gpu_life, _begin_gpu_life, _finish_gpu, who=("gpurun", "nvidia")),
+    Case("seccomp", _seccomp, who=("gpurun",)),
     Case("parallel", _parallel, _begin_parallel, rounds=10, containers=50, short_containers=8),
     Case("list", _list, _begin_list, _finish_list, containers=500, short_containers=10),
 )

@@ -22,14 +22,14 @@ SECONDS = 20  # for a command under strace; only a hang takes them
 
 #: The modules that a process of each kind needs, besides what they import.
 IMPORTS = {
-    "create": ("gpurun.__main__", "gpurun.commands.lifecycle", "gpurun.engine.create"),
-    "create: init": ("gpurun.engine.init",),
-    "start": ("gpurun.__main__", "gpurun.commands.lifecycle", "gpurun.engine.lifecycle"),
+    "create": ("gpurun.__main__", "gpurun.commands.lifecycle", "gpurun.engine.caller.create"),
+    "create: init": ("gpurun.engine.inside.init",),
+    "start": ("gpurun.__main__", "gpurun.commands.lifecycle", "gpurun.engine.caller.lifecycle"),
     "state": ("gpurun.__main__", "gpurun.commands.inspect"),
-    "kill": ("gpurun.__main__", "gpurun.commands.lifecycle", "gpurun.engine.lifecycle"),
-    "delete": ("gpurun.__main__", "gpurun.commands.lifecycle", "gpurun.engine.lifecycle"),
-    "exec": ("gpurun.__main__", "gpurun.commands.exec", "gpurun.engine.exec", "gpurun.engine.exec_plan"),
-    "exec: process": ("gpurun.engine.setns_init",),
+    "kill": ("gpurun.__main__", "gpurun.commands.lifecycle", "gpurun.engine.caller.lifecycle"),
+    "delete": ("gpurun.__main__", "gpurun.commands.lifecycle", "gpurun.engine.caller.lifecycle"),
+    "exec": ("gpurun.__main__", "gpurun.commands.exec", "gpurun.engine.caller.exec", "gpurun.engine.plan.exec"),
+    "exec: process": ("gpurun.engine.inside.exec_init",),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -19,7 +19,10 @@ ROWS = (
     cases.PLAIN,
     cases.GPU,
     cases.GPU_ANEW,
+    cases.GPU_DELETE,
     cases.GPU_LIFE,
+    *cases.NVIDIA_COMMANDS,
+    cases.NVIDIA_LIFE,
     cases.UNFILTERED,
     cases.SECCOMP,
     cases.VERSION,
@@ -34,14 +37,14 @@ class Measured(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """gpurun's median of *label* divided by *other* (of runc, of the bare interpreter, or of its own) is at most *limit*."""
+    """gpurun's median of *label* by *other* (of a peer, of the bare interpreter, or of its own) is at most *limit*."""
 
     label: str
-    other: str  # a label of gpurun's own, RUNC or PYTHON
+    other: str  # a label of gpurun's own, RUNC, NVIDIA or PYTHON
     limit: float
 
 
-RUNC, PYTHON = "runc", "python"
+RUNC, NVIDIA, PYTHON = "runc", "nvidia-container-runtime", "python"
 #: What other GPU runtimes take for the same calls, in milliseconds: a wrapper's create and four times its own start.
 GPU_LIFE_LIMIT = (67.8 + 4 * 11) / 2
 GOALS = (
@@ -52,7 +55,9 @@ GOALS = (
     Goal(cases.LIST, RUNC, 1.0),
     Goal(cases.GPU, cases.PLAIN, 1.2),
     Goal(cases.SECCOMP, cases.UNFILTERED, 1.15),
-    *(Goal(command, PYTHON, 1.25) for command in ("start", "state", "kill", "delete")),
+    *(Goal(command, NVIDIA, 1.0) for command in cases.NVIDIA_COMMANDS),
+    Goal(cases.NVIDIA_LIFE, NVIDIA, 0.35),
+    *(Goal(command, PYTHON, 1.25) for command in ("start", "state", "kill", "delete", cases.GPU_DELETE)),
 )
 
 
@@ -77,13 +82,14 @@ def times_table(measured: Sequence[Measured]) -> str:
     return "\n".join(lines)
 
 
-def goals_table(ours: Measured, runc: Measured | None, python: float) -> str:
+def goals_table(ours: Measured, peers: Mapping[str, Measured], python: float) -> str:
     """Each goal, the ratio measured, and whether it is reached; a goal whose other side is missing says so."""
     lines = _head(["goal", "against", "at most", "measured", "reached"])
     for goal in GOALS:
         mine = ours.times.get(goal.label)
-        if goal.other == RUNC:
-            name, other = (runc.version if runc else "runc"), (runc.times.get(goal.label) if runc else None)
+        if goal.other in (RUNC, NVIDIA):
+            peer = peers.get(goal.other)
+            name, other = (peer.version, peer.times.get(goal.label)) if peer else (goal.other, None)
         elif goal.other == PYTHON:
             name, other = "bare python3", [python]
         else:

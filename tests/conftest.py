@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+
+# Else each child that is forked in a process which has used gRPC gets threads of it, and setns(2) into a mount namespace is
+# EINVAL then: a worker that has run tests of Kubernetes could enter no bed any more.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 import pytest
 
+from tests import forms
+from tests.fixtures import host, in_mount_namespace, make_sim, rootfs, sim  # noqa: F401
+from tests.native.abilities import missing
 from tests.native.bed import Bed, BedUnavailable
 from tests.native.bundle import Bundle, Config, base_config, make_rootfs
 from tests.native.leaks import Leaks
@@ -37,15 +46,32 @@ def runtime_version() -> str:
     return said.partition("\n")[0].replace(" version", "")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    forms.add_option(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    forms.configure(config)
+    # Under nohup(1), or as a job of a shell in the background, all that tests start would ignore these, daemons that are to
+    # end by them too.
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     config.addinivalue_line("markers", "gpurun_only: what no other runtime does; skipped when RUNTIME is another one")
     config.addinivalue_line(
         "markers", 'not_on(version, reason): runtimes whose version begins like that ("runc 1.1") have a known fault here'
     )
-    config.addinivalue_line("markers", "controller(name): needs this cgroup v2 controller")
+    config.addinivalue_line("markers", "attack(class, what): an attack; docs/attacks.md lists it")
+    config.addinivalue_line(
+        "markers", "falls(version, reason, always=True): an attack that succeeds on runtimes whose version begins like that"
+    )
+    config.addinivalue_line(
+        "markers", "needs(name, ...): systemd, or cgroup v2 controllers by name (tests/native/abilities.py)"
+    )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    forms.choose(config, items)
     name, version = os.path.basename(runtime_path()), runtime_version()
     for item in items:
         if name not in ("gpurun", "gpurun-fast") and item.get_closest_marker("gpurun_only"):
@@ -53,6 +79,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker in item.iter_markers("not_on"):
             if version.startswith(marker.args[0]):
                 item.add_marker(pytest.mark.skip(reason=marker.kwargs["reason"]))
+        for marker in item.iter_markers("falls"):  # the attack works where it must: it fails only where it is parried
+            if version.startswith(marker.args[0]):
+                always = marker.kwargs.get("always", True)
+                item.add_marker(
+                    pytest.mark.xfail(reason=f"falls: {marker.kwargs['reason']}", strict=always, raises=AssertionError)
+                )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for need in (need for marker in item.iter_markers("needs") for need in marker.args):
+        if why := missing(need):
+            pytest.skip(why)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Called for ``-n NUMBER`` alone: pytest-xdist need not be there."""
+    from tests.parallel import ByFile
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -90,9 +137,6 @@ def runtime(bed: Bed, place: Path, request: pytest.FixtureRequest) -> Iterator[R
     path = runtime_path()
     if not os.access(path, os.X_OK):
         pytest.fail(f"{path} is missing: run `make build` first, or set RUNTIME")
-    for marker in request.node.iter_markers("controller"):
-        if marker.args[0] not in bed.controllers:
-            pytest.skip(f"the {marker.args[0]} controller is not in this machine's cgroup v2")
     made = Runtime(path, bed, Path(tempfile.mkdtemp(dir=place)))
     made.directory.chmod(0o711)
     yield made

@@ -6,37 +6,48 @@ import ast
 import json
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from gpurun.builder import machine_path
+from gpurun.cli.table import COMMANDS
 from tests.native.bundle import Bundle
 from tests.native.runtime import Runtime
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 PACKAGE = SOURCE / "gpurun"
 
-ALLOWED = frozenset(
-    "posix sys time errno marshal fcntl select gc _socket _signal _json _ctypes _struct _posixsubprocess _blake2".split()
-    + ["__future__"]
-)
+ALLOWED = frozenset((*machine_path.ALLOWED, "__future__"))
 #: For people only; nothing on the machine path may import them.
 HUMAN = (
-    "gpurun.commands.matching",
     "gpurun.cli.human",
     "gpurun.cli.rows",
+    "gpurun.cli.terminal",
+    "gpurun.cli.topics",
     "gpurun.commands.documents",
-    "gpurun.commands.explanation",
-    "gpurun.launcher.build",
+    "gpurun.library.explanation",
+    "gpurun.builder.launcher",
 )
-HUMAN_ROOMS = (*HUMAN, "gpurun.launcher.bytecode")
+HUMAN_ROOMS = (*HUMAN, "gpurun.builder.bytecode")
 #: Imports on a path that has already failed or is a person's, inside a function: (module, what).
 LATE = {
     ("gpurun.oci.reader", "json.decoder"),  # to say where a broken document is broken
     ("gpurun.__main__", "gpurun.cli.human"),
-    ("gpurun.hook.cdi_yaml_full", "yaml"),  # a CDI file in YAML that our own reader does not know
-    ("gpurun.commands.lifecycle", "gpurun.commands.matching"),  # --regex
+    ("gpurun.__main__", "gpurun.commands.all_containers"),  # to say where the container is that is not there
+    ("gpurun.commands.inspect", "gpurun.commands.all_containers"),  # list --all
+    ("gpurun.commands.lifecycle", "gpurun.commands.trace"),  # --trace
+    ("gpurun.commands.lifecycle", "gpurun.network.attach"),  # --network
+    ("gpurun.engine.caller.lifecycle", "gpurun.network.attach"),  # a container that was given a network so
+    ("gpurun.engine.caller.mount_hint", "gpurun.oci.schema"),  # a mount that has failed
+    ("gpurun.ns.netdev", "pyroute2.iproute.linux"),  # linux.netDevices
+    ("gpurun.ns.netdev", "pyroute2.netlink.exceptions"),
+    ("gpurun.ns.options", "difflib"),  # an option that has been refused
+    ("gpurun.formats.yaml", "yaml"),  # a CDI file in YAML that our own reader does not know
+    ("gpurun.commands.lifecycle", "re"),  # --regex
+    ("gpurun.engine.state", "pwd"),  # the name of a caller that is not root
 }
 
 
@@ -81,19 +92,38 @@ def reachable(*roots: str) -> set[str]:
     return seen
 
 
-#: The programs there are, and the modules of the commands that shims call; some are still to come.
-ROOTS = ["gpurun.__main__", "gpurun.launcher.boot", "gpurun.engine.init"]
-ROOTS += ["gpurun.hook.nvml"]  # asked by create for MIG devices named by UUID
+#: The commands that ARCHITECTURE.md promises it of.
+SHIMS_CALL = "create start state kill delete run exec ps pause resume update".split()
+#: The programs there are, and the modules of these commands.
+ROOTS = ["gpurun.__main__", "gpurun.launcher.boot", "gpurun.engine.inside.init", "gpurun.engine.inside.exec_init"]
+ROOTS += ["gpurun.gpu.host.nvml"]  # asked by create for MIG devices named by UUID
 ROOTS += ["gpurun.toolkit.runtime"]  # create, called as nvidia-container-runtime
-ROOTS += [f"gpurun.commands.{name}" for name in ("lifecycle", "control", "exec", "update")]
+ROOTS += sorted({COMMANDS[name][4].partition(":")[0] for name in SHIMS_CALL})
 
 
-@pytest.mark.parametrize("name", sorted(reachable(*(name for name in ROOTS if name in FILES))))
+@pytest.mark.parametrize("name", sorted(reachable(*ROOTS)))
 def test_source_imports_only_what_is_cheap(name: str) -> None:
     for wanted in run_time_imports(ast.parse(FILES[name].read_text(encoding="utf-8"))):
         if wanted.startswith("gpurun") or (name, wanted) in LATE:
             continue
         assert wanted in ALLOWED, f"{name} imports {wanted}"
+
+
+def test_what_is_left_out_is_there() -> None:
+    """A name that fits nothing would leave out nothing, or something else by the time that it fits."""
+    assert [name for name in HUMAN_ROOMS if name not in FILES] == []
+    unused = [
+        (name, wanted)
+        for name, wanted in LATE
+        if wanted not in run_time_imports(ast.parse(FILES[name].read_text(encoding="utf-8")))
+    ]
+    assert unused == []
+
+
+def test_the_document_has_the_list() -> None:
+    text = (PACKAGE.parents[1] / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert f"`{' '.join(machine_path.ALLOWED)}`" in text
+    assert f"`{' '.join(SHIMS_CALL)}`" in text
 
 
 PROBE = """#!{python} -IS
@@ -160,3 +190,17 @@ def test_a_whole_life(runtime: Runtime, bundle: Callable[..., Bundle]) -> None:
     container.wait()
     assert container.delete().rc == 0
     assert taken() <= ALLOWED, "start, state, kill, delete"
+
+
+@pytest.mark.native
+@pytest.mark.gpurun_only
+def test_network_devices_bring_pyroute2(runtime: Runtime, bundle: Callable[..., Bundle]) -> None:
+    """The one config that imports more; so the probe above would see it in any other."""
+    program, taken = make_probe(runtime.directory)
+    source = json.dumps(sysconfig.get_path("purelib"))
+    program.write_text(program.read_text().replace("from gpurun", f"sys.path.append({source})\nfrom gpurun", 1))
+    runtime.path = str(program)
+    b = bundle()
+    b.linux["netDevices"] = {"nosuchdev0": {}}
+    assert "nosuchdev0" in runtime.refused(b)
+    assert "pyroute2.iproute.linux" in taken()

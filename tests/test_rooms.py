@@ -1,36 +1,25 @@
-"""The rooms of ARCHITECTURE.md: imports only point down, and nothing outside ``hook/`` knows of GPUs' vendors."""
+"""The rooms of ARCHITECTURE.md: imports only point down its list, none goes round in a circle, and few rooms know NVIDIA.
+
+An import counts wherever it stands: at the top, inside a function, or for types alone, for a type is knowledge.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import importlib
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src/gpurun"
+DOCUMENT = PACKAGE.parents[1] / "ARCHITECTURE.md"
 TREE = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 
-#: From the bottom up.  A room may import from itself and from those before it.
-ROOMS = (
-    ("gpurun", "gpurun.record", "gpurun.errors", "gpurun.paths", "gpurun.jsontext"),
-    ("gpurun.invocation", "gpurun.log", "gpurun.logsocket"),
-    ("gpurun.linux",),
-    ("gpurun.cachefile",),
-    ("gpurun.oci",),
-    ("gpurun.security",),
-    ("gpurun.cgroup",),
-    ("gpurun.ns",),
-    ("gpurun.launcher.child",),  # how the engine starts the container's init, and hook its helper
-    ("gpurun.hook",),
-    ("gpurun.criu",),
-    ("gpurun.engine",),
-    ("gpurun.cli.output",),
-    ("gpurun.commands",),
-    ("gpurun.cli",),
-    ("gpurun.toolkit",),
-    ("gpurun.launcher", "gpurun.__main__"),
-)
+#: The only files that name functions of rooms above them, as texts: what is typed, and what a fresh interpreter begins with.
+ENTRY_TABLES = ("gpurun.cli.table", "gpurun.toolkit.names", "gpurun.launcher.fresh_interpreter", "gpurun.launcher.boot")
+ENTRY_POINT = re.compile(r"(gpurun(?:\.\w+)*):(\w+)")
 
 
 def module_name(path: Path) -> str:
@@ -38,19 +27,37 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def floor(module: str) -> int:
-    """The number of the room of *module*; the longest name that fits decides."""
-    found, best = -1, ""
-    for number, names in enumerate(ROOMS):
-        for name in names:
-            if (module == name or (name != "gpurun" and module.startswith(name + "."))) and len(name) >= len(best):
-                found, best = number, name
-    assert found >= 0, f"{module} is in no room: say in tests/test_rooms.py and ARCHITECTURE.md where it belongs"
-    return found
+MODULES = {module_name(path): path for path in TREE}
 
 
-def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """(module, line) of every import of gpurun, wherever it stands: types too, for a type is knowledge."""
+def rooms_of(document: str) -> list[tuple[str, ...]]:
+    """The rooms in the first table of the section "Rooms", from the top down: a row's names are one room."""
+    section = document.partition("\n## Rooms\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    return [tuple(_dotted(word) for word in re.findall(r"`([\w./]+)`", row)) for row in rows]
+
+
+def _dotted(word: str) -> str:
+    return ".".join(["gpurun", *word.removesuffix(".py").strip("/").split("/")])
+
+
+ROOMS = rooms_of(DOCUMENT.read_text(encoding="utf-8"))
+
+
+def room_of(module: str) -> int:
+    """The number of the room of *module*, 0 is the top one; the longest name that fits decides."""
+    fitting = [
+        (len(name), number)
+        for number, names in enumerate(ROOMS)
+        for name in names
+        if module == name or module.startswith(name + ".")
+    ]
+    assert fitting or module == "gpurun", f"{module} is in no room: say in ARCHITECTURE.md where it belongs"
+    return max(fitting)[1] if fitting else len(ROOMS)
+
+
+def imports_of(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """(module, line) of every import of gpurun."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names if alias.name.split(".")[0] == "gpurun")
@@ -62,24 +69,115 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, int]]:
                     yield (inner if inner in MODULES else node.module), node.lineno
 
 
-MODULES = {module_name(path) for path in TREE}
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """The sets of two or more nodes that can all be reached from each other (Tarjan)."""
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        number[node] = low[node] = len(number)
+        stack.append(node)
+        for other in sorted(graph[node]):
+            if other not in number:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], number[other])
+        if low[node] == number[node]:
+            members = stack[stack.index(node) :]
+            del stack[stack.index(node) :]
+            if len(members) > 1:
+                found.append(sorted(members))
+
+    for node in graph:
+        if node not in number:
+            visit(node)
+    return found
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set()}) == [["a", "b", "c"]]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
 @pytest.mark.parametrize("path", TREE, ids=module_name)
 def test_imports_point_down(path: Path) -> None:
-    own = floor(module_name(path))
-    upward = [f"{path}:{line} imports {name}" for name, line in imported(TREE[path]) if floor(name) > own]
+    own = room_of(module_name(path))
+    upward = [f"{path}:{line} imports {name}" for name, line in imports_of(TREE[path]) if room_of(name) < own]
     assert not upward
 
 
+def test_no_circle_of_files() -> None:
+    graph = {module_name(path): {name for name, _ in imports_of(tree)} - {module_name(path)} for path, tree in TREE.items()}
+    assert not circles(graph)
+
+
+def test_no_circle_of_folders() -> None:
+    def folder(module: str) -> str:
+        return module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+
+    graph: dict[str, set[str]] = {}
+    for path, tree in TREE.items():
+        own = folder(module_name(path))
+        if own != "gpurun":  # its files are the ground and the entry point: rooms of their own
+            graph.setdefault(own, set()).update({folder(n) for n, _ in imports_of(tree)} - {own, "gpurun"})
+    assert len(graph) > 10 and not circles(graph)
+
+
+def test_the_document_names_each_room_once() -> None:
+    names = [name for row in ROOMS for name in row]
+    assert len(names) == len(set(names)) > 20
+    assert all(name in MODULES for name in names), "a room that is not there"
+    packages = {name for name, path in MODULES.items() if path.name == "__init__.py"} - {"gpurun"}
+    assert packages <= set(names), "a folder without a row of its own"
+
+
+@pytest.mark.parametrize(("one", "other"), [("caller", "inside"), ("inside", "caller")])
+def test_the_two_sides_of_the_engine_do_not_know_each_other(one: str, other: str) -> None:
+    # They are two processes, and speak by engine/messages.py about the records of engine/plan/.
+    files = {path: tree for path, tree in TREE.items() if path.parent.relative_to(PACKAGE).as_posix() == f"engine/{one}"}
+    assert files and not [
+        f"{path}:{line}" for path, tree in files.items() for name, line in imports_of(tree) if f".engine.{other}" in name
+    ]
+
+
+def test_entry_points_are_named_in_tables_and_are_there() -> None:
+    found = 0
+    for path, tree in TREE.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and (m := ENTRY_POINT.fullmatch(node.value)):
+                assert module_name(path) in ENTRY_TABLES, f"{path}:{node.lineno}: {node.value}"
+                assert callable(getattr(importlib.import_module(m[1]), m[2])), node.value
+                found += 1
+    assert found > 20
+
+
+def texts_of(tree: ast.AST) -> set[str]:
+    """The texts of a module in lower case, docstrings left out."""
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docstrings]
+    return {node.value.lower() for node in constants if isinstance(node.value, str)}
+
+
 @pytest.mark.parametrize("path", TREE, ids=module_name)
-def test_linux_knows_no_oci_and_only_hook_knows_gpus(path: Path) -> None:
-    names = {node.id.lower() for node in ast.walk(TREE[path]) if isinstance(node, ast.Name)}
-    words = {s.value.lower() for s in ast.walk(TREE[path]) if isinstance(s, ast.Constant) and isinstance(s.value, str)}
-    if path.parent.name == "linux":
-        assert not {n for n in names if n.startswith("oci")}
-    if path.parent.name not in ("hook", "cli", "commands", "toolkit", "gpurun"):
-        assert not {w for w in words if "nvidia_" in w or "/dev/nvidia" in w}
+def test_few_rooms_know_nvidia(path: Path) -> None:
+    rooms = ("gpu", "hook", "cli", "commands", "kubernetes", "metrics", "toolkit", "__main__.py")
+    if path.relative_to(PACKAGE).parts[0] not in rooms:
+        assert not {text for text in texts_of(TREE[path]) if "nvidia" in text}
+
+
+def test_the_rule_about_nvidia_is_asked_of_texts_and_of_most_rooms() -> None:
+    assert "nvidia" not in texts_of(ast.parse('"""nvidia"""\nx = "NVML"')) and "nvidia" in texts_of(
+        ast.parse('x = "NVIDIA"')
+    )
+    rooms = {path.relative_to(PACKAGE).parts[0] for path in TREE}
+    assert {"linux", "ns", "cgroup", "oci", "cdi", "engine", "launcher", "formats"} <= rooms
 
 
 def test_no_two_records_share_a_name() -> None:

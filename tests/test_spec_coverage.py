@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from gpurun.oci.models import Config, Model
+from gpurun.oci.models import Config
+from gpurun.oci.schema import Model
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: The fields of the JSON schema of runtime-spec 1.2 (schema/config-schema.json, defs.json, defs-linux.json), and of 1.3
-#: those that runc has: an object is its members in braces, an array ends in [], a map with free keys in *.
+#: The fields of the JSON schema of runtime-spec 1.3 (config-schema.json, config-linux.json, defs.json, defs-linux.json), and
+#: enableCMT and enableMBM of 1.2: an object is its members in braces, an array ends in [], a map with free keys in *.
 SCHEMA = """
 ociVersion hostname domainname annotations solaris windows vm zos freebsd
 root { path readonly }
@@ -90,8 +91,8 @@ def schema_fields() -> list[str]:
 
 
 def model_fields(model: type[Model], where: str = "") -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        path = f"{where}{field.alias or name}"
+    for name, field in model.members().items():
+        path = f"{where}{name}"
         kind, suffix = unwrapped(field.annotation)
         if isinstance(kind, type) and issubclass(kind, Model):
             yield from model_fields(kind, f"{path}{suffix}.")

@@ -8,7 +8,7 @@ import sys
 from gpurun import log
 from gpurun.cli.parse import CommandUsageError, UnknownCommand, parse_command, parse_globals
 from gpurun.cli.table import COMMANDS
-from gpurun.errors import GpurunError, oserror_text
+from gpurun.errors import ContainerNotFound, GpurunError, SignalTooLate, oserror_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,27 +21,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (``sys.argv`` by default) and return the exit code; raises nothing but what ends a process."""
     open_standard_descriptors()
     words = list(sys.argv if argv is None else argv)
-    name = words[0].rpartition("/")[2] if words else ""
+    stdout = sys.stdout
+    try:
+        code = _called(words[0].rpartition("/")[2] if words else "", words[1:])
+    except KeyboardInterrupt:
+        code = 130
+    except BaseException as e:
+        code = _failed(e)
+    sys.stdout = stdout
+    log.close()
+    return code
+
+
+def _called(name: str, words: list[str]) -> int:
+    """Run the command line *words* of the program *name*."""
     site = None
     if name.startswith("nvidia-"):  # a link with the name of one of NVIDIA's programs; each has a command line of its own
         from gpurun.toolkit.names import RUNTIMES, program
 
         found = program(name)
         if found is not None:
-            return found(words[1:])
+            _print_here()
+            return found(words)
         site = RUNTIMES.get(name)
     if b"_GPURUN_COMPLETE" in posix.environ:
         from gpurun.cli.human import complete
 
+        _print_here()
         return complete()
-    try:
-        code = _run(words[1:], site)
-    except KeyboardInterrupt:
-        code = 130
-    except BaseException as e:
-        code = _failed(e)
-    log.close()
-    return code
+    return _run(words, site)
+
+
+def _print_here() -> None:
+    """What libraries print goes the way of all output."""
+    from gpurun.output import Stdout
+
+    sys.stdout = Stdout()  # type: ignore[assignment] # they ask for no more
 
 
 def _run(words: list[str], site: str | None) -> int:
@@ -54,7 +69,7 @@ def _run(words: list[str], site: str | None) -> int:
         enter(site)
     invocation = parse_command(options, rest)
     if invocation.command == "version":
-        from gpurun.cli.version import version
+        from gpurun.commands.version import version
 
         return version(invocation, first_lines() if site is not None else "")
     if invocation.command == "help":
@@ -63,7 +78,18 @@ def _run(words: list[str], site: str | None) -> int:
         return show_help(invocation)
     if log.debugging():  # words after the first may be secrets
         log.debug(f"{invocation.command} {' '.join(invocation.args[:1])} (state in {invocation.globals.root})")
-    return handler(invocation.command)(invocation)
+    try:
+        return handler(invocation.command)(invocation)
+    except ContainerNotFound as e:
+        if invocation.globals.root_given:  # an engine, which knows where its containers are
+            raise
+        try:
+            from gpurun.commands.all_containers import where_it_is
+
+            where = where_it_is(invocation.args[0], invocation.globals.root)
+        except (ImportError, OSError):  # a small Python; or a host that does not let us look
+            raise e from None
+        raise GpurunError(f"{e}{where}") from None
 
 
 def handler(command: str) -> Callable[[Invocation], int]:
@@ -93,7 +119,8 @@ def _failed(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, GpurunError):
-        log.error(_usage(error) if isinstance(error, (CommandUsageError, UnknownCommand)) else str(error))
+        text = _usage(error) if isinstance(error, (CommandUsageError, UnknownCommand)) else str(error)
+        log.error(text, bare=isinstance(error, SignalTooLate))
         return error.exit_code
     if isinstance(error, OSError):
         log.error(oserror_text(error))

@@ -1,6 +1,7 @@
 """Files that only spare work: each under a name that says what it depends on, with a digest of its content.
 
-A cache is a directory of the state root that is ours alone.  It is a convenience: whatever is wrong with it (another
+A cache is a directory beside the state root that is ours alone: whoever lists the containers of the root (runc, as much as
+gpurun) takes each directory in it for one.  It is a convenience: whatever is wrong with it (another
 owner, others that may write there, a damaged file, a link), there is nothing in it, and the work is done.
 """
 
@@ -9,15 +10,23 @@ from __future__ import annotations
 import posix
 import sys
 from _blake2 import blake2b
+from _stat import S_ISREG
+from errno import EPERM
 
 from gpurun import __version__, log
 from gpurun.errors import oserror_text
-from gpurun.linux.files import O_CLOEXEC, read_fd, write_all
+from gpurun.linux.files import O_CLOEXEC, Fd, read_fd, write_all
 
 #: How many files a cache has at most, unless told otherwise.
 MAX_ENTRIES = 64
 
 _DIGEST_SIZE = 16
+
+
+def directory_of(root: str, kind: str) -> str:
+    """The directory of the cache *kind* for the state root *root*, an absolute path: ``/run/.gpurun.seccomp``."""
+    parent, _, name = root.rpartition("/")
+    return f"{parent}/.{name}.{kind}"
 
 
 def entry_name(*depends: object) -> str:
@@ -37,15 +46,13 @@ def this_build() -> tuple[object, ...]:
 def load(directory: str, name: str, limit: int) -> bytes:
     """What is kept under *name*, at most *limit* bytes; empty when there is nothing, or a damaged file."""
     try:
-        cache = _open_cache(directory)
-        try:
-            fd = posix.open(name, posix.O_RDONLY | posix.O_NOFOLLOW | O_CLOEXEC, dir_fd=cache)
-        finally:
-            posix.close(cache)
-        try:
+        with Fd(_open_cache(directory)) as cache:
+            fd = posix.open(name, posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | O_CLOEXEC, dir_fd=cache)
+        with Fd(fd):
+            found = posix.fstat(fd)
+            if not S_ISREG(found.st_mode) or found.st_uid != posix.geteuid():
+                return b""
             whole = read_fd(fd, _DIGEST_SIZE + limit + 1)
-        finally:
-            posix.close(fd)
     except OSError:
         return b""  # not there yet, or not usable
     data = whole[_DIGEST_SIZE:]
@@ -59,19 +66,13 @@ def save(directory: str, name: str, data: bytes) -> None:
             posix.mkdir(directory, 0o700)
         except FileExistsError:
             pass  # the usual case
-        cache = _open_cache(directory)
-        try:
+        with Fd(_open_cache(directory)) as cache:
             _make_room(cache)
             temporary = f".{name}.{posix.getpid()}"
             flags = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW | O_CLOEXEC
-            fd = posix.open(temporary, flags, 0o600, dir_fd=cache)
-            try:
+            with Fd(posix.open(temporary, flags, 0o600, dir_fd=cache)) as fd:
                 write_all(fd, _digest(data) + data)
-            finally:
-                posix.close(fd)
             posix.rename(temporary, name, src_dir_fd=cache, dst_dir_fd=cache)
-        finally:
-            posix.close(cache)
     except OSError as e:
         log.debug(f"nothing is kept in {directory}: {oserror_text(e)}")
 
@@ -86,7 +87,7 @@ def _open_cache(directory: str) -> int:
     found = posix.fstat(fd)
     if found.st_uid != posix.geteuid() or found.st_mode & 0o077:
         posix.close(fd)
-        raise PermissionError(1, "", directory)
+        raise PermissionError(EPERM, "", directory)
     return fd
 
 

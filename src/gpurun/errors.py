@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from posix import strerror
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+
 
 class GpurunError(Exception):
     """Base of all errors that are told in one sentence.  ``exit_code`` is what the command exits with."""
@@ -60,14 +64,43 @@ class NotRunning(GpurunError):
         super().__init__("container not running")
 
 
-class StepError(GpurunError):
-    """A step of the apply layer failed: *step* is its name, *target* what it worked on, *errno* the kernel's answer."""
+class SignalTooLate(NotRunning):
+    """``kill`` of a container that has ended.
 
-    def __init__(self, step: str, target: str, errno: int | None) -> None:
-        super().__init__(f"{step} {target}: {strerror_lower(errno)}" if target else f"{step}: {strerror_lower(errno)}")
+    Engines send signals that may come too late, and hand on what we say to their users though nothing is wrong (two
+    processes of Podman stop a service container): without a log it is the text alone, not a record of level ``error``.
+    """
+
+
+class StepError(GpurunError):
+    """A step of the apply layer failed: *step* is its name, *target* what it worked on, *errno* the kernel's answer.
+
+    *remedy* says what to do, where that is known.
+    """
+
+    def __init__(self, step: str, target: str, errno: int | None, remedy: str = "") -> None:
+        text = f"{step} {target}: {strerror_lower(errno)}" if target else f"{step}: {strerror_lower(errno)}"
+        super().__init__(f"{text}: {remedy}" if remedy else text)
         self.step = step
         self.target = target
         self.errno = errno
+
+
+class Step:
+    """``with Step(step, target):`` makes a :class:`StepError` of any OSError that is raised in the block."""
+
+    __slots__ = ("_step", "_target")
+
+    def __init__(self, step: str, target: str = "") -> None:
+        self._step = step
+        self._target = target
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(error, OSError):
+            raise StepError(self._step, self._target, error.errno) from None
 
 
 def strerror_lower(errno: int | None) -> str:
@@ -80,3 +113,9 @@ def oserror_text(error: OSError) -> str:
     """``<path>: <reason>`` of an :class:`OSError`, without Python's ``[Errno N]``."""
     reason = strerror_lower(error.errno) if error.errno else str(error)
     return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def shown(text: str, limit: int = 200) -> str:
+    """*text* of an image for a message or a log: control characters escaped, cut at *limit* characters."""
+    escaped = repr(text)[1:-1]
+    return escaped if len(escaped) <= limit else escaped[:limit] + "..."

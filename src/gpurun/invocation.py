@@ -16,6 +16,7 @@ class Globals(Record):
     systemd_cgroup: bool = False
     cgroup_manager: str = ""  # "cgroupfs", "systemd", "disabled"; "" when not given
     rootless: str = "auto"  # as given: "true", "false" or "auto"
+    gpu_map: tuple[str, ...] = ()  # restore's
 
     @property
     def driver(self) -> str:

@@ -76,13 +76,17 @@ def close() -> None:
     _Log.waiting = []
 
 
-def error(message: str) -> None:
-    """Say why the command failed: once, as the last thing."""
+def error(message: str, bare: bool = False) -> None:
+    """Say why the command failed: once, as the last thing.  With *bare* stderr has the text alone, also without ``--log``,
+    unless JSON is asked for or people read it."""
     _Log.waiting = []
     _copy("error", message)
-    _put("error", message)
-    if _Log.fd != _STDERR or _Log.send is not None:
-        _write(_STDERR, message + "\n")
+    elsewhere = _Log.fd != _STDERR or _Log.send is not None
+    bare = bare and not elsewhere and not _Log.json and not posix.isatty(_STDERR)
+    if not bare:
+        _put("error", message)
+    if bare or elsewhere:
+        _write(_STDERR, _printable(message, keep='"\\\n\t') + "\n")
 
 
 def warning(message: str) -> None:
@@ -92,6 +96,12 @@ def warning(message: str) -> None:
         _Log.waiting = [*_Log.waiting, record("warning", message)]
     else:
         _put("warning", message)
+
+
+def info(message: str) -> None:
+    """Say what a command that runs for long has done."""
+    _copy("info", message)
+    _put("info", message)
 
 
 def debug(message: str) -> None:
@@ -117,11 +127,13 @@ def record(level: str, message: str) -> str:
     """One line of the log, in logrus' formats; the time is RFC 3339 in UTC, in whole seconds."""
     message = message.rstrip("\n")
     if _Log.json:
-        from gpurun.jsontext import quote  # most commands never say anything
+        from gpurun.formats.jsontext import quote  # most commands never say anything
 
         return f'{{"level":"{level}","msg":{quote(message)},"time":"{now()}"}}\n'
     if _Log.fd == _STDERR and posix.isatty(_STDERR):
         shown = _printable(message, keep='"\\')
+        if posix.environ.get(b"NO_COLOR") or posix.environ.get(b"TERM") == b"dumb":  # https://no-color.org
+            return f"{_TTY_NAMES[level]}[0000] {shown}\n"
         return f"\x1b[{_COLOURS[level]}m{_TTY_NAMES[level]}\x1b[0m[0000] {shown}\n"
     return _text(level, message)
 

@@ -27,6 +27,11 @@ _registry: dict[str, type[Record]] = {}
 _LEAVES = frozenset((str, int, bool, float, bytes, type(None)))
 
 
+#: What Python 3.14 leaves in place of a class' annotations, to be called later (PEP 649), where the module does not say
+#: ``from __future__ import annotations``.
+_LAZY_ANNOTATIONS = ("__annotate_func__", "__annotate__")
+
+
 class _RecordMeta(type):
     """Turns annotations into ``__slots__`` and keeps the defaults aside."""
 
@@ -34,6 +39,9 @@ class _RecordMeta(type):
     _defaults: dict[str, Any]
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
+        if any(key in namespace for key in _LAZY_ANNOTATIONS):
+            module = namespace.get("__module__")
+            raise TypeError(f"{module} needs `from __future__ import annotations`: without it {name} would have no fields")
         fields = tuple(namespace.get("__annotations__", ()))
         defaults = {f: namespace.pop(f) for f in fields if f in namespace}
         namespace["__slots__"] = fields

@@ -7,7 +7,8 @@
 Nothing a guest does is kept: disk writes go to a temporary overlay, memory is a private map of the saved one.  The guest is
 emulated (no KVM needed): a process start costs it 50 to 100 ms, so one guest serves many tests.
 
-``GPURUN_VM`` is where images are kept (``~/.cache/gpurun-vm``), ``GPURUN_QEMU`` the emulator.  QEMU 7.2 of Debian 12 crashes
+``GPURUN_VM`` is where images are kept (``~/.cache/gpurun-vm``), ``GPURUN_VM_APPEND`` is added to the kernel's command line
+(of a boot: a saved state has its own), ``GPURUN_QEMU`` is the emulator.  QEMU 7.2 of Debian 12 crashes
 such guests at random: take 10 from its backports (``tests/beds/vm-deps``).
 """
 
@@ -33,7 +34,7 @@ QEMU = os.environ.get("GPURUN_QEMU", "qemu-system-x86_64")
 CPU = "max,la57=off,pku=off,smap=off,smep=off,umip=off"
 APPEND = (
     "root=/dev/vda rw console=ttyS0 quiet loglevel=3 mitigations=off panic=-1 oops=panic random.trust_cpu=on tsc=reliable "
-    "clocksource=tsc no_timer_check cryptomgr.notests nokaslr audit=0 apparmor=0 nowatchdog systemd.show_status=no "
+    "clocksource=tsc no_timer_check cryptomgr.notests nokaslr nowatchdog systemd.show_status=no "
     "systemd.log_target=kmsg"
 )
 BOOT_TIMEOUT = 120.0  # seconds
@@ -59,7 +60,7 @@ class VM:
 
     def __init__(self, memory: int = 2048, processors: int = 2, append: str = "", fresh: bool = False) -> None:
         self.image = image()
-        self.memory, self.processors, self.append = memory, processors, append
+        self.memory, self.processors, self.append = memory, processors, append or os.environ.get("GPURUN_VM_APPEND", "")
         self.state: Path | None = None if fresh else self._saved_state()
         self.saving: Path | None = None
         self.boot_seconds = 0.0

@@ -1,4 +1,4 @@
-"""CPUs that the cgroups above leave to one: plain files stand for the kernel's (the real ones: tests/vm)."""
+"""CPUs that the cgroups above leave to one: plain files stand for the kernel's (the real ones: tests/systemd)."""
 
 from __future__ import annotations
 

@@ -121,6 +121,7 @@ def test_names_that_lie() -> None:
         b"oom-kill:constraint=CONSTRAINT_MEMCG",
         b"oom-kill:constraint=X,oom_memcg=/a,task_memcg=/a,task=dd,pid=,uid=0",
         b"oom-kill:constraint=X,oom_memcg=/a,task_memcg=/a,task=dd,pid=x1,uid=0",
+        b"oom-kill:constraint=X,oom_memcg=/a,task_memcg=/a,task=dd,pid=" + b"9" * 5000 + b",uid=0",
         b"oom-kill:constraint=X,oom_memcg=/a,task_memcg=/a,task=dd",
         b"memory: usage kB",
         b"[",

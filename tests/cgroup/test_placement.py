@@ -8,7 +8,7 @@ from gpurun.cgroup.placement import Asked, Site, Topology, high_after_update, pl
 from gpurun.cgroup.resources import CgroupWrite
 from gpurun.cgroup.tree import Tree, numa_nodes
 from gpurun.errors import ConfigError
-from tests.engine.planning import base, plan, refusal, set_path
+from tests.engine.plan.planning import base, plan, refusal, set_path
 
 TREE = Tree("/sys/fs/cgroup", ("cpuset", "cpu", "io", "memory"), ())
 TWO = Topology(((0, "0-3"), (1, "4-7")))

@@ -297,3 +297,10 @@ def test_needs_domain(document: dict[str, Any], needed: bool) -> None:
 
 def test_no_resources() -> None:
     assert plan_resources(Resources(), ()) == ()
+
+
+def test_a_list_of_several_lines_is_refused() -> None:
+    """The kernel would take the first of them alone."""
+    with pytest.raises(ConfigError, match=r"(?s)linux\.resources\.cpu\.cpus: .* has several lines"):
+        plan({"cpu": {"cpus": "0-1\n3"}})
+    assert files({"cpu": {"mems": "0\n"}}) == [("cpuset.mems", "0\n")]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from gpurun.cgroup import dbus
 from gpurun.cgroup.devices import container_rules, emulate
 from gpurun.cgroup.resources import CgroupWrite, plan_resources
 from gpurun.cgroup.scope import (
@@ -22,8 +21,9 @@ from gpurun.cgroup.scope import (
     unit_properties,
 )
 from gpurun.errors import ConfigError
+from gpurun.formats import dbus
 from gpurun.oci.resources import DeviceRule, read_resources
-from tests.engine.planning import base, plan, refusal, set_path
+from tests.engine.plan.planning import base, plan, refusal, set_path
 
 MAX = (1 << 64) - 1
 ALL = ("cpu", "cpuset", "io", "memory", "pids", "hugetlb")
@@ -176,10 +176,22 @@ def test_bit_masks(text: str, mask: bytes) -> None:
     assert bitmask(text, "w") == mask
 
 
-@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "0-99999999"])
+@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "0-99999999", "²", "3-1", "0-1\n3", "9" * 5000])
 def test_bit_masks_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="no list of numbers"):
         bitmask(text, "w")
+
+
+@pytest.mark.parametrize("value", ["20E", "9" * 5000, str(1 << 64)])
+def test_a_number_that_systemd_cannot_hold(value: str) -> None:
+    """The kernel says whether it is one."""
+    assert limit_properties((CgroupWrite("memory.max", value, "w"),)) == ()
+
+
+@pytest.mark.parametrize("text", ["uint64 18446744073709551615", "@d inf", "@d nan"])
+def test_more_seconds_than_systemd_can_count(text: str) -> None:
+    with pytest.raises(ConfigError, match="more seconds than systemd can count"):
+        annotation_properties({"org.systemd.property.TimeoutStopSec": text})
 
 
 GPU = (DeviceRule(True, "c", 195, 0, "rw"), DeviceRule(True, "c", 195, 255, "rw"), DeviceRule(True, "c", 507, 0, "rw"))

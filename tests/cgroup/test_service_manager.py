@@ -10,10 +10,10 @@ from gpurun.cgroup import service_manager as sm
 from gpurun.cgroup.resources import plan_resources
 from gpurun.cgroup.service_manager import Endpoint, UserManager
 from gpurun.cgroup.tree import Tree
-from gpurun.engine.plan import Host
+from gpurun.engine.plan.container import Host
 from gpurun.errors import ConfigError
 from gpurun.oci.resources import read_resources
-from tests.engine.planning import base, plan, set_path
+from tests.engine.plan.planning import base, plan, set_path
 
 RUN = b"/run/user/1000"
 

@@ -1,4 +1,4 @@
-"""What is said to a service manager (a simulated one; the real one: tests/vm), and what is made of its answers."""
+"""What is said to a service manager (a simulated one; the real one: tests/systemd), and what is made of its answers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from gpurun.cgroup import dbus, systemd
+from gpurun.cgroup import systemd
 from gpurun.cgroup.scope import Property, Scope
 from gpurun.cgroup.service_manager import Endpoint
 from gpurun.errors import GpurunError
+from gpurun.formats import dbus
 
 HANG_UP = "(hang up)"
 

@@ -11,6 +11,7 @@ from gpurun.cgroup import tree
 from gpurun.cgroup.tree import Tree, cgroup2_mount, cgroup_path, hugepage_name, own_cgroup, parse_own_cgroup, v1_controllers
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.linux.fs import CGROUP2_SUPER_MAGIC, TMPFS_MAGIC, statfs_type
+from gpurun.linux.mountinfo import parse_mounts
 
 TREE = Tree("/sys/fs/cgroup", ("cpu", "memory"))
 
@@ -24,16 +25,16 @@ HYBRID = """\
 
 
 def test_mountinfo_names_the_whole_tree_first() -> None:
-    assert cgroup2_mount(HYBRID) == "/sys/fs/cgroup/uni fied"
+    assert cgroup2_mount(parse_mounts(HYBRID)) == "/sys/fs/cgroup/uni fied"
 
 
 def test_mountinfo_with_only_a_part_of_the_tree() -> None:
-    assert cgroup2_mount("\n".join(HYBRID.splitlines()[:3])) == "/part"
+    assert cgroup2_mount(parse_mounts("\n".join(HYBRID.splitlines()[:3]))) == "/part"
 
 
 def test_mountinfo_without_cgroup2() -> None:
     # a cgroup2 in the options or the source is none
-    assert cgroup2_mount("30 22 0:26 / /cgroup2 rw - tmpfs cgroup2 rw,cgroup2\n") is None
+    assert cgroup2_mount(parse_mounts("30 22 0:26 / /cgroup2 rw - tmpfs cgroup2 rw,cgroup2\n")) is None
 
 
 def test_v1_controllers_have_their_v2_names() -> None:
@@ -49,6 +50,9 @@ def test_v1_controllers_have_their_v2_names() -> None:
         ("0::/gone (deleted)\n", "/gone"),
         ("3:memory:/x\n", "/"),
         ("", "/"),
+        # A name may have all but a newline; what else Python takes for the end of a line is a part of it.
+        ("9:devices:/a\x1d0::/another\n0::/mine\n", "/mine"),
+        ("0::/mine\x0c/below\x85\u2028\n", "/mine\x0c/below\x85\u2028"),
     ],
 )
 def test_own_cgroup(text: str, path: str) -> None:
@@ -116,18 +120,16 @@ def test_unified_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_hybrid_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("hugetlb\n")
-    texts = {
-        "/proc/self/mountinfo": f"1 1 0:1 / {tmp_path} rw - cgroup2 cgroup2 rw\n",
-        "/proc/cgroups": "memory 4 1 1\nhugetlb 0 1 1\n",
-    }
+    mountinfo = f"1 1 0:1 / {tmp_path} rw - cgroup2 cgroup2 rw\n"
     monkeypatch.setattr(tree, "statfs_type", lambda path: TMPFS_MAGIC)
-    monkeypatch.setattr(tree, "_read_text", texts.__getitem__)
+    monkeypatch.setattr(tree, "mounts", lambda: parse_mounts(mountinfo))
+    monkeypatch.setattr(tree, "_read_text", {"/proc/cgroups": "memory 4 1 1\nhugetlb 0 1 1\n"}.__getitem__)
     assert tree.find_tree() == Tree(str(tmp_path), ("hugetlb",), ("memory",))
 
 
 def test_no_cgroup2_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "statfs_type", lambda path: TMPFS_MAGIC)
-    monkeypatch.setattr(tree, "_read_text", lambda path: "")
+    monkeypatch.setattr(tree, "mounts", lambda: parse_mounts("1 1 0:1 / / rw - ext4 /dev/vda rw\n"))
     with pytest.raises(GpurunError, match="no cgroup v2 hierarchy is mounted"):
         tree.find_tree()
 

@@ -96,6 +96,21 @@ def test_kill_of_one_that_has_ended(runtime: Runtime, bundle: MakeBundle) -> Non
     assert runtime("kill", "--all", container.id, "9").rc == 0
 
 
+@pytest.mark.gpurun_only
+def test_a_signal_that_comes_too_late_is_no_record_of_an_error(runtime: Runtime, bundle: MakeBundle, tmp_path: Path) -> None:
+    """Podman shows its users what we say; its system tests take any `level=error` there for a defect."""
+    container = runtime.start(bundle())
+    container.wait()
+    assert container.kill("INT").err == "container not running\n"
+    log = tmp_path / "log"
+    done = runtime("kill", container.id, "INT", globals_=("--log", str(log)))
+    assert (done.rc, done.err) == (1, "container not running\n")
+    assert 'level=error msg="container not running"' in log.read_text()
+    done = runtime("kill", container.id, "INT", globals_=("--log-format", "json"))
+    assert json.loads(done.err)["level"] == "error"
+    assert "level=error" in runtime("kill", "nowhere", "INT").err
+
+
 def test_delete_force_of_nothing(runtime: Runtime) -> None:
     """The shim, Podman and CRI-O clean up with it."""
     assert runtime("delete", "--force", "nowhere") == (0, "", "")

@@ -14,6 +14,7 @@ import pytest
 from gpurun import __version__
 from gpurun.cli.rows import command
 from gpurun.cli.table import COMMANDS
+from gpurun.cli.topics import BELOW
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -40,7 +41,7 @@ def test_version_is_what_clients_parse() -> None:
 
 def test_json_log_and_bare_stderr(tmp_path: Path) -> None:
     log = tmp_path / "log.json"
-    args = ("--log", str(log), "--log-format", "json", "state", "x")
+    args = ("--root", str(tmp_path), "--log", str(log), "--log-format", "json", "state", "x")
     for _ in range(2):
         done = gpurun(*args, script=FAIL.format("ContainerNotFound()"))
         assert (done.returncode, done.stdout, done.stderr) == (1, "", "container does not exist\n")
@@ -141,7 +142,9 @@ def test_help_shows_every_visible_option() -> None:
     for name in COMMANDS:
         assert f"\n  {name} " in overall
         row = command(name)
-        text = gpurun("help", name).stdout
+        # of a command with others below it, the help of each of them; which has which option: test_help.py
+        topics = [(name, below) for below in BELOW[name]] if name in BELOW else [(name,)]
+        text = "".join([gpurun("help", *topic).stdout for topic in topics])
         for option in row.options:
             assert (f"--{option.name}" in text) is option.visible, f"{name} --{option.name}"
 

@@ -92,6 +92,8 @@ def test_numbers() -> None:
     assert parse(["create", "--preserve-fds", "3", "abc"]).number("preserve-fds") == 3
     with pytest.raises(CommandUsageError, match='invalid value "x" for flag -preserve-fds: parse error'):
         parse(["create", "--preserve-fds", "x", "abc"])
+    with pytest.raises(CommandUsageError, match="for flag -preserve-fds: parse error"):
+        parse(["create", "--preserve-fds", "9" * 5000, "abc"])
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.native
 
 CONTAINER = "create run start state kill delete exec ps pause resume update events checkpoint restore".split()
 COMMANDS = [*CONTAINER, "list", "spec", "features"]
-CRUNS = ("config", "regex", "network-lock", "tcp-close")  # options that runc has not
+CRUNS = ("config", "regex", "network-lock", "tcp-close", "gpu-map")  # options that runc has not
 LONG = "a" * 1025  # no name of a file
 BAD_IDS = ["..", "a/b", "a\nb", "é", ".", "...", "/", "../../etc", "a b", "a*", "%s", "~", "x/../y"]
 
@@ -45,6 +45,7 @@ def one_sentence(done: Result) -> str:
     return done.err.strip()
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_options(runtime: Runtime, leaks: Leaks, name: str) -> None:
     """An option nobody knows, one without its value, one with a value that is none, and what is no option at all."""
@@ -76,6 +77,7 @@ def test_every_option_without_its_value(name: str) -> None:
                 parse(words)
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_counts(runtime: Runtime, leaks: Leaks, name: str) -> None:
     """Too few arguments and too many; ``--`` is none, and what comes after it is one."""
@@ -88,6 +90,7 @@ def test_counts(runtime: Runtime, leaks: Leaks, name: str) -> None:
             assert f'"{name}" requires ' in wrong(runtime, name, "--", *[word] * (row.most + 1))
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("name", CONTAINER)
 def test_ids(runtime: Runtime, bundle: MakeBundle, name: str) -> None:
     """An id names a directory: it is one plain word, so that it can lead nowhere, and an error for each command."""

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.native.abilities import GUEST, controllers
 from tests.native.runtime import Result
 
 BEDS = Path(__file__).resolve().parent.parent / "beds"
-GUEST = "gpurun-vm"  # the emulated guest's host name
 IMAGE = "test/busybox:1"
 NEEDED = ("containerd", "dockerd", "docker", "ctr", "podman", "busybox")
 PODMAN_JSON = Path("/etc/containers/containers.conf.d/json.conf")  # in the guest
@@ -59,7 +59,7 @@ class ClientBed:
     """containerd, dockerd and Podman of our own (``tests/beds/native-run``), with *runtimes* registered by their names.
 
     Clients call a wrapper: it gives the runtime the simulated driver (a shim passes no environment on) and, where the host's
-    cgroup v2 lacks controllers, goes through ``native-adapt``.
+    cgroup v2 lacks controllers or its root a capability, goes through ``native-adapt``.
     """
 
     beds = BEDS
@@ -107,7 +107,11 @@ class ClientBed:
     def _wrapper(self, name: str, path: str, sysroot: Path | None) -> Registered:
         """Podman reads errors by the file's own name, so the wrapper has the runtime's; Docker keeps `runc` for itself."""
         # Only where there is something to adapt: a shim's directory may be gone, and Python would not start there.
-        adapt = "" if self.controllers >= CONTROLLERS else f"{sys.executable} {BEDS / 'native-adapt'}"
+        adapt = (
+            ""
+            if self.controllers >= CONTROLLERS and _has_every_capability()
+            else f"{sys.executable} {BEDS / 'native-adapt'}"
+        )
         run = f'case " $* " in *" create "* | *" run "*) exec {adapt} {path} "$@" ;; *) exec {path} "$@" ;; esac\n'
         environment = f"export GPURUN_SYSROOT={sysroot}\n" if sysroot else ""
         wrapper = self.directory / name / os.path.basename(path)
@@ -195,10 +199,8 @@ def make_bed(runtimes: dict[str, str], sysroot: Path | None = None) -> ClientBed
 @functools.cache
 def abilities(bed: ClientBed) -> frozenset[str]:
     """What an operation may need, of what this machine has."""
-    status = Path("/proc/self/status").read_text()
-    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
     found = {"systemd"} if isinstance(bed, GuestBed) else set()
-    if f"CapEff:\t{(1 << last + 1) - 1:016x}" in status:
+    if _has_every_capability():
         found.add("every-capability")
     if bed.run("criu", "check").rc == 0:
         found.add("criu")
@@ -210,6 +212,11 @@ def abilities(bed: ClientBed) -> frozenset[str]:
     if all(_maps_mounts(bed, runtime.binary) for runtime in bed.runtimes.values()):
         found.add("idmap")
     return bed.controllers | found
+
+
+def _has_every_capability() -> bool:
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
+    return f"CapEff:\t{(1 << last + 1) - 1:016x}" in Path("/proc/self/status").read_text()
 
 
 def version(bed: ClientBed, *command: str) -> tuple[int, ...]:
@@ -235,12 +242,3 @@ def versions(bed: ClientBed) -> dict[str, str]:
     found["containerd"] = found["containerd"].split()[2]
     found["podman"] = found["podman"].split()[-1]
     return found
-
-
-def controllers() -> frozenset[str]:
-    """The controllers of the host's cgroup v2 tree."""
-    for line in Path("/proc/mounts").read_text().splitlines():
-        _, mounted, kind, *_ = line.split()
-        if kind == "cgroup2":
-            return frozenset(Path(mounted, "cgroup.controllers").read_text().split())
-    return frozenset()

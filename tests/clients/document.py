@@ -1,7 +1,8 @@
 """Runs the operations of the clients and writes what they have shown into docs/clients.md.
 
     python -m tests.clients.document                   runs them natively and writes that part (`make test-clients`)
-    python -m tests.clients.document guest REPORT      writes the other part, of a report from the guest (`make test-vm`)
+    python -m tests.clients.document --short           runs a third of them, and writes nothing (`make test-clients SHORT=1`)
+    python -m tests.clients.document guest REPORT      writes the other part, of a report from the guest (`make test-vm-all`)
 
 Each part is replaced as a whole, and only by its own run; by none with the clients of a tree (CLIENTS_ROOT).
 """
@@ -9,6 +10,7 @@ Each part is replaced as a whole, and only by its own run; by none with the clie
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -28,7 +30,7 @@ PARTS = {
 HEAD = """\
 # Clients, with gpurun and with runc
 
-Made by `make test-clients` and `make test-vm`, not by hand. Each line is an operation of a client, in
+Made by `make test-clients` and `make test-vm-all`, not by hand. Each line is an operation of a client, in
 `tests/clients/operations/`: real daemons do it once with gpurun and once with runc, both must say what the operation says
 they must, and what they say is compared line by line. Where it differs the test fails, unless the difference is listed,
 with its reason, in `tests/clients/differences.py`.
@@ -86,15 +88,29 @@ def write(name: str, report: dict[str, Any]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    if arguments:
+    short = arguments == ["--short"]
+    if arguments and not short:
         report = json.loads(Path(arguments[1]).read_text())
         if any(o["outcome"] != "skipped" for o in report["operations"]):
             write(arguments[0], report)
         return 0
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.clients.report", f"--clients-report={REPORT}"]
+    # The clients share nothing: each has daemons of its own where there are processors for it (tests/parallel.py).
+    at_once = str(min(len(CLIENTS), os.cpu_count() or 1))
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        at_once,
+        "-p",
+        "tests.clients.report",
+        f"--clients-report={REPORT}",
+        *([] if short else ["--long"]),
+    ]
     rc = subprocess.run([*command, "tests/clients/test_operations.py"], cwd=REPOSITORY, check=False).returncode
     report = json.loads(REPORT.read_text())
-    if not ROOT and any(o["outcome"] != "skipped" for o in report["operations"]):
+    if not short and not ROOT and any(o["outcome"] != "skipped" for o in report["operations"]):
         write("native", report)
     return rc
 

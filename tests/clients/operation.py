@@ -10,6 +10,7 @@ holds operations::
     # broken: containerd-2.1 REASON    not with that: no runtime can do it there, for this reason
     # on: native                  or `guest`: run it only there
     # guest                       run it in the emulated guest too, which is slow, although it needs nothing of it
+    # short                       in the short form of the guest's suite too (`make test-vm`)
     # gpurun                      only gpurun has it: there is nothing to compare with
     up
     fails 127 in_ nosuchcommand
@@ -32,7 +33,7 @@ CLIENTS = {
     "cri": (("shared", "daemons", "cri"), ("cri-",)),
 }
 #: The marks of an operation: with a value after them, and alone.
-VALUED, BARE = ("says", "needs", "on", "compared if", "broken"), ("guest", "gpurun")
+VALUED, BARE = ("says", "needs", "on", "compared if", "broken"), ("guest", "gpurun", "short")
 MARK = re.compile(rf"# (({'|'.join(VALUED)}): |({'|'.join(BARE)})$)")
 #: What differs from run to run, and is the same to its reader: in this order.
 VOLATILE = (
@@ -60,6 +61,7 @@ class Operation(NamedTuple):
     gpurun: bool = False
     compared: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
+    short: bool = False
 
     @property
     def whole(self) -> str:
@@ -106,6 +108,7 @@ def parse(client: str, text: str) -> list[Operation]:
                 bool(values["gpurun"]),
                 tuple(" ".join(values["compared if"]).split()),
                 tuple(values["broken"]),
+                bool(values["short"]),
             )
         )
     return found
@@ -130,16 +133,21 @@ def operations(client: str) -> list[Operation]:
 
 
 def transcript(result: Result, names: dict[str, str]) -> list[str]:
-    """The lines of *result*, errors after output, without what is another one each time; *names* → what stands for it."""
+    """The lines of *result*, errors after output, without what is another one each time; *names* → what stands for it.
+
+    A carriage return is shown as ``\\r``: what a terminal is sent must not differ in one either.
+    """
     text = result.out + ("" if result.out.endswith("\n") or not result.out else "\n")
     text += "".join(f"! {line}\n" for line in result.err.splitlines())
     for name, stands in sorted(names.items(), key=lambda pair: -len(pair[0])):
         text = text.replace(name, stands)
     for pattern, stands in VOLATILE:
         text = re.sub(pattern, stands, text)
-    return [line.rstrip() for line in text.splitlines()] + [f"exit {result.rc}"]
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return [line.rstrip(" \t").replace("\r", "\\r") for line in lines] + [f"exit {result.rc}"]
 
 
 def missing(operation: Operation, lines: list[str]) -> list[str]:
-    """What the operation must say, and has not."""
-    return [wanted for wanted in operation.says if not any(re.fullmatch(wanted, line) for line in lines)]
+    """What the operation must say, and has not; of carriage returns at the end of a line only those count that it names."""
+    ends = {re.sub(r"(\\r)+$", "", line) for line in lines}.union(lines)
+    return [wanted for wanted in operation.says if not any(re.fullmatch(wanted, line) for line in ends)]

@@ -24,10 +24,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Report:
-    """Collects the outcome of each operation and writes them at the end."""
+    """Collects the outcome of each operation, from pytest-xdist's workers too, and writes them at the end."""
 
     def __init__(self, path: Path, config: pytest.Config) -> None:
         self.path, self.config = path, config
+        self.versions: dict[str, str] = {}
         self.operations: list[dict[str, Any]] = []
 
     @pytest.hookimpl(wrapper=True)
@@ -37,11 +38,20 @@ class Report:
         if operation and (report.when == "call" or report.skipped):
             why = report.longrepr[2].removeprefix("Skipped: ") if isinstance(report.longrepr, tuple) else ""
             found = {"client": operation.client, "name": operation.name, "outcome": report.outcome, "why": why}
-            self.operations.append(found | dict(item.user_properties))
+            report.user_properties = [
+                ("operation", found | dict(item.user_properties)), ("versions", self.config.stash.get(VERSIONS, {}))
+            ]  # fmt: skip
         return report
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        told: dict[str, Any] = dict(report.user_properties)
+        if "operation" in told:
+            self.operations.append(told["operation"])
+            self.versions |= told["versions"]
+
     def pytest_sessionfinish(self) -> None:
+        if hasattr(self.config, "workerinput"):
+            return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        known: dict[str, str] = self.config.stash.get(VERSIONS, {})
-        versions = {"gpurun": runtime_version(), **known}
+        versions = {"gpurun": runtime_version(), **self.versions}
         self.path.write_text(json.dumps({"versions": versions, "operations": self.operations}, indent=1))

@@ -72,6 +72,13 @@ def _for_old_podman(bed: ClientBed) -> list[str]:
     return ["--feature-flag", "no-additional-gids-for-device-nodes"] if old else []
 
 
+def _podman_run(bed: ClientBed, runtime: str) -> list[str]:
+    """``podman run`` with this runtime; runc itself, not adapted to the host, gets no limit that needs a controller."""
+    if runtime == "test":
+        return ["--runtime", bed.runtimes["test"].binary, "run"]
+    return ["--runtime", program(runtime), "run", "--pids-limit=0"]
+
+
 @pytest.fixture(params=["docker", "podman"])
 def run(request: pytest.FixtureRequest, bed: ClientBed) -> Run:
     """``run(runtime, devices, script)``: a container of the client with these CDI devices."""
@@ -87,8 +94,7 @@ def run(request: pytest.FixtureRequest, bed: ClientBed) -> Run:
         if client == "docker":
             name = bed.runtimes["test"].docker if runtime == "test" else runtime
             return bed.run("docker", "run", "--runtime", name, *options, IMAGE, "sh", "-c", script)
-        path = bed.runtimes["test"].binary if runtime == "test" else program(runtime)
-        return bed.run("podman", "--runtime", path, "run", *options, IMAGE, "sh", "-c", script)
+        return bed.run("podman", *_podman_run(bed, runtime), *options, IMAGE, "sh", "-c", script)
 
     return call
 
@@ -97,6 +103,7 @@ def run(request: pytest.FixtureRequest, bed: ClientBed) -> Run:
 def test_one_gpu(run: Run, runtime: str) -> None:
     """The same container from both: gpurun does what runc has our hooks do."""
     result = run(runtime, ("nvidia.com/gpu=0",))
+    assert result.out, result.text
     lines = result.out.splitlines()
     assert lines[0] == "nodes nvidia-modeset nvidia-uvm nvidia-uvm-tools nvidia1 nvidiactl", result.text
     assert lines[1:6] == [
@@ -121,9 +128,8 @@ def test_all_gpus_and_a_name_that_is_not_there(run: Run, runtime: str) -> None:
 @pytest.mark.parametrize("runtime", ["test", "runc"])
 def test_gpus_of_podman(bed: ClientBed, runtime: str) -> None:
     """Podman's ``--gpus`` is for Docker's callers: CDI devices from 5 on, nothing at all before."""
-    path = bed.runtimes["test"].binary if runtime == "test" else program(runtime)
     options = ("--rm", "--net=none", "--security-opt", "seccomp=unconfined", "--gpus", "all")
     script = "ls /proc/driver/nvidia/gpus 2>/dev/null || true"
-    result = bed.run("podman", "--runtime", path, "run", *options, IMAGE, "sh", "-c", script)
+    result = bed.run("podman", *_podman_run(bed, runtime), *options, IMAGE, "sh", "-c", script)
     given = [] if _for_old_podman(bed) else [bus_id(0), bus_id(1)]
     assert (result.rc, result.out.split()) == (0, given), result.text

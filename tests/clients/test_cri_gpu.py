@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -16,7 +17,7 @@ from tests.clients.cri.daemon import CriDaemon
 from tests.clients.operation import Operation
 from tests.conftest import runtime_path
 from tests.native.runtime import Result
-from tests.simdriver import Options, make
+from tests.simdriver import Options, make, minor, uuid
 
 pytestmark = [pytest.mark.native, pytest.mark.clients, pytest.mark.gpurun_only, pytest.mark.slow]
 
@@ -49,11 +50,15 @@ def daemon() -> Iterator[CriDaemon]:
 
 def run(daemon: CriDaemon, fields: str, handler: str = "tested") -> Result:
     """What :data:`LOOK` says in a container with these fields, in a pod with this handler."""
+    return operate(daemon, f'run_ {fields} -- sh -c "$LOOK"', handler)
+
+
+def operate(daemon: CriDaemon, words: str, handler: str = "tested") -> Result:
     bed: ClientBed = daemon.bed
     runtime = bed.runtimes[handler]
     env = daemon.environment() | {"C": "gpu", "IMAGE": IMAGE, "BEDS": str(bed.beds), "LOOK": LOOK}
     env |= {"DOCKER_RUNTIME": runtime.docker, "BINARY": runtime.binary}
-    script = Operation("cri", "", f'run_ {fields} -- sh -c "$LOOK"').whole
+    script = Operation("cri", "", words).whole
     return bed.run("bash", "-c", script, **env)
 
 
@@ -77,6 +82,27 @@ def test_annotation(daemon: CriDaemon) -> None:
     assert result.out.count("nvidiactl") >= 1 and "libcuda.so." in result.out, result.text
     nodes = [word for word in result.out.split() if word in ("nvidia0", "nvidia1")]
     assert len(nodes) == 1, result.text
+
+
+def test_a_gpu_comes_and_goes(daemon: CriDaemon) -> None:
+    """In a pod that runs, by the id that the kubelet knows: EPERM before, ENXIO between (no driver), EPERM after."""
+    result = operate(
+        daemon,
+        """up
+LOOK='mknod /tmp/gpu c 195 NUMBER; (: <>/tmp/gpu) 2>&1; rm /tmp/gpu; ls -d /dev/nvidia[0-9]; echo $NVIDIA_VISIBLE_DEVICES'
+look() { in_ sh -c "$LOOK" 2>&1; }
+echo before; look
+"$BINARY" gpu attach "$BOX" 1
+echo between; look
+"$BINARY" gpu detach "$BOX" 1
+echo after; look
+echo end""".replace("NUMBER", str(minor(1, 2))),
+    )
+    assert result.rc == 0, result.text
+    before, between, after = re.split("between|after", result.out.partition("before")[2].partition("end")[0])
+    assert "Operation not permitted" in before and "No such device or address" not in before, result.text
+    assert "No such device or address" in between and "/dev/nvidia0" in between and uuid(1) in between, result.text
+    assert "Operation not permitted" in after and "/dev/nvidia0\n" not in after and "none" in after, result.text
 
 
 def test_unknown_gpu(daemon: CriDaemon) -> None:

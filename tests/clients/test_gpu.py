@@ -93,6 +93,7 @@ def test_one_gpu(client: Client, clients: ClientBed) -> None:
     assert result.out == f"nvidia{minor}\n"
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.gpurun_only
 @pytest.mark.parametrize("value", [None, "void"])
 def test_a_node_and_no_request(client: Client, clients: ClientBed, value: str | None) -> None:

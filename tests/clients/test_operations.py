@@ -1,7 +1,7 @@
 """Every operation of every client, with gpurun and with runc: both must say what they must, and the same, line by line.
 
 `RUNTIME` is the runtime under test, `REFERENCE` the other one (this machine's runc).  Both do an operation at the same time.
-`make test-clients` runs this natively, `make test-vm` in the guest, and each writes its part of docs/clients.md.
+`make test-clients` runs this natively, `make test-vm-all` in the guest, and each writes its part of docs/clients.md.
 """
 
 from __future__ import annotations
@@ -16,17 +16,22 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.clients.bed import GUEST, IMAGE, ClientBed, ClientBedUnavailable, abilities, make_bed, program, versions
+from tests.clients.bed import IMAGE, ClientBed, ClientBedUnavailable, abilities, make_bed, program, versions
 from tests.clients.cri.daemon import CriDaemon
 from tests.clients.differences import Comparison, compare
 from tests.clients.operation import CLIENTS, Operation, missing, operations, transcript
 from tests.clients.report import VERSIONS
 from tests.conftest import runtime_path
+from tests.native.abilities import GUEST
 
 IN_GUEST = os.uname().nodename == GUEST
 pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.vm if IN_GUEST else pytest.mark.native]
 
-ALL = [operation for client in CLIENTS for operation in operations(client)]
+ALL = [
+    pytest.param(operation, marks=[pytest.mark.short] if operation.short else [])
+    for client in CLIENTS
+    for operation in operations(client)
+]
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +87,7 @@ def compared_with(operation: Operation, found: list[tuple[list[str], list[str]]]
     return compare(f"{operation.client}: {operation.name}", tested, reference)
 
 
+@pytest.mark.sweep(120)
 @pytest.mark.parametrize("operation", ALL, ids=lambda o: f"{o.client}: {o.name}")
 def test_operation(operation: Operation, bed: ClientBed, record_property: Callable[[str, object], None]) -> None:
     able = abilities(bed)
@@ -90,11 +96,15 @@ def test_operation(operation: Operation, bed: ClientBed, record_property: Callab
     alone = operation.gpurun or not able.issuperset(operation.compared)
     runtimes = ("tested",) if alone else ("tested", "reference")
     found = perform(bed, operation, runtimes)
-    for _ in range(1 if IN_GUEST else 2):
-        if alone or not found[1][1]:
+    races = False
+    for _ in range(1 if IN_GUEST else 3):
+        if alone or not (found[1][1] or (races and found[0][1])):
             break
-        # runc fails: a client's own race, or a test's.  What gpurun does in such a moment says nothing.
-        warnings.warn("\n".join([f"{operation.client}: {operation.name}: failed with runc:", *found[1][1]]), stacklevel=1)
+        # runc fails: a client's own race, or a test's.  What gpurun does in such a moment says nothing, and it may be caught
+        # by the same race at the next attempt: there has to be one at which both pass.
+        races = True
+        failed = "\n".join([f"{operation.client}: {operation.name}: failed with runc:", *found[1][1]])
+        warnings.warn(failed if found[1][1] else f"{operation.name}: failed where runc had failed before", stacklevel=1)
         found = perform(bed, operation, runtimes)
     compared = None if alone else compared_with(operation, found)
     if compared and compared.unlisted and not found[0][1] and not found[1][1]:
@@ -122,7 +132,7 @@ def left(bed: ClientBed) -> dict[str, list[str]]:
         engines.append(f"ctr -a {cri_of(bed).address} -n k8s.io containers ls -q")
     places = [
         "find /sys/fs/cgroup -mindepth 1 -type d | grep -E 'libpod-|/docker/|docker-|/default/|/cri/|cri-containerd'",
-        "find /run/containerd/runc /run/docker/runtime-runc -mindepth 2 -maxdepth 2 -not -name '.*'",
+        "find /run/containerd/runc /run/docker/runtime-runc -mindepth 2 -maxdepth 2 -not -path '*/.*'",
         "pgrep -fa '^/[^ ]*containerd-shim'",  # not those that have ended and that their parent has not asked for
     ]
     asked = {command: bed.run("sh", "-c", command) for command in engines + places}
@@ -130,8 +140,9 @@ def left(bed: ClientBed) -> dict[str, list[str]]:
     return {command: answer.out.splitlines() for command, answer in asked.items() if answer.out}
 
 
-def test_nothing_is_left(bed: ClientBed) -> None:
-    """No container, no cgroup, no state of a runtime, no shim, after all that was done."""
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: f"{client}: after all of them")
+def test_nothing_is_left(bed: ClientBed, client: str) -> None:
+    """No container, no cgroup, no state of a runtime, no shim, after all that was done; asked in the bed of each client."""
     # A shim ends some time after its last container, and systemd removes a scope when it comes to it.
     deadline = time.monotonic() + bed.patience
     while (found := left(bed)) and time.monotonic() < deadline:

@@ -6,15 +6,16 @@ import json
 import os
 import stat
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpurun.__main__ import main
-from gpurun.hook.doctor import examine
+from gpurun.gpu.doctor import examine
 from tests.nvml import compile_stub
-from tests.simdriver import Options, SimulatedDriver, bus_id, make, uuid
+from tests.simdriver import Options, SimulatedDriver, bus_id, make, make_tegra, make_wsl, uuid
 
 
 @pytest.fixture
@@ -50,6 +51,48 @@ def test_list_without_a_driver(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert call(capfd, "list", "-f", "json")[:2] == (0, '{\n  "driverVersion": "",\n  "gpus": []\n}\n')
 
 
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        (lambda path: None, ("kernel module is not loaded", "/proc/driver/nvidia/version: `modprobe nvidia`")),
+        (
+            lambda path: make(path, Options(no_module=True)),
+            ("kernel module is not loaded", "`modprobe nvidia`; `gpurun gpu doctor` looks"),
+        ),
+        (
+            lambda path: make(path, Options(gpus=0)),
+            ("the driver 999.88.77 is loaded and has none in", "/proc/driver/nvidia/gpus", "lspci -d 10de:"),
+        ),
+        (make_wsl, ("this is WSL 2", "NVIDIA_VISIBLE_DEVICES=all")),
+        (make_tegra, ("this is a Tegra", "NVIDIA_VISIBLE_DEVICES=0")),
+    ],
+)
+def test_a_list_of_nothing_says_why(
+    tmp_path: Path,
+    host: Callable[[Path], object],
+    words: tuple[str, ...],
+    capfd: pytest.CaptureFixture[str],
+    clean: pytest.MonkeyPatch,
+) -> None:
+    host(tmp_path)
+    clean.setenv("GPURUN_SYSROOT", str(tmp_path))
+    code, out, err = call(capfd, "list")
+    assert (code, out) == (0, "") and all(text in err for text in words), err
+    assert err.count("\n") == 1
+
+
+def test_a_card_of_another_driver_is_named_where_none_is_listed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], clean: pytest.MonkeyPatch
+) -> None:
+    card = make(tmp_path, Options(gpus=0, nodes=False)).path / "sys/bus/pci/devices/0000:01:00.0"
+    card.mkdir(parents=True)
+    (card / "vendor").write_text("0x10de\n")
+    (card / "class").write_text("0x030000\n")
+    (card / "driver").symlink_to("../../drivers/vfio-pci")
+    clean.setenv("GPURUN_SYSROOT", str(tmp_path))
+    assert "the card 0000:01:00.0 is bound to vfio-pci" in call(capfd, "list")[2]
+
+
 @pytest.mark.parametrize("args", [("other",), ("list", "--format", "xml"), ()])
 def test_wrong_usage(args: tuple[str, ...], capfd: pytest.CaptureFixture[str], clean: pytest.MonkeyPatch) -> None:
     code, _, err = call(capfd, *args)
@@ -60,9 +103,10 @@ def test_a_healthy_host(tmp_path: Path, capfd: pytest.CaptureFixture[str], clean
     clean.setenv("GPURUN_SYSROOT", str(make(tmp_path, Options(nodes=False)).path))
     _, out, _ = call(capfd, "doctor")
     assert "ok    kernel module: version 999.88.77\n" in out and "ok    GPUs: 2: 0 = NVIDIA A100-SXM4-40GB" in out
+    clean.setenv("PATH", str(tmp_path))  # where no cuda-checkpoint is
     assert verdicts(tmp_path) == {
         "configuration": "ok", "kernel module": "ok", "libraries": "ok", "GPUs": "ok", "CUDA": "ok", "device nodes": "note",
-        "kernel modules": "ok",
+        "kernel modules": "ok", "checkpoint": "note",
     }  # fmt: skip
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gpurun.__main__ import main
-from gpurun.hook.edits import Chmod, ContainerEdits, DeviceClass, DeviceNode, FileEdit, ForwardCompat, Hook, ProcTree
-from gpurun.hook.explain import edit_items
+from gpurun.cdi.edits import Chmod, ContainerEdits, DeviceClass, DeviceNode, FileEdit, ForwardCompat, Hook, ProcTree
+from gpurun.gpu.explain import edit_items
 from tests.native.bundle import base_config
 from tests.simdriver import VERSION, Options, bus_id, make, minor, uuid
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
-import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,17 +11,10 @@ import pytest
 from gpurun.commands.gpu_use import containers_of, holders, state_roots
 from tests.conftest import MakeBundle
 from tests.native.runtime import ENVIRONMENT, Runtime
-from tests.simdriver import Options, SimulatedDriver, make
+from tests.native.waiting import wait_until
+from tests.simdriver import SimulatedDriver
 
 NULL = (1, 3)
-
-
-@pytest.fixture
-def host(place: Path) -> Iterator[SimulatedDriver]:
-    directory = Path(tempfile.mkdtemp(dir=place))
-    directory.chmod(0o755)
-    yield make(directory, Options())
-    shutil.rmtree(directory)
 
 
 def test_processes_by_what_they_have_open() -> None:
@@ -56,9 +45,7 @@ def test_containers(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver)
     try:
         assert with_gpu.start().rc == 0 and without.start().rc == 0
         link = Path(f"/proc/{without.pid}/root/dev/nvidia0")
-        end = time.monotonic() + 30
-        while not link.is_symlink() and time.monotonic() < end:
-            time.sleep(0.01)
+        wait_until(link.is_symlink)
         assert link.is_symlink()
         root = str(runtime.root)
         held = containers_of((root,))
@@ -75,3 +62,27 @@ def test_containers(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver)
             container.kill("KILL")
             container.wait()
             container.delete()
+
+
+@pytest.mark.native
+@pytest.mark.gpurun_only
+def test_containers_with_the_libraries_of_another_driver(
+    runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver
+) -> None:
+    """The driver is replaced under a container that runs: doctor names it, until it is made anew."""
+    made = bundle().args("sleep", "60")
+    made.process["env"].append("NVIDIA_VISIBLE_DEVICES=1")
+    container = runtime.create(made, env=ENVIRONMENT | host.env)
+    plain = runtime.start(bundle().args("sleep", "60"))
+    assert container.start().rc == 0
+
+    def doctor() -> dict[str, str]:
+        done = runtime("gpu", "doctor", "--json", env=ENVIRONMENT | host.env)
+        (found,) = [f for f in json.loads(done.out) if f["subject"] == "containers"]
+        return {"verdict": str(found["verdict"]), "text": str(found["text"])}
+
+    assert doctor() == {"verdict": "ok", "text": "1 with GPUs, all with the libraries of driver 999.88.77"}
+    version = host.path / "proc/driver/nvidia/version"
+    version.write_text(version.read_text().replace("999.88.77", "999.99.1"))
+    found = doctor()
+    assert found["verdict"] == "fail" and f"{container.id} (999.88.77)" in found["text"] and plain.id not in found["text"]

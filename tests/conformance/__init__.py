@@ -1,1 +1,1 @@
-"""One test for each MUST and SHOULD of the OCI runtime specification 1.2 that a runtime for Linux can be held to."""
+"""One test for each MUST and SHOULD of the OCI runtime specification 1.3 that a runtime for Linux can be held to."""

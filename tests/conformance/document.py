@@ -19,6 +19,8 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCUMENT = REPOSITORY / "docs/conformance.md"
+#: Why gpurun does otherwise where it does: written by hand, part of the document.
+DECISIONS = Path(__file__).with_name("decisions.md")
 RESULTS = REPOSITORY / "build/conformance"
 #: If this test fails, none can pass, and the runtime is "not runnable here".
 PROBE = "tests/conformance/test_runtime.py::test_runtime_lifecycle_step_8_the_program_runs"
@@ -28,10 +30,11 @@ Named = list[tuple[str, dict[tuple[str, str, str], list[dict[str, Any]]]]]  # (v
 ORDER = ("bundle", "runtime", "runtime-linux", "config", "config-linux", "features", "features-linux")
 
 HEAD = """\
-# Conformance to the OCI runtime specification 1.2
+# Conformance to the OCI runtime specification 1.3
 
-Made by `make test-conformance`, not by hand. Each line is a test under `tests/` that quotes a section of the specification
-and drives a runtime's command line; `RUNTIME=/path/to/runtime make test-conformance` runs them with any runtime.
+Made by `make test-conformance`; the decisions are those of tests/conformance/decisions.md. Each line is a test under
+`tests/` that quotes a section of the specification and drives a runtime's command line;
+`RUNTIME=/path/to/runtime make test-conformance` runs them with any runtime.
 Properties of config.json that have no MUST of their own have one by runtime.md "Create": all properties MUST be applied.
 
 - **pass**: all cases of the test passed. **fail**: some did not; which ones is in the notes, where only some did not.
@@ -44,7 +47,18 @@ Properties of config.json that have no MUST of their own have one by runtime.md 
 def run_tests(runtime: str, arguments: list[str]) -> int:
     """pytest's exit code with *runtime* under test."""
     isolated = ["unshare", "--pid", "--fork", "--mount-proc"] if os.path.basename(runtime).startswith("crun") else []
-    command = [*isolated, sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "tests.conformance.report", *arguments]
+    command = [
+        *isolated,
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--long",
+        "--tb=line",
+        "-p",
+        "tests.conformance.report",
+        *arguments,
+    ]
     return subprocess.run(command, cwd=REPOSITORY, env={**os.environ, "RUNTIME": runtime}, check=False).returncode
 
 
@@ -140,7 +154,7 @@ def main(arguments: list[str]) -> int:
     if not reports:
         print("none of the runtimes runs here", file=sys.stderr)
         return 1
-    text = HEAD + table(reports)
+    text = f"{HEAD}{DECISIONS.read_text()}\n## Results\n\n{table(reports)}"
     if left_out:
         text += f"\nNot runnable on the machine that made this table: {', '.join(left_out)}.\n"
     DOCUMENT.write_text(text)

@@ -103,7 +103,7 @@ def test_config_linux_unified_is_written(runtime: Runtime, bundle: MakeBundle, b
 
 
 @must("config-linux.md: Unified")
-@pytest.mark.controller("hugetlb")
+@pytest.mark.needs("hugetlb")
 def test_config_linux_unified_enables_the_controller(runtime: Runtime, bundle: MakeBundle, bed: Bed) -> None:
     """MUST ensure that the needed cgroup controllers are enabled for the cgroup"""
     b = bundle()

@@ -29,9 +29,9 @@ def status(text: str) -> dict[str, str]:
 
 
 @must("config.md: Specification version")
-@pytest.mark.parametrize("version", ["1.0.0", "1.0.2", "1.1.0", "1.2.0"])
+@pytest.mark.parametrize("version", ["1.0.0", "1.0.2", "1.1.0", "1.2.0", "1.3.0"])
 def test_config_specification_version_is_accepted(runtime: Runtime, bundle: MakeBundle, version: str) -> None:
-    """bundles of the versions 1.0 to 1.2 run"""
+    """bundles of the versions 1.0 to 1.3 run"""
     b = bundle().args("echo", "hi")
     b.config["ociVersion"] = version
     assert runtime.output(b) == "hi\n"
@@ -426,6 +426,7 @@ INVALID: dict[str, Any] = {
 }
 
 
+@pytest.mark.sweep(8)
 @pytest.mark.not_on("crun", reason="ignores values of another type, or leaves the cgroup behind")
 @must("config.md: Valid values")
 @pytest.mark.parametrize("where", INVALID)

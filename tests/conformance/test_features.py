@@ -125,6 +125,41 @@ def test_features_annotations_are_strings(features: dict[str, Any]) -> None:
     assert all(key and isinstance(value, str) for key, value in annotations.items())
 
 
+@must("features-linux.md: MemoryPolicy")
+@pytest.mark.parametrize("member", ["modes", "flags"])
+@pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="this kernel has no NUMA support")
+def test_features_linux_memory_policies_are_recognized(
+    runtime: Runtime, bundle: MakeBundle, features: dict[str, Any], member: str
+) -> None:
+    """MUST recognize the elements of `memoryPolicy.modes` and `memoryPolicy.flags`"""
+    names = (features["linux"].get("memoryPolicy") or {}).get(member)
+    if not names:
+        pytest.skip("this version does not tell of memory policies")
+    for name in names:
+        b = bundle().args("echo", "hi")
+        if member == "modes":
+            b.linux["memoryPolicy"] = {"mode": name, **({} if name in ("MPOL_DEFAULT", "MPOL_LOCAL") else {"nodes": "0"})}
+        else:
+            b.linux["memoryPolicy"] = {"mode": "MPOL_BIND", "nodes": "0", "flags": [name]}
+        assert runtime.output(b) == "hi\n", name
+
+
+@must("features-linux.md: Intel RDT, NetDevices")
+def test_features_linux_of_1_3_are_booleans(features: dict[str, Any]) -> None:
+    """`intelRdt.schemata`, `intelRdt.monitoring` and `netDevices.enabled` are booleans, where they are there"""
+    linux = features["linux"]
+    found = [(linux.get("intelRdt") or {}).get(name) for name in ("enabled", "schemata", "monitoring")]
+    found.append((linux.get("netDevices") or {}).get("enabled"))
+    assert all(value is None or isinstance(value, bool) for value in found)
+
+
+@must("features.md: Unsafe annotations in config.json")
+def test_features_unsafe_annotations_are_names_or_prefixes(features: dict[str, Any]) -> None:
+    """an array of strings; a value that ends with a dot is a prefix"""
+    names = features.get("potentiallyUnsafeConfigAnnotations") or []
+    assert all(isinstance(name, str) and name.rstrip(".") for name in names)
+
+
 @must("features-linux.md: Namespaces")
 def test_features_linux_namespaces_are_recognized(runtime: Runtime, bundle: MakeBundle, features: dict[str, Any]) -> None:
     """MUST recognize the elements of `namespaces`"""

@@ -76,6 +76,7 @@ def test_config_linux_namespaces_path(runtime: Runtime, bundle: MakeBundle, kind
     assert link(second, kind) == link(first, kind) != own(kind)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.not_on("crun", reason="leaves the cgroup behind")
 @pytest.mark.not_on("runc 1.1", reason="leaves the cgroup behind, at times")
 @must("config-linux.md: Namespaces")
@@ -157,6 +158,7 @@ DEVICES: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep(6)
 @must("config-linux.md: Devices")
 @pytest.mark.parametrize("path", ["/dev/x", "/dev/deep/er/x", "/run/x"])
 @pytest.mark.parametrize("kind", DEVICES)

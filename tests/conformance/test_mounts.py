@@ -83,6 +83,7 @@ def test_config_mounts_relative_source(runtime: Runtime, bundle: MakeBundle) -> 
     assert runtime.output(b) == "beside\n"
 
 
+@pytest.mark.sweep(10)
 @pytest.mark.not_on("crun", reason="hands some to the file system, which refuses them")
 @must("config.md: Linux mount options")
 @pytest.mark.parametrize("option", [pytest.param(o, marks=FAULTS.get(o, ())) for o in OPTIONS])
@@ -127,6 +128,7 @@ def test_config_mount_options_on_a_bind(runtime: Runtime, bundle: MakeBundle, so
     assert option in mounted(runtime.output(b), "/tmp")[1]
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.not_on("crun", reason="the kernel refuses some as it sets them; no rnosymfollow")
 @pytest.mark.not_on("runc 1.1", reason="knows them not all")
 @should("config.md: Linux mount options")

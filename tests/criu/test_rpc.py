@@ -4,45 +4,46 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.criu import rpc, wire
+from gpurun.criu import rpc
+from gpurun.formats import protobuf
 from gpurun.record import replace
 
 
 def test_the_specifications_examples() -> None:
-    assert wire.message([(1, 150)]) == bytes.fromhex("089601")
-    assert wire.message([(2, "testing")]) == bytes.fromhex("120774657374696e67")
-    assert wire.message([(3, wire.message([(1, 150)]))]) == bytes.fromhex("1a03089601")
-    assert wire.message([(1, -2)]) == bytes.fromhex("08feffffffffffffffff01"), "negative numbers are ten bytes long"
-    assert wire.message([(1, True)]) == b"\x08\x01"
+    assert protobuf.message([(1, 150)]) == bytes.fromhex("089601")
+    assert protobuf.message([(2, "testing")]) == bytes.fromhex("120774657374696e67")
+    assert protobuf.message([(3, protobuf.message([(1, 150)]))]) == bytes.fromhex("1a03089601")
+    assert protobuf.message([(1, -2)]) == bytes.fromhex("08feffffffffffffffff01"), "negative numbers are ten bytes long"
+    assert protobuf.message([(1, True)]) == b"\x08\x01"
 
 
 def test_what_is_written_can_be_read() -> None:
-    found = wire.fields(wire.message([(1, 0), (1, 300), (2, "ä\udcff"), (40, b""), (5, -1)]))
+    found = protobuf.fields(protobuf.message([(1, 0), (1, 300), (2, "ä\udcff"), (40, b""), (5, -1)]))
     assert found == {1: [0, 300], 2: ["ä\udcff".encode("utf-8", "surrogateescape")], 40: [b""], 5: [(1 << 64) - 1]}
-    assert (wire.number(found, 1), wire.number(found, 5), wire.number(found, 9, 7)) == (300, -1, 7)
-    assert wire.text(found, 2) == "ä\ufffd"
+    assert (protobuf.number(found, 1), protobuf.number(found, 5), protobuf.number(found, 9, 7)) == (300, -1, 7)
+    assert protobuf.text(found, 2) == "ä\ufffd"
 
 
 def test_fields_of_other_kinds_are_passed_over() -> None:
     data = bytes.fromhex("0d010203041101020304050607082007")
-    assert wire.fields(data)[4] == [7]
+    assert protobuf.fields(data)[4] == [7]
 
 
 @pytest.mark.parametrize("data", ["08", "0896", "1207", "120774", "0d010203", "0b", "08ffffffffffffffffffffff01"])
 def test_what_is_no_message_is_refused(data: str) -> None:
-    with pytest.raises(wire.BadMessage):
-        wire.fields(bytes.fromhex(data))
+    with pytest.raises(protobuf.BadMessage):
+        protobuf.fields(bytes.fromhex(data))
 
 
-@pytest.mark.parametrize("reader", [wire.number, wire.inner])
+@pytest.mark.parametrize("reader", [protobuf.number, protobuf.inner])
 def test_a_field_of_the_wrong_kind_is_refused(reader: object) -> None:
-    found = wire.fields(wire.message([(1, "text" if reader is wire.number else 5)]))
-    with pytest.raises(wire.BadMessage):
+    found = protobuf.fields(protobuf.message([(1, "text" if reader is protobuf.number else 5)]))
+    with pytest.raises(protobuf.BadMessage):
         reader(found, 1)  # type: ignore[operator]
 
 
 def options(data: bytes) -> dict[int, list[int | bytes]]:
-    return wire.fields(wire.inner(wire.fields(data), 2))
+    return protobuf.fields(protobuf.inner(protobuf.fields(data), 2))
 
 
 def test_only_what_is_asked_for_is_sent() -> None:
@@ -67,19 +68,28 @@ def test_lists_and_pairs() -> None:
     )
     sent = options(rpc.request(rpc.RESTORE, asked))
     assert sent[37] == [b"net[1]:extRootNetNS", b"file[1:2]"]
-    assert [wire.fields(one) for one in sent[23] if isinstance(one, bytes)] == [{1: [b"/a"], 2: [b"/b"]}]
-    assert [wire.fields(one) for one in sent[27] if isinstance(one, bytes)] == [{1: [b"pipe:[7]"], 2: [0]}]
-    assert [wire.fields(one) for one in sent[11] if isinstance(one, bytes)] == [{1: [b"::1"], 2: [27]}]
+    assert [protobuf.fields(one) for one in sent[23] if isinstance(one, bytes)] == [{1: [b"/a"], 2: [b"/b"]}]
+    assert [protobuf.fields(one) for one in sent[27] if isinstance(one, bytes)] == [{1: [b"pipe:[7]"], 2: [0]}]
+    assert [protobuf.fields(one) for one in sent[11] if isinstance(one, bytes)] == [{1: [b"::1"], 2: [27]}]
     assert sent[34] == [0], "to ignore cgroups is a wish, not the absence of one"
     assert sent[38] == [0x40000000]
 
 
 def test_answers() -> None:
-    notify = wire.message([(1, rpc.NOTIFY), (2, True), (5, wire.message([(1, "post-restore"), (2, 77)]))])
+    notify = protobuf.message([(1, rpc.NOTIFY), (2, True), (5, protobuf.message([(1, "post-restore"), (2, 77)]))])
     assert rpc.answer(notify) == rpc.Answer(rpc.NOTIFY, True, script="post-restore", pid=77)
-    failed = wire.message([(1, rpc.DUMP), (2, False), (7, 16), (9, "busy")])
+    failed = protobuf.message([(1, rpc.DUMP), (2, False), (7, 16), (9, "busy")])
     assert rpc.answer(failed) == rpc.Answer(rpc.DUMP, False, errno=16, error="busy")
-    done = wire.message([(1, rpc.RESTORE), (2, True), (4, wire.message([(1, 4711)]))])
+    done = protobuf.message([(1, rpc.RESTORE), (2, True), (4, protobuf.message([(1, 4711)]))])
     assert rpc.answer(done).restored == 4711
-    able = wire.message([(1, rpc.FEATURE_CHECK), (2, True), (8, wire.message([(1, False), (2, True)]))])
+    able = protobuf.message([(1, rpc.FEATURE_CHECK), (2, True), (8, protobuf.message([(1, False), (2, True)]))])
     assert (rpc.answer(able).memory_tracking, rpc.answer(able).lazy_pages) == (False, True)
+
+
+def test_a_restore_that_failed_early_has_no_process() -> None:
+    """CRIU's answer then names the process -1; of one that has succeeded that is no number of a process."""
+    pid = protobuf.message([(1, -1)])
+    found = rpc.answer(protobuf.message([(1, rpc.RESTORE), (2, False), (4, pid)]))
+    assert (found.success, found.restored) == (False, 0)
+    with pytest.raises(protobuf.BadMessage):
+        rpc.answer(protobuf.message([(1, rpc.RESTORE), (2, True), (4, pid)]))

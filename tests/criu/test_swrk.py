@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.criu import rpc, swrk, wire
+from gpurun.criu import rpc, swrk
 from gpurun.errors import GpurunError
+from gpurun.formats import protobuf
 
 PROGRAM = """#!/usr/bin/python3
 import os, socket, sys
@@ -34,10 +35,10 @@ def criu(tmp_path: Path) -> Callable[[str], str]:
 
 
 def answer(kind: int, success: bool) -> str:
-    return wire.message([(1, kind), (2, success)]).hex()
+    return protobuf.message([(1, kind), (2, success)]).hex()
 
 
-NOTIFY = wire.message([(1, rpc.NOTIFY), (2, True), (5, wire.message([(1, "post-dump"), (2, 5)]))]).hex()
+NOTIFY = protobuf.message([(1, rpc.NOTIFY), (2, True), (5, protobuf.message([(1, "post-dump"), (2, 5)]))]).hex()
 
 
 def test_notifications_are_answered(criu: Callable[[str], str]) -> None:

@@ -26,6 +26,7 @@ def refused(runtime: Runtime, b: Bundle) -> str:
     return text
 
 
+@pytest.mark.sweep(40)
 @pytest.mark.parametrize("path", PATHS, ids=json_path)
 def test_wrong_type(runtime: Runtime, bundle: MakeBundle, path: Path) -> None:
     right = next(value for p, value in walk(full_config()) if p == path)
@@ -34,6 +35,7 @@ def test_wrong_type(runtime: Runtime, bundle: MakeBundle, path: Path) -> None:
     assert json_path(path) in refused(runtime, b)
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
@@ -111,6 +113,7 @@ def drop_namespace(kind: str) -> Callable[[Config], None]:
     return drop
 
 
+@pytest.mark.sweep(12)
 @pytest.mark.parametrize(
     ("edit", "where"),
     [

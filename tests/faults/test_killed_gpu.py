@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import random
-import shutil
-import tempfile
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import MakeBundle
+from tests.forms import rounds
 from tests.native.bed import remove_cgroup
 from tests.native.listing import tree_listing
 from tests.native.runtime import ENVIRONMENT, Runtime
-from tests.simdriver import Options, SimulatedDriver, make
+from tests.native.waiting import wait_until
+from tests.simdriver import SimulatedDriver
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
-
-ROUNDS = 30
-
-
-@pytest.fixture
-def host(place: Path) -> Iterator[SimulatedDriver]:
-    directory = Path(tempfile.mkdtemp(dir=place))
-    directory.chmod(0o755)
-    yield make(directory, Options())
-    shutil.rmtree(directory)
 
 
 @pytest.mark.parametrize("user_namespace", [False, True])
 def test_create_killed_at_any_moment(
-    runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver, user_namespace: bool
+    runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver, busybox: Path, user_namespace: bool
 ) -> None:
     moments = random.Random(20210531)
     b = bundle()
@@ -42,31 +33,43 @@ def test_create_killed_at_any_moment(
     if user_namespace:
         b.user_namespace()
     before = tree_listing(b.rootfs, exact=True)
-    half_made = 0
     start = time.monotonic()
     whole = runtime.create(b, env=ENVIRONMENT | host.env)
     duration = time.monotonic() - start  # of this machine, under the load that it has now
     assert whole.delete("--force").rc == 0
-    for _ in range(ROUNDS):
+
+    def kill_one(until: Callable[[subprocess.Popen[bytes]], None]) -> bool:
+        """Whether the create that was killed had made something in the image."""
+        nonlocal before
         container_id = runtime.new_id()
         b.linux.pop("cgroupsPath", None)
-        runtime._prepare(b, container_id)
-        files = runtime._files()
+        runtime.prepare(b, container_id)
         process = runtime.popen(
-            "create", "--bundle", str(b.directory), container_id, files=files, env=ENVIRONMENT | host.env
+            "create", "--bundle", str(b.directory), container_id, files=runtime.new_files(), env=ENVIRONMENT | host.env
         )
-        time.sleep(moments.uniform(0, 1.2 * duration))
+        until(process)
         process.kill()
         process.wait()
-        now = tree_listing(b.rootfs, exact=True)
-        half_made += now != before
+        changed = tree_listing(b.rootfs, exact=True) != before
         cleared = runtime("delete", "--force", container_id)
         assert cleared.rc == 0 and "keeps" not in cleared.text, cleared.text
         after = tree_listing(b.rootfs, exact=True)
         # A directory's time comes back when its journal was finished; without that it stays what the kill made of it.
         assert {k: v[:5] + v[6:] for k, v in after.items()} == {k: v[:5] + v[6:] for k, v in before.items()}
         before = after
-    assert half_made, "no create was killed after it had made something"
+        return changed
+
+    for _ in range(rounds(30)):
+        kill_one(lambda process: time.sleep(moments.uniform(0, 1.2 * duration)))
+    # Chance may have taken moments before the first change alone, or after the last: this one is between them.
+    b.config["hooks"] = {"createContainer": [{"path": str(busybox), "args": ["busybox", "sleep", "60"]}]}
+    changed = kill_one(
+        lambda process: wait_until(
+            lambda: tree_listing(b.rootfs, exact=True) != before,
+            meanwhile=lambda: None if process.poll() is None else "create has ended",
+        )
+    )
+    assert changed, "what create had made is gone with it"
 
 
 def test_damaged_state_does_not_hide_the_journal(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver) -> None:

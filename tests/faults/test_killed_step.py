@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from gpurun.cdi.edits import ContainerEdits
+from gpurun.gpu.resolve import Inquiry, gpu_edits
 from gpurun.hook.apply import apply_edits
-from gpurun.hook.edits import ContainerEdits
-from gpurun.hook.gpu import gpu_edits
-from gpurun.hook.target import Target
+from gpurun.hook.rootfs_target import Target
 from gpurun.linux.mount import MS_BIND, MS_PRIVATE, MS_REC, mount
 from gpurun.linux.process import CLONE_NEWNS, unshare
 from gpurun.ns.journal import Journal
@@ -136,7 +136,9 @@ def test_killed_before_each_change(
     own_dev: bool,
     capabilities: str,
 ) -> None:
-    edits = gpu_edits(("NVIDIA_VISIBLE_DEVICES=all", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}"), {}, False, host.env)
+    edits = gpu_edits(
+        Inquiry(("NVIDIA_VISIBLE_DEVICES=all", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}"), {}, False, host.env)
+    )
     assert edits is not None
     rootfs = tmp_path / "image/rootfs"
     image(rootfs)

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from gpurun.cdi.edits import ContainerEdits
+from gpurun.gpu.resolve import Inquiry, gpu_edits
 from gpurun.hook.apply import Opened, apply_edits
-from gpurun.hook.edits import ContainerEdits
-from gpurun.hook.gpu import gpu_edits
-from gpurun.hook.target import Target
+from gpurun.hook.rootfs_target import Target
 from gpurun.linux.mount import mount
 from gpurun.ns.journal import LINK, TEMPORARY, TIMES, Journal
 from gpurun.ns.journal import parse as parse_journal
@@ -25,7 +25,7 @@ V = "999.88.77"
 
 
 def edits_of(sim: SimulatedDriver, *env: str) -> ContainerEdits:
-    made = gpu_edits(env, {}, False, sim.env)
+    made = gpu_edits(Inquiry(env, {}, False, sim.env))
     assert made is not None
     return made
 
@@ -67,7 +67,7 @@ def applied_alone(
 def undone(rootfs: Path, journal: bytes) -> tuple[str, ...]:
     fd = opened(rootfs)
     try:
-        return undo(fd, parse_journal(journal))
+        return tuple([str(kept) for kept in undo(fd, parse_journal(journal))])
     finally:
         os.close(fd)
 

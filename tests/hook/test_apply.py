@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from gpurun.cdi.edits import Chmod, ContainerEdits, DeviceNode, EditMount, FileEdit, Link, ProcTree
 from gpurun.errors import GpurunError
+from gpurun.formats.ldcache import parse
 from gpurun.hook import apply
-from gpurun.hook.edits import Chmod, ContainerEdits, DeviceNode, EditMount, FileEdit, Link, ProcTree
-from gpurun.hook.ldcache import parse
 from gpurun.linux.mount import MS_BIND, mount
 from gpurun.record import replace
 from tests.hook.applying import LIB, V, applied, applied_alone, edits_of, made, undone
@@ -236,7 +236,7 @@ def test_what_was_opened_ahead_gives_the_same_container(
     seen = []
     for at_once, is_ahead in ((96, False), (96, True), (20, True)):
         monkeypatch.setattr(apply, "_AT_ONCE", at_once)
-        ahead = apply.open_sources(edits) if is_ahead else None
+        ahead = apply.open_sources(edits, "") if is_ahead else None
         assert (ahead is not None) is is_ahead
         seen.append(in_mount_namespace(lambda ahead=ahead: look(ahead)))
         if ahead is not None:
@@ -259,7 +259,7 @@ def test_a_tree_for_another_proc_than_the_containers_is_made_anew(
     sim: SimulatedDriver, rootfs: Path, in_mount_namespace: Any
 ) -> None:
     edits = edits_of(sim, "NVIDIA_VISIBLE_DEVICES=0")
-    ahead = apply.open_sources(edits)
+    ahead = apply.open_sources(edits, "")
     assert ahead is not None
     wrong = tuple(replace(tree, prefix="elsewhere/") for tree in ahead.trees)
 
@@ -282,7 +282,7 @@ def test_what_cannot_be_opened_ahead_is_told_when_it_is_needed(
         mounts=(good, bad) if what == "mount" else (good,), proc_trees=(ProcTree("/opt/tree", (), binds),)
     )
     fds = sorted(os.listdir("/proc/self/fd"))
-    assert apply.open_sources(edits) is None
+    assert apply.open_sources(edits, "") is None
     assert sorted(os.listdir("/proc/self/fd")) == fds
     with pytest.raises(GpurunError, match=f"mount {tmp_path}/absent: no such file or directory"):
         in_mount_namespace(lambda: applied_alone(rootfs, edits))

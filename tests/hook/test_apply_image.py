@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from gpurun.cdi.edits import ContainerEdits, Link
 from gpurun.errors import GpurunError
-from gpurun.hook.edits import ContainerEdits, Link
-from gpurun.hook.rewrite import MAX_SIZE
+from gpurun.hook.image_files import MAX_SIZE
 from gpurun.linux.mount import MS_BIND, mount
 from tests.hook.applying import LIB, V, applied, edits_of, made, undone
 from tests.native.listing import tree_listing
@@ -29,7 +29,9 @@ def test_the_image_is_left_as_it_was(
     edits = edits_of(sim, "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
     created = in_mount_namespace(lambda: applied(rootfs, edits, user_namespace))
     during = tree_listing(rootfs)
-    assert set(during) - set(before) == {c.partition(" -> ")[0] for c in made(created)} - {"etc/ld.so.cache"}
+    kept = {path for path in during if path.startswith("etc/.ld.so.cache.")}
+    assert [during[path] for path in kept] == [before["etc/ld.so.cache"]], "the image's own is kept, to be given back"
+    assert set(during) - set(before) == {c.partition(" -> ")[0] for c in made(created)} - {"etc/ld.so.cache"} | kept
     assert {path for path in before if during[path] != before[path]} == {"etc/ld.so.cache"}
     assert not any(path.startswith("dev/") for path in during), "the nodes are on the container's own /dev"
     assert undone(rootfs, created) == ()

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from gpurun.hook.compat import compat_libraries, is_newer
-from gpurun.hook.edits import ForwardCompat
-from gpurun.hook.elf import read_note
-from gpurun.hook.gpu import gpu_edits
-from gpurun.hook.nvidia import plan_compat
-from gpurun.hook.settings import Settings
+from gpurun.cdi.edits import ForwardCompat
+from gpurun.formats.elf import read_note
+from gpurun.gpu.edits.driver import plan_compat
+from gpurun.gpu.request.settings import Settings
+from gpurun.gpu.resolve import Inquiry, gpu_edits
+from gpurun.hook.compat import Note, compat_libraries, is_newer
 from tests.simdriver import Options, SimulatedDriver
 from tests.simdriver.elf import shared_library
 
@@ -43,23 +43,42 @@ def with_note(content: bytes, owner: bytes = OWNER, section: str = SECTION) -> b
     return bytes(elf) + note + names + table
 
 
+#: What libcuda 575.57.08 of NVIDIA's package cuda-compat-12-9 says of itself.
+NOTE_575 = b'{"format":1,"CUDA version":"12.9","driver":[535,550,560,565,570,575],"device":[1,2,7,8,9,10,11,12,13,14]}\0'
+OF_575 = Note((535, 550, 560, 565, 570, 575), "12.9")
+
+
 @pytest.mark.parametrize(
-    ("driver", "compat", "majors", "expected"),
+    ("driver", "cuda", "compat", "note", "expected"),
     [
-        ("535.104.05", "550.54.14", None, True),
-        ("550.54.14", "550.163.01", None, False),
-        ("550.54.14", "535.104.05", None, False),
-        ("99.1", "100.1", None, True),  # numbers, not strings
-        ("535.104.05", "550.54.14", (470, 535), True),
-        ("545.23", "550.54.14", (470, 535), False),
-        ("550.54.14", "550.163.01", (550,), True),
-        ("550.163.01", "550.163.01", (550,), False),
-        ("535.104.05", "550.54.14", (), False),
-        ("535.104.05", "garbage", None, False),
+        ("535.104.05", "", "550.54.14", None, True),
+        ("550.54.14", "", "550.163.01", None, False),
+        ("550.54.14", "", "535.104.05", None, False),
+        ("99.1", "", "100.1", None, True),  # numbers, not strings
+        ("535.104.05", "", "550.54.14", Note((470, 535)), True),
+        ("545.23", "", "550.54.14", Note((470, 535)), False),
+        ("550.54.14", "", "550.163.01", Note((550,)), True),
+        ("550.163.01", "", "550.163.01", Note((550,)), False),
+        ("535.104.05", "", "550.54.14", Note(), False),
+        ("535.104.05", "", "garbage", None, False),
+        ("590.44.01", "", "575.57.08", OF_575, False),
+        ("570.211.01", "", "575.57.08", OF_575, True),
+        ("575.10.10", "", "575.57.08", OF_575, True),
+        ("575.57.08", "", "575.57.08", OF_575, False),
+        ("575.99.99", "", "575.57.08", OF_575, False),
+        ("", "12.8", "575.57.08", OF_575, True),
+        ("", "12.9", "575.57.08", OF_575, False),
+        ("", "12.9.0", "575.57.08", OF_575, False),
+        ("", "12.10", "575.57.08", OF_575, False),
+        ("", "12.8", "575.57.08", None, False),  # only the libraries themselves tell their CUDA
+        ("", "12.8", "575.57.08", Note((535,)), False),
+        ("", "", "575.57.08", None, False),
+        ("590.44.01", "12.8", "575.57.08", OF_575, False),  # the driver decides where it is known
+        ("535.104.05", "12.8", "575.57.08", None, False),
     ],
 )
-def test_which_libraries_are_newer(driver: str, compat: str, majors: tuple[int, ...] | None, expected: bool) -> None:
-    assert is_newer(driver, compat, majors) is expected
+def test_which_libraries_are_newer(driver: str, cuda: str, compat: str, note: Note | None, expected: bool) -> None:
+    assert is_newer(ForwardCompat("/compat", driver, cuda_version=cuda), compat, note) is expected
 
 
 @pytest.fixture
@@ -106,19 +125,47 @@ def test_newer_libraries_go_first_by_their_real_path(used: Callable[[], Any]) ->
 @pytest.mark.parametrize(
     ("note", "expected"),
     [
+        (with_note(NOTE_575), True),
+        (with_note(NOTE_575.replace(b"535,", b"")), False),
         (with_note(json.dumps({"CUDA Version": "12.4", "Driver": [470, 535], "Device": [1]}).encode()), True),
-        (with_note(json.dumps({"Driver": ["535"]}).encode() + b"\0\0"), True),
-        (with_note(json.dumps({"Driver": [470, 525]}).encode()), False),
+        (with_note(json.dumps({"DRIVER": [470, 525]}).encode() + b"\0\0"), False),
+        (with_note(b'{"CUDA version": "12.9"}'), False),  # it runs on no driver
+        (with_note(b'{"driver": null}'), False),
         (with_note(b"{"), True),  # says nothing: the greater major decides
-        (with_note(b'{"Driver": 535}'), True),
+        (with_note(b'{"driver": 470}'), True),
+        (with_note(b'{"driver": ["470"]}'), True),
+        (with_note(b'{"driver": [470.0]}'), True),
+        (with_note(b'{"driver": [true]}'), True),
+        (with_note(b'{"driver": [470], "CUDA version": 12.9}'), True),
         (with_note(b"[" * 60000), True),
-        (with_note(b'{"Driver": [470]}', owner=b"somebody"), True),
-        (with_note(b'{"Driver": [470]}', section=".note.other"), True),
+        (with_note(b'{"driver": [470]}', owner=b"somebody"), True),
+        (with_note(b'{"driver": [470]}', section=".note.other"), True),
     ],
 )
 def test_what_the_libraries_say_of_themselves(used: Callable[[], Any], compat: Path, note: bytes, expected: bool) -> None:
     (compat / "libcuda.so.550.54.14").write_bytes(note)
     assert bool(used()) is expected
+
+
+@pytest.mark.parametrize(
+    ("newer", "majors", "expected"),
+    [
+        ("575.57.08", "535,570", False),
+        ("575.57.08", "535,550,570", True),
+        ("550.200.01", "550", True),
+        ("550.100", "550", False),
+    ],
+)
+def test_the_note_as_nvidia_writes_it_decides(image: Path, newer: str, majors: str, expected: bool) -> None:
+    """On a host with 550.163.01: neither a greater major version nor an equal one says anything where the libraries do."""
+    compat = image / "usr/local/cuda-12.4/compat"
+    (compat / "libcuda.so.550.54.14").unlink()
+    said = NOTE_575.replace(b"535,550,560,565,570,575", majors.encode())
+    (compat / f"libcuda.so.{newer}").write_bytes(with_note(said))
+    fd = os.open(image, os.O_PATH | os.O_DIRECTORY)
+    entries, _ = compat_libraries(fd, ForwardCompat("/usr/local/cuda/compat", "550.163.01"))
+    os.close(fd)
+    assert bool(entries) is expected
 
 
 @pytest.mark.parametrize(
@@ -169,7 +216,7 @@ def test_consumer_gpus_do_without() -> None:
 
 
 def planned(sim: SimulatedDriver, *env: str, settings: Settings | None = None) -> ForwardCompat | None:
-    made = gpu_edits(("NVIDIA_VISIBLE_DEVICES=0", *env), {}, False, sim.env, settings or Settings())
+    made = gpu_edits(Inquiry(("NVIDIA_VISIBLE_DEVICES=0", *env), {}, False, sim.env, settings or Settings()))
     assert made is not None
     return made.forward_compat
 

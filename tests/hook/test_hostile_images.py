@@ -15,13 +15,20 @@ from typing import Any
 
 import pytest
 
+from gpurun.cdi.edits import ContainerEdits
 from gpurun.errors import GpurunError
-from gpurun.hook.edits import ContainerEdits
 from tests.hook.applying import LIB, V, applied, edits_of, undone
 from tests.native.listing import tree_listing
 from tests.simdriver import Options, SimulatedDriver, make
 
-pytestmark = pytest.mark.native
+pytestmark = [
+    pytest.mark.native,
+    pytest.mark.gpurun_only,
+    pytest.mark.attack(
+        "NVIDIA CVE-2024-0132, -0133, -0134, CVE-2025-23267, CVE-2025-23359",
+        "an image leads what is put in for its GPUs to the host, or has files made or written there",
+    ),
+]
 
 CACHE, COMPAT = "etc/ld.so.cache", "usr/local/cuda/compat"
 DEADLINE_S = 60
@@ -114,6 +121,7 @@ def attempt(in_mount_namespace: Any, rootfs: Path, edits: ContainerEdits, user_n
     return str(said)
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_the_place_of_each_directory(
     everything: ContainerEdits, rich: SimulatedDriver, rootfs: Path, in_mount_namespace: Any, outside: Path, kind: str
@@ -144,6 +152,7 @@ def test_in_the_place_of_each_directory(
         assert refused, "what is no directory cannot be one, unless nothing needs it"
 
 
+@pytest.mark.sweep(24)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("path", [f"{LIB}/libcuda.so.{V}", f"{LIB}/libcuda.so", "usr/bin/nvidia-smi", CACHE])
 def test_in_the_place_of_a_file(

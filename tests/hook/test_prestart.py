@@ -14,20 +14,21 @@ from typing import Any
 
 import pytest
 
-from gpurun.hook.devcgroup import allowing_prefix
-from gpurun.hook.edits import DeviceNode
+from gpurun.cdi.edits import DeviceNode
+from gpurun.hook.device_program import allowing_prefix
 from gpurun.hook.prestart import is_privileged
 from tests.native.bed import Bed
 from tests.native.bundle import Bundle, base_config, make_rootfs
 from tests.native.listing import tree_listing
 from tests.native.runtime import Runtime
-from tests.simdriver import Options, SimulatedDriver, bus_id, make, minor
+from tests.simdriver import Options, SimulatedDriver, bus_id, minor
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 PROGRAM = (
     f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from gpurun.hook.prestart import main; sys.exit(main(sys.argv[1:]))"
 )
 PYTHON = [sys.executable, "-I", "-S", "-c", PROGRAM]
+HOST = Options(layout="rhel")
 
 
 def call(*args: str, stdin: str = "", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -54,6 +55,9 @@ def bundle_with(tmp_path: Path, **config: Any) -> str:
         (("poststart",), 0, ""),
         (("-debug", "poststop"), 0, ""),
         (("--version",), 0, "version"),
+        (("--help",), 0, "Usage:"),
+        (("-h",), 0, "Usage:"),
+        (("-debug", "-help", "prestart"), 0, "poststop"),
         (("-config=/nowhere", "poststop"), 0, ""),
     ],
 )
@@ -155,14 +159,6 @@ mknod /root/other c 195 77 2>/dev/null
 for n in /dev/nvidia* /root/other /dev/null; do (: <>$n) 2>&1 && echo "$n opened"; done
 touch $LIB/libcuda.so.1 2>&1 || true
 """
-
-
-@pytest.fixture
-def host(place: Path) -> Iterator[SimulatedDriver]:
-    directory = Path(tempfile.mkdtemp(dir=place))
-    directory.chmod(0o755)
-    yield make(directory, Options(layout="rhel"))
-    shutil.rmtree(directory)
 
 
 @pytest.fixture(params=["runc", "crun"])

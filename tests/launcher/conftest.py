@@ -1,14 +1,16 @@
-"""The programs of this room, built once."""
+"""The programs of this room, built once; a container of the store with a process that sleeps."""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.build import assemble, real_interpreter
-from gpurun.launcher.front import BASE, compile_front, compiler, join
+from gpurun.builder.front import BASE, compile_front, compiler, join
+from gpurun.builder.launcher import assemble, real_interpreter
+from tests.launcher.front import Store
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +31,16 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for path in made.iterdir():
         path.chmod(0o755)
     return made
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    """A process that sleeps, for a container's first one."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process.pid
+        process.kill()
+
+
+@pytest.fixture
+def store(tmp_path: Path, sleeper: int) -> Store:
+    return Store(tmp_path, sleeper)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 from gpurun.engine.state import State, own_streams
 from gpurun.engine.state import save as save_state
-from gpurun.linux.proc import stat
+from gpurun.linux.procfs import stat
 from gpurun.record import replace
 
 #: What the program says when it would become the launcher and there is none behind it.
-DOUBTS = "gpurun: cannot become the launcher in "
+FALLS_BACK = "gpurun: cannot become the launcher in "
 Done = subprocess.CompletedProcess[str]
 
 
@@ -27,12 +28,17 @@ class Store:
         found = stat(pid)
         assert found is not None
         self.state = State("c", "/bundle", "/bundle/rootfs", str(self.cgroup), True, pid, found[1], "2026-01-02T03:04:05.6Z")
-        self.state = replace(self.state, streams=own_streams() or '["a\t\u00fc"]')
+        self.state = replace(self.state, streams=own_streams() or '["a\t\u00fc"]', owner="root")
         self.save()
         (self.container / "config.json").write_text('{"process":{}}')
 
     def save(self, **changes: object) -> None:
         save_state(str(self.root), State(**{**{n: getattr(self.state, n) for n in State._fields}, **changes}))  # type: ignore[arg-type]
+
+    def has_ended(self) -> bool:
+        """Whether the process has, so that it is a zombie or gone."""
+        found = stat(self.state.pid)
+        return found is None or found[0] == "Z"
 
     def listing(self) -> list[tuple[str, bytes]]:
         """Everything that is there, to be compared."""
@@ -44,22 +50,25 @@ class Store:
 
 
 def run(program: Path, *args: str | Path, env: dict[str, str] | None = None) -> Done:
-    return subprocess.run([str(program), *map(str, args)], capture_output=True, text=True, timeout=60, env=env or {})
+    """Run *program*; the time in what it logs on stderr is left out, for no two runs have the same."""
+    done = subprocess.run([str(program), *map(str, args)], capture_output=True, text=True, timeout=60, env=env or {})
+    done.stderr = re.sub(r'time="[^"]*"', 'time="..."', done.stderr)
+    return done
 
 
 def both(places: Path, store: Store, *args: str) -> Done:
-    """Run the bare front, which must not doubt, and the pure launcher; they must say the same."""
+    """Run the bare front, which must not fall back, and the pure launcher; they must say the same."""
     front, pure = [run(places / name, "--root", store.root, *args) for name in ("bare", "pure")]
-    assert DOUBTS not in front.stderr
+    assert FALLS_BACK not in front.stderr
     assert (front.returncode, front.stdout, front.stderr) == (pure.returncode, pure.stdout, pure.stderr)
     return front
 
 
-def doubts(places: Path, store: Store, *args: str | Path, env: dict[str, str] | None = None) -> None:
+def falls_back(places: Path, store: Store, *args: str | Path, env: dict[str, str] | None = None) -> None:
     """The bare front must leave the command to the launcher, and have changed nothing."""
     before = store.listing()
     done = run(places / "bare", *args, env=env)
     assert done.returncode == 1
-    assert done.stderr.startswith(DOUBTS), done
+    assert done.stderr.startswith(FALLS_BACK), done
     assert done.stdout == ""
     assert store.listing() == before

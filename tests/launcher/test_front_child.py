@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from gpurun.launcher.build import PACKAGE, assemble, real_interpreter
-from gpurun.launcher.front import BASE, compile_front, compiler, join
+from gpurun.builder.front import BASE, compile_front, compiler, join
+from gpurun.builder.launcher import PACKAGE, assemble, real_interpreter
 from tests.launcher.front import run
 
 pytestmark = pytest.mark.skipif(not compiler(), reason="there is no C compiler here")
@@ -22,17 +23,18 @@ from __future__ import annotations
 import posix
 import sys
 import time
-from gpurun.engine.child import dismiss, start_child
-INIT_ENTRY = "gpurun.engine.init:main"
+from gpurun.engine.caller.start_init import dismiss, start_child
+from gpurun.engine.caller.preserved import preserved_fds
+INIT_ENTRY = "gpurun.engine.inside.init:main"
 def create(invocation):
     given = "gpurun-child" in sys._xoptions
-    started = start_child(INIT_ENTRY, invocation.number("preserve-fds"))
+    started = start_child(INIT_ENTRY, preserved_fds(invocation.number("preserve-fds")))
     words, end = [], time.monotonic() + 60
     while len(words) < 5 and time.monotonic() < end:  # none while it is being executed
         words = open(f"/proc/{started.pid}/cmdline").read().split(chr(0))
     said = (words[4:5], posix.readlink(f"/proc/{started.pid}/exe"), posix.get_inheritable(started.channel), given)
     dismiss(started)
-    print(repr(said))
+    posix.write(1, repr(said).encode() + bytes([10]))
     return 0
 """
 
@@ -70,7 +72,7 @@ def test_the_launcher_uses_the_child_of_the_front(tmp_path: Path, orphans: None,
     done = run(program, "create", *options, "x")
     assert (done.returncode, done.stderr) == (0, "")
     # The program it runs is the root of a mount of its own: sealed.
-    assert done.stdout == repr((["gpurun.engine.init:main"], "/", False, not options)) + "\n"
+    assert done.stdout == repr((["gpurun.engine.inside.init:main"], "/", False, not options)) + "\n"
 
 
 @needs_root
@@ -100,3 +102,18 @@ def test_an_8_bit_locale_keeps_the_child(places: Path, tmp_path: Path, orphans: 
     done = run(places / "whole", "--root", tmp_path / "none", "exec", "missing", "true", env=env)
     assert done.returncode == 255
     assert "container does not exist" in done.stderr
+
+
+def test_no_variable_leads_to_another_standard_library(places: Path, tmp_path: Path) -> None:
+    """PYTHONEXECUTABLE does, in spite of -I: the front takes all such variables away before there is an interpreter."""
+    version = f"python3.{sys.version_info.minor}"
+    encodings = tmp_path / "lib" / version / "encodings"
+    encodings.mkdir(parents=True)
+    (encodings / "__init__.py").write_text("import posix; posix.write(2, b'hostile'); posix._exit(9)")
+    (encodings.parent / "os.py").write_text("")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "pyvenv.cfg").write_text(f"home = {tmp_path}/bin\n")
+    env = {"PYTHONEXECUTABLE": f"{tmp_path}/bin/{version}"}
+    assert "hostile" in run(places / "pure", "--version", env=env).stderr, "an interpreter does follow it"
+    done = run(places / "whole", "--version", env=env)
+    assert (done.returncode, done.stderr) == (0, "")

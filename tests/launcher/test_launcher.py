@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpurun import __version__
-from gpurun.launcher.build import PACKAGE, assemble, real_interpreter
-from gpurun.launcher.child import child_command
+from gpurun.builder.launcher import PACKAGE, assemble, real_interpreter
+from gpurun.launcher.fresh_interpreter import child_command
 
 SAID = f"gpurun version {__version__}\n"
 
@@ -140,7 +140,7 @@ def test_stdout_gone(launcher: Path) -> None:
 CHILD_PROBE = """
 from __future__ import annotations
 import posix, sys
-from gpurun.launcher.child import child_command
+from gpurun.launcher.fresh_interpreter import child_command
 
 def state(invocation):
     child = child_command("gpurun.commands.inspect:inside")
@@ -191,3 +191,15 @@ def test_debug_says_where_without_lines(tmp_path: Path) -> None:
     assert "internal error in gpurun: ZeroDivisionError: division by zero" in done.stderr
     assert "gpurun/commands/inspect.py:3+" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_program_that_cannot_be_read_to_its_end(launcher: Path, tmp_path: Path) -> None:
+    """A damaged disk, an installation that was interrupted: a sentence, no traceback."""
+    whole = launcher.read_bytes()
+    cut = tmp_path / "gpurun"
+    for size in (60_000, len(whole) // 8):
+        cut.write_bytes(whole[:size])
+        cut.chmod(0o755)
+        done = subprocess.run([cut, "state", "x"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and done.stderr.count("\n") == 1
+        assert done.stderr.startswith("gpurun cannot read its own program: ")

@@ -1,4 +1,4 @@
-"""What several suites of this room hold: the caller's end of a terminal, and the place of a checkpoint."""
+"""What several suites of this room hold: a terminal's other end, the place of a checkpoint, a container to execute in."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import MakeBundle
+from tests.native import apparmor
 from tests.native.checkpoint import why_not
+from tests.native.execs import FOREVER
 from tests.native.leaks import Leaks
-from tests.native.runtime import Runtime
+from tests.native.runtime import Container, Runtime
+from tests.native.selinux import all_logged, as_an_engine, peer, sealed  # noqa: F401
 from tests.native.terminal import Listener
 
 
@@ -27,3 +31,17 @@ def image(runtime: Runtime, leaks: Leaks) -> Path:
         pytest.skip(why_not())
     leaks.allow_rootfs_changes()
     return runtime.directory / "image"
+
+
+@pytest.fixture
+def container(runtime: Runtime, bundle: MakeBundle) -> Container:
+    """A container that runs until it is deleted."""
+    made = runtime.start(bundle().sh(FOREVER))
+    made.wait_for("up")
+    return made
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[apparmor.Load]:
+    """Loads profiles of AppArmor for one test."""
+    yield from apparmor.loader(tmp_path)

@@ -48,6 +48,7 @@ def flags_in(runtime: Runtime, b: Bundle, place: Path, *options: str) -> set[str
     return mounted(runtime.output(b.args("cat", "/proc/mounts").mount("/tmp", str(place), *options)))["/tmp"][1] & FLAGS
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     ("of_the_source", "options", "found"),
     [
@@ -77,6 +78,7 @@ def test_without_a_user_namespace(
     assert seen == set(found.split())
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("of_the_source", "options", "found", "lost"),
     [

@@ -93,7 +93,7 @@ def test_a_cgroup_that_has_processes_is_refused(runtime: Runtime, bundle: MakeBu
     assert first.state()["status"] == "created"
 
 
-@pytest.mark.controller("hugetlb")
+@pytest.mark.needs("hugetlb")
 def test_hugetlb_limit(runtime: Runtime, bundle: MakeBundle, bed: Bed) -> None:
     b = bundle()
     b.linux["resources"]["hugepageLimits"] = [{"pageSize": "2MB", "limit": 4 << 20}]
@@ -171,14 +171,14 @@ def test_what_asks_for_nothing_needs_no_controller(
     assert runtime.output(b) == "hi\n"
 
 
-@pytest.mark.controller("memory")
+@pytest.mark.needs("memory")
 def test_memory_limit_kills(runtime: Runtime, bundle: MakeBundle) -> None:
     b = bundle().sh("head -c 200m /dev/zero | tail -n 1 | wc -c")
     b.linux["resources"]["memory"] = {"limit": 32 << 20, "swap": 32 << 20}
     assert "209715200" not in runtime.run(b).out
 
 
-@pytest.mark.controller("pids")
+@pytest.mark.needs("pids")
 def test_pids_limit_holds(runtime: Runtime, bundle: MakeBundle) -> None:
     b = bundle().sh("for i in 1 2 3 4 5 6 7 8 9; do sleep 1 & done; wait")
     b.linux["resources"]["pids"] = {"limit": 5}

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
+from gpurun.linux import libc, mount, process
 from tests.conftest import MakeBundle
 from tests.native.bundle import Bundle
 from tests.native.checkpoint import COUNT, counted, counting, restored, save, saved, wait_count
 from tests.native.runtime import ENVIRONMENT, Container, Result, Runtime
 from tests.native.terminal import Listener, read_all
+from tests.native.waiting import wait_until
 
 pytestmark = pytest.mark.native
 
@@ -27,13 +27,13 @@ def test_pipes_go_on(runtime: Runtime, bundle: MakeBundle, image: Path) -> None:
     pipes = [os.pipe() for _ in range(6)]
     try:
         (in0, out0, err0), (in1, out1, err1) = pipes[:3], pipes[3:]
-        files = runtime._files()
+        files = runtime.new_files()
         first = _with_streams(runtime, files, (in0[0], out0[1], err0[1]), *_run(runtime, b, files))
         container = Container(runtime, runtime.ids[-1], b, first, files)
         os.write(in0[1], b"one\n")
         assert os.read(out0[0], 100) == b"got one\n" and os.read(err0[0], 100) == b"err one\n"
         saved(container, image)
-        files = runtime._files()
+        files = runtime.new_files()
         arguments = ["restore", "-d", "--bundle", str(b.directory), "--pid-file", str(files / "pid")]
         arguments += ["--image-path", str(image), container.id]
         second = _with_streams(runtime, files, (in1[0], out1[1], err1[1]), *arguments)
@@ -53,7 +53,7 @@ def test_pipes_go_on(runtime: Runtime, bundle: MakeBundle, image: Path) -> None:
 
 def _run(runtime: Runtime, b: Bundle, files: Path) -> tuple[str, ...]:
     name = runtime.new_id()
-    runtime._prepare(b, name)
+    runtime.prepare(b, name)
     return "run", "-d", "--bundle", str(b.directory), "--pid-file", str(files / "pid"), name
 
 
@@ -127,6 +127,60 @@ def test_propagated_mounts_of_the_host(runtime: Runtime, bundle: MakeBundle, ima
         subprocess.run(["umount", str(place)], preexec_fn=inside, check=True)
 
 
+@pytest.mark.gpurun_only  # with runc only the first of the masks is still read-only
+@pytest.mark.parametrize("older", [False, True])
+def test_what_the_host_shares_is_not_restored(runtime: Runtime, bundle: MakeBundle, image: Path, older: bool) -> None:
+    """Masked files are read-only and private, all of them, and the root is private.  In the image of an *older* gpurun
+    masked files are peers of the host's /dev, and the root is a slave of the host's."""
+    masked = ["/proc/keys", "/proc/timer_list", "/proc/interrupts", "/etc/secret", "/proc/acpi", "/usr"]
+    b = bundle()
+    (b.rootfs / "etc/secret").write_text("hidden")
+    b.linux["maskedPaths"] = masked
+    first = counting(runtime, b)
+    before = {path: what for path, what in _mounts(first).items() if path in (*masked, "/")}
+    assert before.pop("/") == ("rw,relatime",) and {"/etc/secret", "/usr"} <= before.keys()
+    assert all(is_readonly_and_private(what) for what in before.values()), before
+    if older:
+        for path in masked[:4]:
+            inside = ["nsenter", "-t", str(first.pid), "-m", "/bin/mount"]
+            subprocess.run([*inside, "--make-shared", path], check=True, timeout=60)
+        slave_of_the_hosts(first)
+    saved(first, image)
+    second = restored(first, image)
+    after = _mounts(second)
+    assert all(is_readonly_and_private(after[path]) for path in before), after
+    assert after["/"] == ("rw,relatime",)
+
+
+def is_readonly_and_private(what: tuple[str, ...]) -> bool:
+    """Of a mount that :func:`_mounts` tells: other options are the container's /dev at first, and CRIU's afterwards."""
+    return len(what) == 1 and "ro" in what[0].split(",")
+
+
+def slave_of_the_hosts(container: Container) -> None:
+    """Make the root of a container a slave of the mount that its rootfs is on (move_mount(2), MOVE_MOUNT_SET_GROUP)."""
+    namespace, rootfs = str(container.proc("ns/mnt")), str(container.bundle.rootfs)
+    enter = container.runtime.bed.enter()
+
+    def change() -> None:
+        enter()
+        tree = mount.open_tree_path(rootfs, recursive=False)
+        process.setns(os.open(namespace, os.O_RDONLY), process.CLONE_NEWNS)
+        root = os.open("/", os.O_PATH)
+        flags = mount.MOVE_MOUNT_F_EMPTY_PATH | mount.MOVE_MOUNT_T_EMPTY_PATH | 0x100
+        libc.syscall(libc.NR["move_mount"], tree, b"\0", root, b"\0", flags)
+        mount.mount_setattr(root, propagation=mount.MS_SLAVE)
+
+    subprocess.run(["/bin/true"], preexec_fn=change, check=True, timeout=60)
+    assert "master:" in "".join(_mounts(container)["/"])
+
+
+def _mounts(container: Container) -> dict[str, tuple[str, ...]]:
+    """Mount point → its options and what it shares."""
+    lines = [line.partition(" - ")[0].split() for line in container.proc("mountinfo").read_text().splitlines()]
+    return {fields[4]: tuple(fields[5:]) for fields in lines}
+
+
 @pytest.mark.gpurun_only  # runc leaves lo down
 def test_the_loopback_device_is_up(runtime: Runtime, bundle: MakeBundle, image: Path) -> None:
     b = bundle()
@@ -141,10 +195,7 @@ def test_a_network_namespace_from_outside(runtime: Runtime, bundle: MakeBundle, 
     subprocess.run(["ip", "netns", "add", name], check=True)
     holder = subprocess.Popen(["ip", "netns", "exec", name, "sleep", "1000"])
     try:
-        end = time.monotonic() + 10
-        while os.readlink(f"/proc/{holder.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_until(lambda: os.readlink(f"/proc/{holder.pid}/ns/net") != os.readlink("/proc/self/ns/net"))
         path = f"/proc/{holder.pid}/ns/net"
         b = bundle().namespace("network", path)
         first = counting(runtime, b)
@@ -201,37 +252,3 @@ def test_terminal(runtime: Runtime, bundle: MakeBundle, image: Path, listener: L
     os.write(master, b"two\n")
     assert "got two" in read_all(master, "got two")
     os.close(master)
-
-
-def test_lazy_pages(runtime: Runtime, bundle: MakeBundle, image: Path) -> None:
-    """Memory stays behind: who is to fetch it is told when it can be.  Without anybody who does, the container goes on."""
-    check = subprocess.run(["criu", "check", "--feature", "uffd-noncoop"], capture_output=True, check=False, timeout=60)
-    if check.returncode:
-        pytest.skip("this kernel lacks what CRIU needs of userfaultfd(2)")
-    b = bundle()
-    first = counting(runtime, b)
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    ready, tell = os.pipe()
-    files = runtime._files()
-    dump = runtime.popen(
-        *("checkpoint", "--lazy-pages", "--page-server", f"127.0.0.1:{port}", "--status-fd", str(tell)),
-        *("--image-path", str(image), first.id),
-        files=files,
-        pass_fds=(tell,),
-    )
-    os.close(tell)
-    try:
-        assert os.read(ready, 2) == b"\0", (files / "err").read_text()
-        assert (image / "inventory.img").exists()
-        stood = counted(b)[-1]
-        with socket.create_connection(("127.0.0.1", port)) as s:
-            s.sendall(b"\xff" * 64)  # which is no request for pages
-        assert dump.wait(30) == 1
-        assert "criu failed to save the container" in (files / "err").read_text()
-        wait_count(b, stood + 3)
-    finally:
-        os.close(ready)
-        dump.kill()
-        dump.wait()

@@ -26,11 +26,12 @@ def test_a_failing_hook_leaves_nothing(runtime: Runtime, bundle: MakeBundle, ima
     assert "does not exist" in runtime("state", first.id).text
 
 
-def test_a_damaged_image_leaves_nothing(runtime: Runtime, bundle: MakeBundle, image: Path) -> None:
+@pytest.mark.parametrize("name", ["core-1.img", "pstree.img", "inventory.img", "mountpoints-*.img"])
+def test_a_damaged_image_leaves_nothing(runtime: Runtime, bundle: MakeBundle, image: Path, name: str) -> None:
     b = bundle()
     first = counting(runtime, b)
     saved(first, image)
-    next(image.glob("core-*.img")).write_bytes(b"nonsense")
+    next(image.glob(name)).write_bytes(b"nonsense")
     done = runtime("restore", "-d", "--bundle", str(b.directory), "--image-path", str(image), first.id)
     assert done.rc == 1 and "criu failed" in done.text and "restore.log" in done.text
     assert "does not exist" in runtime("state", first.id).text
@@ -71,6 +72,7 @@ def test_restore_over_one_that_is_there(runtime: Runtime, bundle: MakeBundle, im
         (("--parent-path", "../nowhere"), "invalid --parent-path"),
         (("--page-server", "nonsense"), "Use --page-server ADDRESS:PORT"),
         (("--page-server", "127.0.0.1:port"), "is no port number"),
+        (("--page-server", "127.0.0.1:65536"), "is no port number"),
         (("--manage-cgroups-mode", "x"), "manage-cgroups-mode"),
         (("--network-lock", "x"), "network-lock"),
         (("--empty-ns", "user"), 'namespace "user" is not supported'),

@@ -111,6 +111,7 @@ def open_node(b: Any, *rules: dict[str, Any], node: tuple[int, int] = (195, 7), 
     return b.sh(f": {how} /dev/card")
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize(
     ("rules", "how", "says"),
     [

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
-import tempfile
+import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import MakeBundle
 from tests.native.runtime import ENVIRONMENT, Runtime
+from tests.native.waiting import wait_until
 from tests.nvml import compile_stub
-from tests.simdriver import VERSION, Options, SimulatedDriver, make, uuid
+from tests.simdriver import VERSION, SimulatedDriver, uuid
 
 pytestmark = pytest.mark.native
 
@@ -22,10 +22,7 @@ FOREVER = "echo up; while :; do sleep 0.02; done"
 
 
 def wait_for_lines(path: Path, count: int) -> list[str]:
-    end = time.monotonic() + 30
-    while len(path.read_text().splitlines()) < count:
-        assert time.monotonic() < end, path.read_text()
-        time.sleep(0.01)
+    wait_until(lambda: len(path.read_text().splitlines()) >= count)
     return path.read_text().splitlines()
 
 
@@ -49,14 +46,6 @@ def test_pressure(runtime: Runtime, bundle: MakeBundle) -> None:
     data = json.loads(runtime("events", "--stats", container.id).out)["data"]
     for what in ("cpu", "memory", "blkio"):
         assert {"avg10", "avg60", "avg300", "total"} == data[what]["psi"]["some"].keys() == data[what]["psi"]["full"].keys()
-
-
-@pytest.fixture
-def host(place: Path) -> Iterator[SimulatedDriver]:
-    directory = Path(tempfile.mkdtemp(dir=place))
-    directory.chmod(0o755)
-    yield make(directory, Options())
-    shutil.rmtree(directory)
 
 
 @pytest.mark.gpurun_only
@@ -87,7 +76,7 @@ def test_without_gpus_nobody_is_asked(runtime: Runtime, bundle: MakeBundle) -> N
     assert "gpus" not in json.loads(runtime("events", "--stats", container.id).out)["data"]
 
 
-@pytest.mark.controller("hugetlb")
+@pytest.mark.needs("hugetlb")
 def test_huge_pages(runtime: Runtime, bundle: MakeBundle) -> None:
     if runtime.name == "runc":
         pytest.skip("runc 1.1 on a hybrid machine looks at cgroup v1")
@@ -99,7 +88,7 @@ def test_huge_pages(runtime: Runtime, bundle: MakeBundle) -> None:
 def test_reports_until_the_end(runtime: Runtime, bundle: MakeBundle) -> None:
     container = runtime.start(bundle().sh(FOREVER))
     container.wait_for("up")
-    files = runtime._files()
+    files = runtime.new_files()
     events = runtime.popen("events", "--interval", "50ms", container.id, files=files)
     lines = wait_for_lines(files / "out", 3)
     assert {json.loads(line)["type"] for line in lines} == {"stats"}
@@ -113,7 +102,7 @@ def test_reports_until_the_end(runtime: Runtime, bundle: MakeBundle) -> None:
 def test_the_end_does_not_wait_for_the_next_report(runtime: Runtime, bundle: MakeBundle) -> None:
     container = runtime.start(bundle().sh(FOREVER))
     container.wait_for("up")
-    files = runtime._files()
+    files = runtime.new_files()
     events = runtime.popen("events", "--interval", "10h", container.id, files=files)
     time.sleep(0.2)
     assert events.poll() is None
@@ -123,7 +112,15 @@ def test_the_end_does_not_wait_for_the_next_report(runtime: Runtime, bundle: Mak
     assert (files / "out").read_text() == ""
 
 
-@pytest.mark.controller("memory")
+def looks_at_memory(pid: int) -> bool:
+    """Whether the process has memory.events open, as gpurun does, or an inotify(7) descriptor, as runc does."""
+    with contextlib.suppress(FileNotFoundError):  # it closes others meanwhile
+        targets = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+        return any(target.endswith(("/memory.events", ":inotify")) for target in targets)
+    return False
+
+
+@pytest.mark.needs("memory")
 def test_out_of_memory(runtime: Runtime, bundle: MakeBundle) -> None:
     b = bundle().sh("echo up; read -r _ </run/go; head -c 200m /dev/zero | tail -n 1 >/dev/null; sleep 1000")
     b.linux["resources"]["memory"] = {"limit": 32 << 20, "swap": 32 << 20}
@@ -131,9 +128,9 @@ def test_out_of_memory(runtime: Runtime, bundle: MakeBundle) -> None:
     b.sh("mkfifo /run/go; " + b.process["args"][-1])
     container = runtime.start(b)
     container.wait_for("up")
-    files = runtime._files()
+    files = runtime.new_files()
     events = runtime.popen("events", "--interval", "1h", container.id, files=files)
-    time.sleep(0.3)
+    wait_until(lambda: looks_at_memory(events.pid))
     runtime("exec", container.id, "sh", "-c", "echo >/run/go")
     assert json.loads(wait_for_lines(files / "out", 1)[0]) == {"type": "oom", "id": container.id}
     container.kill("KILL")

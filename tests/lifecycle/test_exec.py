@@ -5,53 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.conftest import MakeBundle
+from tests.native.execs import FOREVER, execute, mask, output, process_file, status
 from tests.native.leaks import Leaks
-from tests.native.runtime import Container, Result, Runtime
+from tests.native.runtime import Container, Runtime
+from tests.native.waiting import wait_until
 
 pytestmark = pytest.mark.native
-
-FOREVER = "trap 'exit 0' TERM; echo up; while :; do sleep 0.02; done"
-CAPS = {"CHOWN": 0, "KILL": 5, "NET_BIND_SERVICE": 10, "NET_RAW": 13, "SYS_ADMIN": 21, "AUDIT_WRITE": 29}
-
-
-@pytest.fixture
-def container(runtime: Runtime, bundle: MakeBundle) -> Container:
-    """A container that runs until it is deleted."""
-    made = runtime.start(bundle().sh(FOREVER))
-    made.wait_for("up")
-    return made
-
-
-def execute(container: Container, *args: str, options: tuple[str, ...] = (), **how: Any) -> Result:
-    return container.runtime("exec", *options, container.id, *args, **how)
-
-
-def output(container: Container, *args: str, options: tuple[str, ...] = (), **how: Any) -> str:
-    result = execute(container, *args, options=options, **how)
-    assert result.rc == 0, result
-    return result.out
-
-
-def process_file(container: Container, **process: Any) -> tuple[str, str]:
-    """The options that run a process of exactly these members."""
-    path = container.files / "process.json"
-    path.write_text(json.dumps({"cwd": "/", "env": ["PATH=/bin"], "args": ["true"], **process}))
-    return "--process", str(path)
-
-
-def status(text: str) -> dict[str, str]:
-    return {k: v.strip() for k, _, v in (line.partition(":") for line in text.splitlines())}
-
-
-def mask(*names: str) -> int:
-    return sum(1 << CAPS[name] for name in names)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +30,7 @@ def test_streams(container: Container) -> None:
     assert result == (0, "in and out\n", "oops\n")
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("form", ["options", "file"])
 @pytest.mark.parametrize(
     ("command", "says"),
@@ -185,13 +150,10 @@ def test_process_does_not_run_before_its_pid_file_is_there(container: Container)
 
 
 def test_signals_to_the_command_are_the_processes(container: Container) -> None:
-    files = container.runtime._files()
+    files = container.runtime.new_files()
     script = "trap 'exit 33' TERM; echo ready; while :; do sleep 0.02; done"
     command = container.runtime.popen("exec", container.id, "sh", "-c", script, files=files)
-    end = time.monotonic() + 30
-    while "ready" not in (files / "out").read_text():
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    wait_until(lambda: "ready" in (files / "out").read_text())
     command.send_signal(signal.SIGTERM)
     assert command.wait(30) == 33
 
@@ -230,6 +192,7 @@ def test_environment_is_the_containers_and_nothing_else(container: Container) ->
     assert sorted(text.splitlines()) == ["HOME=/root", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "TERM=xterm", "X=a,b"]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -281,15 +244,14 @@ def test_process_file_stands_for_itself(container: Container) -> None:
         assert "Max open files            100                  200" in text
 
 
-def test_process_file_without_capabilities_or_limits_has_the_containers(container: Container) -> None:
-    text = output(container, options=process_file(container, args=["cat", "/proc/self/status", "/proc/self/limits"]))
+def test_process_file_without_capabilities_has_the_containers(container: Container) -> None:
+    text = output(container, options=process_file(container, args=["cat", "/proc/self/status"]))
     found = status(text)
     assert int(found["CapEff"], 16) == mask("KILL", "NET_BIND_SERVICE", "AUDIT_WRITE")
     assert found["NoNewPrivs"] == "0", "as the file says, which says nothing"
-    if container.runtime.name == "gpurun":
-        assert "Max open files            1024                 1024" in text
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -315,113 +277,6 @@ def test_missing_process_file(container: Container) -> None:
     result = execute(container, options=("--process", "/nonexistent/process.json"))
     assert result.rc == 255
     assert "no such file or directory" in result.text
-
-
-def test_empty_home_is_replaced(container: Container) -> None:
-    text = output(container, "env", options=("-e", "HOME=", "-e", "HOME="))
-    assert [line for line in text.splitlines() if line.startswith("HOME")] == ["HOME=/root"]
-
-
-@pytest.mark.parametrize("inheritable", [False, True])
-def test_added_capability(runtime: Runtime, bundle: MakeBundle, inheritable: bool) -> None:
-    """Never inheritable (CVE-2022-29162), and ambient only where the container has inheritable ones."""
-    b = bundle().sh(FOREVER)
-    if inheritable:
-        for kind in ("inheritable", "ambient"):
-            b.process["capabilities"][kind] = ["CAP_KILL"]
-    container = runtime.start(b)
-    found = status(output(container, "cat", "/proc/self/status", options=("--cap", "CAP_NET_RAW")))
-    assert int(found["CapBnd"], 16) == mask("KILL", "NET_BIND_SERVICE", "AUDIT_WRITE", "NET_RAW")
-    assert int(found["CapEff"], 16) & mask("NET_RAW")
-    assert int(found["CapInh"], 16) == (mask("KILL") if inheritable else 0)
-    assert int(found["CapAmb"], 16) == (mask("KILL") if inheritable else 0)  # the kernel refuses what is not inheritable
-
-
-@pytest.mark.parametrize("given", [True, False])
-def test_no_new_privileges(runtime: Runtime, bundle: MakeBundle, given: bool) -> None:
-    b = bundle().sh(FOREVER)
-    b.process["noNewPrivileges"] = False
-    container = runtime.start(b)
-    text = output(container, "cat", "/proc/self/status", options=("--no-new-privs",) if given else ())
-    assert status(text)["NoNewPrivs"] == str(int(given))
-
-
-@pytest.mark.not_on("runc 1.1", reason="its Go raises the soft limit of open files")
-def test_limits_are_the_containers(runtime: Runtime, bundle: MakeBundle) -> None:
-    b = bundle().sh(FOREVER)
-    b.process["rlimits"] = [
-        {"type": "RLIMIT_NOFILE", "soft": 77, "hard": 88},
-        {"type": "RLIMIT_CORE", "soft": 0, "hard": 0},
-    ]
-    container = runtime.start(b)
-    text = output(container, "cat", "/proc/self/limits")
-    limits = {line[:25].strip(): line[25:].split()[:2] for line in text.splitlines()}
-    assert limits["Max open files"] == ["77", "88"]
-    assert limits["Max core file size"] == ["0", "0"]
-
-
-def test_oom_score_is_the_containers(runtime: Runtime, bundle: MakeBundle) -> None:
-    b = bundle().sh(FOREVER)
-    b.process["oomScoreAdj"] = 345
-    container = runtime.start(b)
-    assert output(container, "cat", "/proc/self/oom_score_adj") == "345\n"
-
-
-def test_signals_are_at_their_defaults(container: Container) -> None:
-    def ignore() -> None:
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-
-    found = status(output(container, "cat", "/proc/self/status", preexec=ignore))
-    assert [int(found[name], 16) for name in ("SigIgn", "SigBlk", "SigPnd")] == [0, 0, 0]
-
-
-def test_affinity_of_the_caller_stays_with_the_caller(container: Container) -> None:
-    cpus = os.sched_getaffinity(0)
-    if len(cpus) < 2:
-        pytest.skip("one CPU")
-    if container.runtime.name == "runc":
-        pytest.skip("runc 1.1 hands it down")
-    text = output(container, "cat", "/proc/self/status", preexec=lambda: os.sched_setaffinity(0, {min(cpus)}))
-    assert status(text)["Cpus_allowed_list"] != str(min(cpus))
-
-
-@pytest.mark.gpurun_only
-def test_cpus_of_exec(runtime: Runtime, bundle: MakeBundle) -> None:
-    b = bundle().sh(FOREVER)
-    b.process["execCPUAffinity"] = {"initial": "0", "final": "0"}
-    container = runtime.start(b)
-    assert status(output(container, "cat", "/proc/self/status"))["Cpus_allowed_list"] == "0"
-
-
-def test_user_can_open_its_streams(container: Container) -> None:
-    result = execute(container, "sh", "-c", "echo out >/dev/stdout && echo err >/dev/stderr", options=("--user", "1000"))
-    assert (result.rc, result.out, result.err) == (0, "out\n", "err\n")
-
-
-def test_closed_streams(container: Container) -> None:
-    def close() -> None:
-        for fd in (0, 1, 2):
-            os.close(fd)
-
-    script = "echo hi >/tmp/x; exit 5"
-    assert execute(container, "sh", "-c", script, preexec=close).rc == 5
-    container.runtime("exec", container.id, "rm", "/tmp/x")
-
-
-def test_cwd_that_is_missing_is_an_error(container: Container) -> None:
-    result = execute(container, "pwd", options=("--cwd", "/no/such/dir"))
-    assert result.rc == 255
-    assert not (container.bundle.rootfs / "no").exists()
-
-
-def test_cwd_that_only_the_user_may_enter(runtime: Runtime, bundle: MakeBundle) -> None:
-    b = bundle().sh(FOREVER)
-    (b.rootfs / "private").mkdir(mode=0o700)
-    os.chown(b.rootfs / "private", 1000, 1000)
-    container = runtime.start(b)
-    assert output(container, "pwd", options=("--cwd", "/private", "--user", "1000")) == "/private\n"
 
 
 def test_json_log_has_one_error(container: Container) -> None:

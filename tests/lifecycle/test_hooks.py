@@ -12,6 +12,7 @@ import pytest
 from tests.conftest import MakeBundle
 from tests.native.bundle import Bundle
 from tests.native.runtime import Runtime
+from tests.native.waiting import wait_until
 
 pytestmark = pytest.mark.native
 
@@ -67,8 +68,7 @@ def test_order_and_moment(runtime: Runtime, bundle: MakeBundle, place: Path, rec
     created = ["prestart", "prestart2", "createRuntime", "createRuntime2", "createContainer", "createContainer2"]
     assert order(record) == created
     container.start()
-    while "main" not in order(record):
-        pass
+    wait_until(lambda: "main" in order(record))
     started = order(record)[len(created) :]
     assert sorted(started) == sorted(["startContainer", "startContainer2", "poststart", "poststart2", "main"])
     assert started.index("startContainer") < started.index("startContainer2") < started.index("main")
@@ -134,14 +134,41 @@ def test_environment_and_arguments_are_exact(
     assert (record / f"{kind}.env").read_bytes().rstrip(b"\0").split(b"\0") == [b"X=1", b"Y=two words"]
 
 
-@pytest.mark.not_on("runc 1", reason="hands on its own")
 @pytest.mark.parametrize("kind", HOST)
-def test_without_an_environment_it_is_empty(
+def test_without_an_environment_it_is_the_runtimes(
     runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path, kind: str
 ) -> None:
+    """Podman's hooks.d are scripts that look for programs on PATH; nothing of the image's environment reaches them."""
     b = with_hooks(bundle().sh("sleep 1000"), record, {kind: [hook(kind, place, record)]})
-    runtime.start(b).delete("--force")
+    b.process["env"] += ["IMAGE=hostile"]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nowhere", "OF_THE": "caller"}
+    container = runtime.create(b, env=environment)
+    assert runtime("start", container.id, env=environment).rc == 0
+    assert runtime("delete", "--force", container.id, env=environment).rc == 0
+    told = (record / f"{kind}.env").read_text().rstrip("\0").split("\0")
+    assert {f"{k}={v}" for k, v in environment.items()} <= set(told)
+    assert "IMAGE=hostile" not in told
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_environment_is_empty(
+    runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path, kind: str
+) -> None:
+    b = with_hooks(bundle().sh(UP), record, {kind: [hook(kind, place, record, env=[])]})
+    container = runtime.start(b)
+    container.wait_for("up")
+    container.delete("--force")
     assert (record / f"{kind}.env").read_bytes() == b""
+
+
+def test_create_container_without_an_environment_has_none(
+    runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path
+) -> None:
+    """It runs in the container's namespaces: who shares one of them could read the caller's secrets."""
+    b = with_hooks(bundle().sh("true"), record, {"createContainer": [hook("createContainer", place, record)]})
+    runtime.output(b)
+    assert (record / "createContainer.env").read_bytes() == b""
 
 
 def test_start_container_without_an_environment_has_the_containers(
@@ -185,19 +212,49 @@ def test_failure_of_start_container(runtime: Runtime, bundle: MakeBundle, place:
     assert container.state()["status"] == "stopped"
 
 
+@pytest.mark.not_on("runc 1", reason="runs poststart during create, or leaves the deletion to delete")
+@pytest.mark.parametrize("how", ["start", "run", "run --detach"])
+def test_failure_of_poststart_ends_the_container(
+    runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path, how: str
+) -> None:
+    """runtime.md "Lifecycle", step 9: an error, the container is stopped, and step 12 follows."""
+    failing = hook("poststart", place, record, script="echo complaint >&2; exit 7")
+    hooks = {
+        "poststart": [hook("poststart", place, record, "first"), failing, hook("poststart", place, record, "third")],
+        "poststop": [hook("poststop", place, record)],
+    }
+    b = with_hooks(bundle().sh("trap '' TERM; sleep 1000"), record, hooks)
+    containers = []
+    if how == "run":
+        result = runtime.run(b)
+    else:
+        container = runtime.create(b, detach=how != "start", check=False)
+        result = container.start() if how == "start" else container.result
+        assert container.wait() == 128 + 9
+        containers.append(container)
+    assert result.rc == 1
+    assert "error running poststart hook #1: exit status 7" in result.text
+    assert "complaint" in result.text
+    assert order(record) == ["first", "poststop"]
+    assert state(record, "first")["status"] == "running"
+    assert state(record, "poststop")["status"] == "stopped"
+    for container in containers:
+        assert not (runtime.root / container.id).exists()
+        assert "does not exist" in runtime("state", container.id).text
+
+
 @pytest.mark.gpurun_only
-def test_failure_of_poststart_is_a_warning_and_the_rest_runs(
+def test_failure_of_poststart_and_of_poststop_are_both_told(
     runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path
 ) -> None:
-    """runtime.md "Lifecycle": log a warning, continue as if the hook had succeeded (runc kills the container)."""
-    hooks = [hook("poststart", place, record, script="exit 7"), hook("poststart", place, record, "second")]
-    container = runtime.create(with_hooks(bundle().sh("sleep 1000"), record, {"poststart": hooks}))
-    started = container.start()
-    assert started.rc == 0
-    assert "warning" in started.err
-    assert "error running poststart hook #0: exit status 7" in started.err
-    assert order(record) == ["second"]
-    assert container.state()["status"] == "running"
+    """The error is that of poststart; what goes wrong as the container is taken away is a warning."""
+    hooks = {name: [hook(name, place, record, script=f"exit {code}")] for name, code in (("poststart", 7), ("poststop", 8))}
+    container = runtime.create(with_hooks(bundle().sh("sleep 1000"), record, hooks))
+    result = container.start()
+    assert result.rc == 1
+    assert [line.partition("level=")[2].split(" ")[0] for line in result.err.splitlines()] == ["warning", "error"]
+    assert "error running poststop hook #0: exit status 8" in result.err.splitlines()[0]
+    assert "error running poststart hook #0: exit status 7" in result.err.splitlines()[1]
 
 
 @pytest.mark.not_on("runc", reason="it stops at the first failure")
@@ -258,3 +315,53 @@ def test_a_background_process_of_a_hook_does_not_hold_create(
     )
     assert runtime.output(b) == "hi\n"
     os.kill(int((record / "pid").read_text()), 9)
+
+
+@pytest.mark.not_on("runc", reason="an extension of crun's")
+def test_output_goes_where_annotations_say(
+    runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path, tmp_path: Path
+) -> None:
+    """Appended, as crun does, by the hooks of every stage; who writes nothing else is told with the error."""
+    script = 'cat >/dev/null; echo "out $2"; echo "err $2" >&2'
+    b = with_hooks(bundle().sh(UP), record, {k: [hook(k, place, record, script=script)] for k in KINDS})
+    out, err = tmp_path / "stdout", tmp_path / "stderr"
+    out.write_text("before\n")
+    b.config["annotations"] = {"run.oci.hooks.stdout": str(out), "run.oci.hooks.stderr": str(err)}
+    container = runtime.start(b)
+    container.wait_for("up")
+    opened = {os.readlink(fd) for fd in container.proc("fd").iterdir()}
+    assert not {str(out), str(err)} & opened
+    container.delete("--force")
+    # startContainer's and poststart's hooks run at the same time.
+    written = out.read_text().splitlines()
+    assert written[:4] == ["before", "out prestart", "out createRuntime", "out createContainer"]
+    assert sorted(written[4:]) == ["out poststart", "out poststop", "out startContainer"]
+    assert sorted(err.read_text().splitlines()) == sorted(f"err {k}" for k in KINDS)
+
+
+@pytest.mark.not_on("runc", reason="an extension of crun's")
+def test_output_that_goes_nowhere(
+    runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path, tmp_path: Path
+) -> None:
+    hooks = {"createContainer": [hook("createContainer", place, record)]}
+    for path, said in (("relative", "no absolute path"), (f"{tmp_path}/none/file", "no such file or directory")):
+        b = with_hooks(bundle().sh(UP), record, hooks)
+        b.config["annotations"] = {"run.oci.hooks.stderr": path}
+        result = runtime.create(b, check=False).result
+        assert result.rc == 1
+        assert said in result.text and path in result.text
+        assert order(record) == []
+
+
+@pytest.mark.not_on("runc", reason="an extension of crun's")
+def test_poststop_runs_though_its_output_goes_nowhere(
+    runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path, tmp_path: Path
+) -> None:
+    b = with_hooks(bundle().sh("true"), record, {"poststop": [hook("poststop", place, record)]})
+    b.config["annotations"] = {"run.oci.hooks.stdout": f"{tmp_path}/none/file"}
+    container = runtime.start(b)
+    container.wait()
+    result = container.delete()
+    assert result.rc == 0
+    assert "no such file or directory" in result.text
+    assert order(record) == ["poststop"]

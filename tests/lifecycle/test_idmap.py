@@ -117,6 +117,66 @@ def test_map_of_a_joined_user_namespace(runtime: Runtime, bundle: MakeBundle, so
     assert runtime.output(b) == "1000:1001\n"
 
 
+RUNC_LACKS = pytest.mark.not_on("runc", reason="has no such options: they are crun's, and Podman documents them")
+
+
+@RUNC_LACKS
+@pytest.mark.parametrize(
+    ("option", "seen"),
+    [
+        ("idmap=uids=0-100000-65536;gids=0-200000-65536", "101000:201001"),
+        ("idmap=gids=1001-7-1;uids=1000-9-1", "9:7"),
+        ("idmap=uids=0-5-1#1000-70-10;gids=0-5-1#1000-80-10#2000-0-5", "70:81"),
+    ],
+)
+def test_maps_among_the_options(runtime: Runtime, bundle: MakeBundle, source: Path, option: str, seen: str) -> None:
+    """`podman run -v a:/b:idmap=uids=0-1-10#10-11-10;gids=0-100-10` (crun.1 "idmap mount options")."""
+    assert runtime.output(mapped(bundle().sh(STAT + "/tmp/file"), source, "rbind", option)) == f"{seen}\n"
+
+
+@RUNC_LACKS
+@pytest.mark.parametrize(
+    ("option", "seen"),
+    [
+        ("idmap=uids=1000-100005-1;gids=1001-100006-1", "5:6"),  # as the host has them
+        ("idmap=uids=@1000-5-1;gids=@1001-6-1", "5:6"),  # as the container has them
+        ("idmap=uids=@0-0-1#1000-100007-1;gids=@1000-65534-2", "7:65535"),
+    ],
+)
+def test_maps_relative_to_the_containers(runtime: Runtime, bundle: MakeBundle, source: Path, option: str, seen: str) -> None:
+    assert runtime.output(mapped(bundle().user_namespace().sh(STAT + "/tmp/file"), source, "rbind", option)) == f"{seen}\n"
+
+
+@RUNC_LACKS
+def test_a_relative_map_over_several_ranges(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
+    b = bundle().user_namespace().sh(STAT + "/tmp/file")
+    b.linux["uidMappings"] = b.linux["gidMappings"] = [*mapping(0, 100000, 1000), *mapping(1000, 200000, 1000)]
+    mapped(b, source, "rbind", "idmap=uids=@0-0-2000;gids=@0-0-2000")
+    assert runtime.output(b) == "1000:1001\n"
+
+
+@RUNC_LACKS
+@pytest.mark.parametrize(("option", "below"), [("idmap", "0:0"), ("ridmap", "100000:100000")])
+def test_only_ridmap_maps_what_is_below_with_maps_among_the_options(
+    runtime: Runtime, bundle: MakeBundle, source: Path, in_bed: Callable[..., None], option: str, below: str
+) -> None:
+    (source / "below").mkdir()
+    in_bed("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", str(source / "below"))
+    try:
+        b = bundle().sh(STAT + "/tmp/file /tmp/below")
+        mapped(b, source, "rbind", f"{option}=uids=0-100000-65536;gids=0-100000-65536")
+        assert runtime.output(b).split() == ["101000:101001", below]
+    finally:
+        in_bed("umount", str(source / "below"))
+
+
+@RUNC_LACKS
+def test_mappings_of_the_mount_go_before_those_of_an_option(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
+    b = bundle().sh(STAT + "/tmp/file")
+    mapped(b, source, "rbind", "idmap=uids=0-1-70000;gids=0-1-70000", uid=mapping(0, 100000), gid=mapping(0, 200000))
+    assert runtime.output(b) == "101000:201001\n"
+
+
 @OLD
 @pytest.mark.parametrize(("option", "below"), [("idmap", "0:0"), ("ridmap", "100000:100000")])
 def test_only_ridmap_maps_what_is_mounted_below(
@@ -318,6 +378,38 @@ def test_no_pivot_hides_the_hosts_proc(runtime: Runtime, bundle: MakeBundle) -> 
     assert runtime.output(b, "--no-pivot") == "refused\n"
 
 
+@pytest.mark.gpurun_only
+@pytest.mark.parametrize("covers", ["", "/deep"], ids=["by the one above", "by its own directory"])
+def test_no_pivot_hides_a_proc_of_the_hosts_that_is_covered(
+    runtime: Runtime, bundle: MakeBundle, source: Path, in_bed: Callable[..., None], covers: str
+) -> None:
+    (source / "deep").mkdir()
+    in_bed("mount", "-t", "proc", "proc", f"{source}/deep")
+    in_bed("mount", "-t", "tmpfs", "tmpfs", f"{source}{covers}")
+    b = bundle().capabilities("CAP_SETFCAP")
+    b.sh("unshare -mrpf sh -c 'mount -t proc none /proc && echo bare' || echo refused")
+    try:
+        assert runtime.output(b, "--no-pivot") == "refused\n"
+    finally:
+        in_bed("umount", f"{source}{covers}")
+        in_bed("umount", f"{source}/deep")
+
+
+@pytest.mark.gpurun_only
+def test_no_pivot_where_a_proc_of_the_hosts_cannot_be_reached(
+    runtime: Runtime, bundle: MakeBundle, source: Path, in_bed: Callable[..., None]
+) -> None:
+    """Below a directory that root of the user namespace may not search: it would stay, and so the container is refused."""
+    (source / "deep").mkdir()
+    in_bed("mount", "-t", "proc", "proc", f"{source}/deep")
+    source.chmod(0o700)
+    try:
+        text = runtime.refused(bundle().user_namespace(), "--no-pivot")
+    finally:
+        in_bed("umount", f"{source}/deep")
+    assert f"--no-pivot: take away the host's {source}/deep: permission denied" in text
+
+
 def test_joined_mount_namespace(
     runtime: Runtime, bundle: MakeBundle, source: Path, in_bed: Callable[..., None], leaks: Leaks
 ) -> None:
@@ -344,30 +436,3 @@ def test_joined_mount_namespace_of_a_user_namespace(runtime: Runtime, bundle: Ma
     b = bundle().user_namespace().namespace("user", f"/proc/{first.pid}/ns/user")
     b.namespace("mount", f"/proc/{first.pid}/ns/mnt")
     assert "no such file" in runtime.refused(mapped(b, source))
-
-
-def test_without_a_mount_namespace(runtime: Runtime, bundle: MakeBundle, leaks: Leaks) -> None:
-    leaks.allow_rootfs_changes()  # there is no mount to hide device nodes in
-    b = bundle().without_namespace("mount").sh("echo $$; ls / /dev; echo x >/dev/null")
-    b.config["mounts"] = []
-    del b.linux["maskedPaths"], b.linux["readonlyPaths"]
-    b.linux["devices"] = []
-    words = runtime.output(b).split()
-    assert {"1", "bin", "null"} <= set(words)
-    assert "home" not in words
-
-
-def test_a_read_only_root_without_a_mount_namespace(runtime: Runtime, bundle: MakeBundle, leaks: Leaks) -> None:
-    """There is no mount to make read-only, and nothing of the host's becomes so; hooks run as ever."""
-    leaks.allow_rootfs_changes()
-    b = bundle().without_namespace("mount").args("echo", "up")
-    b.config["root"]["readonly"] = True
-    b.config["mounts"] = []
-    del b.linux["maskedPaths"], b.linux["readonlyPaths"]
-    touch = {"path": "/bin/sh", "args": ["sh", "-c", "cat >/dev/null; touch hook"]}
-    b.config["hooks"] = {"createRuntime": [touch]}
-    done = runtime.run(b)
-    assert (done.rc, done.out) == (0, "up\n"), done
-    assert (b.directory / "hook").exists()
-    if runtime.name == "gpurun":
-        assert "root.readonly: the rootfs stays writable" in done.err

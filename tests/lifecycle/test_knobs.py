@@ -72,6 +72,7 @@ def test_personality(runtime: Runtime, bundle: MakeBundle, domain: str, bits: st
     assert container.proc("personality").read_text().strip() == bits
 
 
+@pytest.mark.conforms("config-linux.md: Memory policy", level="MUST", what="`memoryPolicy`: mode, nodes and flags")
 @pytest.mark.not_on("runc 1.1", reason="does not know the field")
 @pytest.mark.not_on("runc 1.3", reason="does not know the field")
 @pytest.mark.skipif(not Path("/proc/self/numa_maps").exists(), reason="this kernel has no NUMA support")

@@ -171,6 +171,7 @@ def test_sysctl(runtime: Runtime, bundle: MakeBundle) -> None:
     assert Path("/proc/sys/kernel/msgmax").read_text() == before
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("name", "left_out"),
     [("vm.swappiness", None), ("kernel.hostname", None), ("net.ipv4.ip_forward", "network"), ("kernel.shmmax", "ipc"),

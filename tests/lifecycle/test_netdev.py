@@ -44,6 +44,11 @@ def exists(name: str) -> bool:
     return Path("/sys/class/net", name).exists()
 
 
+@pytest.mark.conforms(
+    "config-linux.md: Network Devices",
+    level="MUST",
+    what="`netDevices` are made available in the container: under the given name, with their addresses, up",
+)
 def test_device_moves_with_its_addresses(runtime: Runtime, bundle: MakeBundle, device: str) -> None:
     ip("addr", "add", "192.0.2.7/24", "brd", "+", "dev", device)
     ip("addr", "add", "2001:db8::7/64", "dev", device, "nodad")
@@ -87,10 +92,26 @@ def test_device_that_is_not_there(runtime: Runtime, bundle: MakeBundle) -> None:
     assert "no such device" in text or "not found" in text
 
 
+@pytest.mark.conforms(
+    "config-linux.md: Network Devices",
+    level="MUST",
+    what="if a device with the specified name already exists in the container namespace, MUST generate an error",
+)
 def test_name_that_is_taken(runtime: Runtime, bundle: MakeBundle, device: str) -> None:
     b = bundle()
     b.linux["netDevices"] = {device: {"name": "lo"}}
     assert device in runtime.refused(b)
+
+
+@pytest.mark.conforms(
+    "config-linux.md: Network Devices",
+    level="MUST",
+    what="... unless the name ends in `%d`: the kernel generates a unique one",
+)
+def test_a_template_of_a_name(runtime: Runtime, bundle: MakeBundle, device: str) -> None:
+    b = bundle().args("ls", "/sys/class/net")
+    b.linux["netDevices"] = {device: {"name": "gp%d"}}
+    assert "gp0" in runtime.output(b).split()
 
 
 @pytest.mark.gpurun_only

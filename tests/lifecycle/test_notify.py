@@ -42,7 +42,7 @@ def test_readiness_is_passed_on(runtime: Runtime, bundle: MakeBundle) -> None:
     env = {**ENVIRONMENT, "NOTIFY_SOCKET": str(path)}
     container = runtime.create(host_python(bundle(), SENDER + "\nimport time; time.sleep(1000)"), env=env)
     assert (runtime.root / container.id).exists()
-    starting = runtime.popen("start", container.id, files=runtime._files(), env=env)
+    starting = runtime.popen("start", container.id, files=runtime.new_files(), env=env)
     assert unit.recv(4096) == b"READY=1\n"
     assert unit.recv(4096) == b"MAINPID=%d\n" % container.pid
     data, fds, _, _ = socket.recv_fds(unit, 4096, 1)
@@ -73,7 +73,7 @@ def test_sockets_of_the_unit(runtime: Runtime, bundle: MakeBundle) -> None:
     os.write(write, b"from the unit")
     os.close(write)
     b = bundle().sh("echo $LISTEN_FDS $LISTEN_PID; cat <&3")
-    runtime._prepare(b, container_id := runtime.new_id())
+    runtime.prepare(b, container_id := runtime.new_id())
     command = " ".join([*runtime.argv, "run", "--bundle", str(b.directory), container_id])
     enter = runtime.bed.enter(None)
 

@@ -208,20 +208,58 @@ def test_rlimits_not_given_are_the_callers(runtime: Runtime, bundle: MakeBundle)
     assert found == own
 
 
+def test_rlimit_that_takes_a_privilege(runtime: Runtime, bundle: MakeBundle) -> None:
+    """setrlimit(2): above one's own hard limit only with CAP_SYS_RESOURCE."""
+    hard = resource.getrlimit(resource.RLIMIT_MSGQUEUE)[1]
+    if hard == resource.RLIM_INFINITY:
+        pytest.skip("there is no limit here that could be exceeded")
+    b = bundle().args("true")
+    b.process["rlimits"] = [{"type": "RLIMIT_MSGQUEUE", "soft": 10, "hard": hard + 1}]
+    if int(status(Path("/proc/self/status").read_text())["CapEff"], 16) >> 24 & 1:
+        assert runtime.run(b).rc == 0
+    elif runtime.name in ("gpurun", "gpurun-fast"):
+        assert f"RLIMIT_MSGQUEUE to 10:{hard + 1}: operation not permitted" in runtime.refused(b)
+    else:
+        assert runtime.refused(b)
+
+
 def test_unknown_rlimit(runtime: Runtime, bundle: MakeBundle) -> None:
     b = bundle()
     b.process["rlimits"] = [{"type": "RLIMIT_COFFEE", "soft": 1, "hard": 2}]
     assert "RLIMIT_COFFEE" in runtime.refused(b)
 
 
-@pytest.mark.parametrize("value", [None, 300, 1000])
-def test_oom_score_adj(runtime: Runtime, bundle: MakeBundle, value: int | None) -> None:
-    b = bundle().args("cat", "/proc/self/oom_score_adj")
+@pytest.mark.sweep(8)
+@pytest.mark.parametrize("value", [None, 0, 300, 1000])
+@pytest.mark.parametrize("where", ["plain", "user namespace", "joined user namespace", "joined pid namespace"])
+def test_oom_score_adj(runtime: Runtime, bundle: MakeBundle, where: str, value: int | None) -> None:
+    """In a user namespace as well: the file belongs to the host's root from there on, so it is written before."""
+    b = bundle().sh("cat /proc/self/oom_score_adj; sleep 1000")
+    if where != "plain":
+        b.user_namespace()
+    if where.startswith("joined"):
+        kind = where.split()[1]
+        first = runtime.create(bundle().user_namespace())
+        for joined in {"user", kind}:
+            b.namespace(joined, f"/proc/{first.pid}/ns/{joined}")
     own = Path("/proc/self/oom_score_adj").read_text()
     if value is not None:
         b.process["oomScoreAdj"] = value
-    assert runtime.output(b) == (own if value is None else f"{value}\n")
+    wanted = own if value is None else f"{value}\n"
+    container = runtime.start(b)
+    assert container.wait_for("\n") == wanted
+    assert runtime("exec", container.id, "cat", "/proc/self/oom_score_adj").out == wanted
     assert Path("/proc/self/oom_score_adj").read_text() == own
+
+
+def test_oom_score_adj_that_takes_a_privilege(runtime: Runtime, bundle: MakeBundle) -> None:
+    """proc_pid_oom_score_adj(5): below what one has only with CAP_SYS_RESOURCE."""
+    b = bundle().user_namespace()
+    b.process["oomScoreAdj"] = -500
+    if int(status(Path("/proc/self/status").read_text())["CapEff"], 16) >> 24 & 1:
+        assert runtime.output(b.args("cat", "/proc/self/oom_score_adj")) == "-500\n"
+    else:
+        assert "oom_score_adj: permission denied" in runtime.refused(b)
 
 
 def test_signals_begin_default(runtime: Runtime, bundle: MakeBundle) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.native.bed import Bed
+from tests.native.bed import Bed, remove_cgroup
 from tests.native.listing import tree_listing
-from tests.simdriver import Options, make
+from tests.simdriver import Options, bus_id, make, minor, uuid
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
 UID = 65533
@@ -25,6 +25,8 @@ class Rootless:
 
     def __init__(self, place: Path, runtime: str, busybox: Path, bed: Bed) -> None:
         self.place, self.bed = place, bed
+        self.before: tuple[str, ...] = ()  # a command that is given the runtime's as its own
+        self.cgroup = ""  # where the caller is, absolute in the tree; "": where all callers are
         self.path = place / "gpurun"
         shutil.copy(runtime, self.path)
         (place / "rootfs/bin").mkdir(parents=True)
@@ -35,14 +37,18 @@ class Rootless:
 
     def __call__(self, *args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         enter = self.bed.enter(str(self.place))
+        procs = f"/sys/fs/cgroup{self.cgroup}/cgroup.procs" if self.cgroup else ""
 
         def before_exec() -> None:
             enter()
+            if procs:
+                with open(procs, "w") as f:
+                    f.write("0")
             os.setgroups([])
             os.setresgid(UID, UID, UID)
             os.setresuid(UID, UID, UID)
 
-        command = [str(self.path), "--root", str(self.place / "state"), *args]
+        command = [*self.before, str(self.path), "--root", str(self.place / "state"), *args]
         with open(self.place / "out", "w+") as out:
             done = subprocess.run(
                 command, preexec_fn=before_exec, cwd=self.place, stdout=out, stderr=out, stdin=subprocess.DEVNULL,
@@ -56,8 +62,11 @@ class Rootless:
         assert isinstance(process, dict)
         process["terminal"] = False
         process["args"] = ["/bin/busybox", "sh", "-c", script]
-        (self.place / "config.json").write_text(json.dumps(config))
+        self.write(config)
         return config
+
+    def write(self, config: dict[str, object]) -> None:
+        (self.place / "config.json").write_text(json.dumps(config))
 
 
 @pytest.fixture
@@ -90,6 +99,20 @@ def test_life(rootless: Rootless) -> None:
     assert rootless("state", "one").returncode == 1
 
 
+@pytest.mark.parametrize("value", [0, 300])
+def test_oom_score_adj(rootless: Rootless, value: int) -> None:
+    """One's own file belongs to the host's root as soon as one is in a user namespace, or not dumpable."""
+    config = rootless.config("busybox cat /proc/self/oom_score_adj; busybox sleep 1000")
+    config["process"]["oomScoreAdj"] = value  # type: ignore[index]
+    (rootless.place / "config.json").write_text(json.dumps(config))
+    assert rootless("create", "one").stdout == ""
+    try:
+        assert rootless("start", "one").returncode == 0
+        assert rootless("exec", "one", "/bin/busybox", "cat", "/proc/self/oom_score_adj").stdout == f"{value}\n"
+    finally:
+        assert rootless("delete", "--force", "one").returncode == 0
+
+
 def test_a_limit_needs_a_cgroup(rootless: Rootless) -> None:
     config = rootless.config("true")
     linux = config["linux"]
@@ -100,6 +123,51 @@ def test_a_limit_needs_a_cgroup(rootless: Rootless) -> None:
     assert done.returncode == 1
     assert "cannot make the cgroup" in done.stdout
     assert not (rootless.place / "state/one").exists()
+
+
+def test_root_of_a_user_namespace_does_without_a_cgroup(rootless: Rootless) -> None:
+    """As rootless Podman with ``--cgroup-manager=cgroupfs`` calls its runtime where no cgroup may be written, crun alike."""
+    config = rootless.config("busybox id -u; busybox cat /proc/self/uid_map")
+    linux = config["linux"]
+    assert isinstance(linux, dict)
+    linux["namespaces"] = [n for n in linux["namespaces"] if n["type"] != "user"]
+    del linux["uidMappings"], linux["gidMappings"]
+    linux["resources"] = {"devices": [{"allow": False, "access": "rwm"}]}
+    (rootless.place / "config.json").write_text(json.dumps(config))
+    rootless.before = ("unshare", "--user", "--map-root-user")
+    done = rootless("run", "one")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.split() == ["0", "0", str(UID), "1"]
+    linux["cgroupsPath"] = "/named"  # where somebody says where it is to be, it is there or nowhere
+    (rootless.place / "config.json").write_text(json.dumps(config))
+    done = rootless("run", "one")
+    assert done.returncode == 1
+    assert "cannot make the cgroup" in done.stdout
+
+
+@pytest.fixture
+def delegated(rootless: Rootless, bed: Bed) -> Iterator[str]:
+    """A part of the cgroup tree that is the user's, with the caller in it."""
+    path = f"{bed.subtree}/delegated"
+    caller = bed.cgroup(f"{path}/caller")
+    caller.mkdir(parents=True)
+    for directory in (caller, caller.parent):
+        os.chown(directory, UID, UID)
+        os.chown(directory / "cgroup.procs", UID, UID)
+    rootless.cgroup = f"{path}/caller"
+    yield path
+    remove_cgroup(bed.cgroup(path))
+
+
+def test_a_cgroup_of_the_users_own(rootless: Rootless, bed: Bed, delegated: str) -> None:
+    """The kernel takes device programs from the host's root alone, and a rootless caller can make no device nodes either."""
+    config = rootless.config("busybox sleep 1000")
+    config["linux"] |= {"cgroupsPath": f"{delegated}/c", "resources": {"devices": [{"allow": False, "access": "rwm"}]}}  # type: ignore[operator]
+    (rootless.place / "config.json").write_text(json.dumps(config))
+    assert rootless("create", "one").stdout == ""
+    assert bed.cgroup(f"{delegated}/c/cgroup.procs").read_text()
+    assert rootless("delete", "--force", "one").returncode == 0
+    assert not bed.cgroup(f"{delegated}/c").exists()
 
 
 def test_more_ids_than_its_own_take_newuidmap(rootless: Rootless) -> None:
@@ -151,3 +219,48 @@ def test_gpus(rootless: Rootless, place: Path) -> None:
 def made_by_the_engine(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
     """Mount points of the config's own mounts, which the image of this test lacks, and the root directory's time."""
     return {".", *(after.keys() - before.keys())} & {".", "dev", "proc", "sys"}
+
+
+@pytest.mark.parametrize("root", [False, True])
+def test_gpus_that_come_and_go(rootless: Rootless, place: Path, root: bool) -> None:
+    """Root of a user namespace, as a rootless engine has it, binds what it sees of the host; a plain user cannot bind, and
+    is told so before anything has changed."""
+    sim = make(place / "rootless-host", Options())
+    sim.path.chmod(0o755)
+    config = rootless.config("exec busybox sleep 600")
+    config["root"] = {"path": "rootfs"}
+    rootless.write(config)
+    if root:
+        linux: Any = config["linux"]
+        linux["namespaces"] = [one for one in linux["namespaces"] if one["type"] != "user"]
+        del linux["uidMappings"], linux["gidMappings"]
+        rootless.write(config)
+    look = (
+        "cd /dev; busybox ls -d nvidia[0-9]* 2>&1; busybox ls /proc/driver/nvidia/gpus 2>&1; echo ${NVIDIA_VISIBLE_DEVICES-}"
+    )
+    (rootless.place / "rootfs/look").write_text(f"{look}; (: <nvidia{minor(1, 2)}) 2>&1")
+    script = rootless.place / "script"
+    script.write_text(
+        '"$@" create one && "$@" start one || exit 9\n"$@" gpu attach one 1; echo rc $?\n'
+        '"$@" exec one /bin/busybox sh /look\n"$@" gpu detach one 1; echo rc $?\n"$@" exec one /bin/busybox sh /look\n'
+        '"$@" delete --force one || exit 8\n'
+    )
+    before = tree_listing(rootless.place / "rootfs")
+    rootless.before = (*(("unshare", "--user", "--map-root-user", "--mount") if root else ()), "sh", str(script))
+    (sim.path / "user").mkdir()
+    os.chown(sim.path / "user", UID, UID)
+    try:
+        done = rootless(env=sim.env | {"XDG_RUNTIME_DIR": "/user"})  # below the simulated host
+    finally:
+        shutil.rmtree(sim.path)
+    assert done.returncode == 0, done.stdout
+    after = tree_listing(rootless.place / "rootfs")
+    assert set(after) - set(before) == {"dev", "proc", "sys"}, "directories of the config's own mounts"
+    if not root:
+        assert done.stdout.count("only root can change the GPUs of one") == 2 and done.stdout.count("rc 1") == 2
+        assert bus_id(1) not in done.stdout and uuid(1) not in done.stdout
+        return
+    lines = done.stdout.splitlines()
+    assert lines[:3] == ["rc 0", f"nvidia{minor(1, 2)}", bus_id(1)] and lines[3] == uuid(1), done.stdout
+    assert lines[4].endswith("No such device or address") and lines[5] == "rc 0", done.stdout
+    assert lines[6].endswith("No such file or directory") and lines[7] == "none", done.stdout

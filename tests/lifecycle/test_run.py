@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import MakeBundle
 from tests.native.runtime import Runtime
+from tests.native.waiting import wait_until
 
 pytestmark = pytest.mark.native
 
@@ -47,7 +48,7 @@ def test_pipe_reaches_end_of_file_when_the_container_ends(runtime: Runtime, bund
     """Nothing else may hold the container's streams: no monitor, no helper (the shim would wait for it)."""
     b = bundle().sh("echo hello")
     container_id = runtime.new_id()
-    runtime._prepare(b, container_id)
+    runtime.prepare(b, container_id)
     argv = [*runtime.argv, "create", "--bundle", str(b.directory), container_id]
     enter = runtime.bed.enter()
     process = subprocess.Popen(
@@ -79,7 +80,7 @@ def test_from_the_bundle_directory(runtime: Runtime, bundle: MakeBundle) -> None
     """Without --bundle the bundle is the current directory."""
     b = bundle().args("echo", "here")
     container_id = runtime.new_id()
-    runtime._prepare(b, container_id)
+    runtime.prepare(b, container_id)
     assert runtime("run", container_id, cwd=str(b.directory)) == (0, "here\n", "")
 
 
@@ -104,11 +105,13 @@ def test_closed_streams_are_no_reason_to_fail(runtime: Runtime, bundle: MakeBund
 def test_signals_sent_to_run_reach_the_container(runtime: Runtime, bundle: MakeBundle) -> None:
     b = bundle().sh("trap 'echo got; exit 9' TERM; echo up; while :; do sleep 0.01; done")
     container_id = runtime.new_id()
-    runtime._prepare(b, container_id)
-    files = runtime._files()
+    runtime.prepare(b, container_id)
+    files = runtime.new_files()
     process = runtime.popen("run", "--bundle", str(b.directory), container_id, files=files)
-    while "up" not in (files / "out").read_text():
-        assert process.poll() is None, (files / "err").read_text()
+    wait_until(
+        lambda: "up" in (files / "out").read_text(),
+        meanwhile=lambda: None if process.poll() is None else (files / "err").read_text(),
+    )
     process.terminate()
     assert process.wait(30) == 9
     assert (files / "out").read_text() == "up\ngot\n"

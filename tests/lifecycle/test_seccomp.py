@@ -39,6 +39,7 @@ def status(text: str) -> dict[str, str]:
     return {k: v.strip() for k, _, v in (line.partition(":") for line in text.splitlines())}
 
 
+@pytest.mark.sweep(6)
 @both
 @pytest.mark.parametrize(
     ("action", "code", "said"),
@@ -283,6 +284,17 @@ def test_names_of_the_future_are_left_out(runtime: Runtime, bundle: MakeBundle) 
         assert 'unknown seccomp syscall "frobnicate" ignored' in result.text
 
 
+@pytest.mark.not_on("runc", reason="an annotation of crun's")
+def test_names_of_the_future_are_refused_where_an_annotation_asks(runtime: Runtime, bundle: MakeBundle) -> None:
+    """Also where the same profile has been compiled and kept before."""
+    b = under(bundle().args("true"), rule("ERRNO", "frobnicate", *MKDIR))
+    assert runtime.run(b).rc == 0
+    b.config["annotations"] = {"run.oci.seccomp_fail_unknown_syscall": "1"}
+    assert "frobnicate" in runtime.refused(b)
+    b.config["annotations"] = {"run.oci.seccomp_fail_unknown_syscall": "0"}
+    assert runtime.run(b).rc == 0
+
+
 @both
 def test_exec_is_under_the_filter(runtime: Runtime, bundle: MakeBundle, no_new_privileges: bool) -> None:
     container = runtime.start(under(bundle().sh("sleep 100"), rule("ERRNO", *MKDIR), no_new_privileges=no_new_privileges))
@@ -302,3 +314,57 @@ def test_features(runtime: Runtime) -> None:
     assert "SCMP_ARCH_X86_64" in seccomp["archs"]
     assert set(seccomp["supportedFlags"]) <= set(seccomp["knownFlags"])
     assert found["annotations"]["io.github.seccomp.libseccomp.version"].startswith("2.")
+
+
+SYS_ADMIN = 1 << 21
+
+
+@x86_only
+@pytest.mark.gpurun_only
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_who_waits_for_start_keeps_no_capability_for_the_filter(runtime: Runtime, bundle: MakeBundle, uid: int) -> None:
+    """Where the profile lets it wait, as engines' do: the filter is on already, and CAP_SYS_ADMIN is gone."""
+    b = bundle().sh("cat /proc/self/status; sleep 1000")
+    b.process["user"] = {"uid": uid, "gid": uid}
+    b.process["noNewPrivileges"] = False
+    b.linux["seccomp"] = engine_profile()
+    container = runtime.create(b)
+    waiting = status(container.proc("status").read_text())
+    assert waiting["Seccomp"] == "2"
+    for name in ("CapPrm", "CapEff", "CapBnd", "CapInh", "CapAmb"):
+        assert not int(waiting[name], 16) & SYS_ADMIN, name
+    assert container.start().rc == 0
+    running = status(container.wait_for("nonvoluntary_ctxt_switches"))
+    assert (running["Seccomp"], running["Seccomp_filters"]) == ("2", waiting["Seccomp_filters"])
+    assert int(running["CapPrm"], 16) == int(waiting["CapPrm"], 16) * (uid == 0)
+    result = runtime("exec", container.id, "cat", "/proc/self/status")
+    assert result.rc == 0, result.text
+    assert status(result.out)["Seccomp_filters"] == waiting["Seccomp_filters"]
+
+
+@x86_only
+@pytest.mark.gpurun_only
+def test_a_waiting_process_under_its_filter_is_stopped_and_fails_as_others(runtime: Runtime, bundle: MakeBundle) -> None:
+    b = bundle().sh("true")
+    b.process["noNewPrivileges"] = False
+    b.linux["seccomp"] = engine_profile()
+    container = runtime.create(b)
+    assert container.kill("TERM").rc == 0
+    assert container.wait() == 128 + 15
+    (b.rootfs / "usr/data").write_bytes(b"\x7fELF nothing")
+    (b.rootfs / "usr/data").chmod(0o755)
+    container = runtime.create(b.args("/usr/data"))
+    assert container.start().rc == 0
+    assert container.wait() == 255
+    assert "exec /usr/data: exec format error" in container.err
+    (b.rootfs / "usr/data").unlink()
+
+
+@pytest.mark.gpurun_only
+def test_a_profile_that_allows_execve_alone(runtime: Runtime, bundle: MakeBundle) -> None:
+    """Then the filter is installed by the call before it, and the capability stays until then."""
+    b = bundle().sh("sleep 1000")
+    under(b, rule("KILL", "read", "capset", "clone"), no_new_privileges=False)
+    container = runtime.create(b)
+    waiting = status(container.proc("status").read_text())
+    assert (waiting["Seccomp"], int(waiting["CapPrm"], 16) & SYS_ADMIN) == ("0", SYS_ADMIN)

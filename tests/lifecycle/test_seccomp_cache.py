@@ -1,4 +1,4 @@
-"""Compiled profiles are kept under the state's root, and found again by the next container."""
+"""Compiled profiles are kept beside the state's root, and found again by the next container."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.cachefile import directory_of
 from tests.conftest import MakeBundle
 from tests.lifecycle.test_seccomp import MKDIR, rule, under
 from tests.native.bundle import Bundle
@@ -23,11 +24,15 @@ def create_traced(runtime: Runtime, b: Bundle, log: Path) -> str:
         pytest.skip("strace is not installed")
     tracer = ["strace", "-e", "trace=open,openat", "-o", str(log)]
     container_id = runtime.new_id()
-    runtime._prepare(b, container_id)
+    runtime.prepare(b, container_id)
     command = [*tracer, *runtime.argv, "create", "--bundle", str(b.directory), container_id]
     done = subprocess.run(command, preexec_fn=runtime.bed.enter(), stdin=subprocess.DEVNULL, timeout=60)
     assert done.returncode == 0
     return log.read_text()
+
+
+def cache_of(runtime: Runtime) -> Path:
+    return Path(directory_of(str(runtime.root), "seccomp"))
 
 
 @pytest.mark.gpurun_only
@@ -35,7 +40,7 @@ def test_the_second_container_does_not_load_libseccomp(runtime: Runtime, bundle:
     profile = rule("ERRNO", *MKDIR)
     assert "libseccomp.so.2" in create_traced(runtime, under(bundle(), profile), tmp_path / "first")
     second = create_traced(runtime, under(bundle(), profile), tmp_path / "second")
-    assert "/.seccomp" in second
+    assert "/.state.seccomp" in second
     assert "libseccomp" not in second
 
 
@@ -43,7 +48,7 @@ def test_the_second_container_does_not_load_libseccomp(runtime: Runtime, bundle:
 def test_the_cache_is_no_container(runtime: Runtime, bundle: MakeBundle) -> None:
     b = under(bundle().args("true"), rule("ERRNO", *MKDIR))
     assert runtime.run(b).rc == 0
-    cache = runtime.root / ".seccomp"
+    cache = cache_of(runtime)
     assert len(os.listdir(cache)) == 1 and cache.stat().st_mode & 0o777 == 0o700
     listed = runtime("list", "--format", "json")
     assert (listed.rc, listed.out, listed.err) == (0, "null\n", "")
@@ -63,14 +68,14 @@ def test_another_build_compiles_itself(
     monkeypatch.setattr(runtime, "path", shutil.copy(runtime.path, tmp_path / "gpurun"))
     for _ in range(2):
         assert runtime.run(b).rc == 0
-        assert len(os.listdir(runtime.root / ".seccomp")) == 2
+        assert len(os.listdir(cache_of(runtime))) == 2
 
 
 @pytest.mark.gpurun_only
 def test_a_damaged_cache_is_made_again(runtime: Runtime, bundle: MakeBundle) -> None:
     b = under(bundle().args("mkdir", "/tmp/made"), rule("ERRNO", *MKDIR))
     runtime.run(b)
-    (entry,) = (runtime.root / ".seccomp").iterdir()
+    (entry,) = (cache_of(runtime)).iterdir()
     whole = entry.read_bytes()
     for damaged in (b"", whole[:-8], whole[:-1] + b"\0"):
         entry.write_bytes(damaged)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import MakeBundle
+from tests.native.inject import Injection
 from tests.native.leaks import Leaks
 from tests.native.runtime import Runtime
+from tests.native.waiting import wait_until
 
 pytestmark = pytest.mark.native
 
@@ -53,8 +54,7 @@ def test_life_of_a_container(runtime: Runtime, bundle: MakeBundle) -> None:
 def test_a_zombie_is_stopped(runtime: Runtime, bundle: MakeBundle) -> None:
     """The shim asks before it has reaped."""
     container = runtime.start(bundle().args("true"))
-    while ") Z " not in container.proc("stat").read_text():
-        time.sleep(0.002)
+    wait_until(lambda: ") Z " in container.proc("stat").read_text())
     assert container.state()["status"] == "stopped"
     killed = container.kill("KILL")
     assert killed.rc == 1
@@ -148,6 +148,21 @@ def test_start_only_what_is_created(runtime: Runtime, bundle: MakeBundle, status
     }
     assert texts[status] in again.text
     assert container.state()["status"] == status
+
+
+def test_start_while_it_is_created(runtime: Runtime, bundle: MakeBundle, tmp_path: Path) -> None:
+    """A client that waits for any state at all calls start too early, and must not hear that the container runs."""
+    b = bundle().sh(FOREVER)
+    out = tmp_path / "start"
+    script = f"{runtime.path} --root {runtime.root} start early >{out} 2>&1; echo $? >>{out}"
+    b.config["hooks"] = {"createRuntime": [{"path": "/bin/sh", "args": ["sh", "-c", script]}]}
+    runtime.ids.append("early")
+    container = runtime.create(b, container_id="early")
+    assert out.read_text().endswith("1\n")
+    assert container.state()["status"] == "created"
+    if runtime.name.startswith("gpurun"):
+        assert "cannot start a container that is still being created" in out.read_text()
+    assert container.start().rc == 0
 
 
 def test_delete_refuses_what_runs(runtime: Runtime, bundle: MakeBundle) -> None:
@@ -246,6 +261,19 @@ def test_kill_of_a_stopped_container(runtime: Runtime, bundle: MakeBundle) -> No
     assert result.rc == 1
     assert "container not running" in result.text
     assert runtime("kill", "--all", container.id, "9").rc == 0, "the shim sends this after every end"
+
+
+@pytest.mark.gpurun_only
+def test_kill_of_a_container_that_ends_just_then(runtime: Runtime, bundle: MakeBundle, tmp_path: Path) -> None:
+    """The init ends after it was opened and before the signal is sent: as if it had ended before."""
+    container = runtime.start(bundle().sh(FOREVER))
+    container.wait_for("up")
+    for words, rc in (((), 1), (("--all",), 0)):
+        injection = Injection(tmp_path / "log", "pidfd_send_signal", "ESRCH")
+        with injection as tracer:
+            done = runtime("kill", *words, container.id, "TERM", tracer=tracer)
+        assert injection.injected
+        assert (done.rc, "container not running" in done.err, bool(done.text)) == (rc, bool(rc), bool(rc))
 
 
 def test_kill_reaches_the_leftovers_without_a_pid_namespace(runtime: Runtime, bundle: MakeBundle) -> None:

@@ -6,8 +6,10 @@ import fcntl
 import os
 import pty
 import struct
+import subprocess
 import termios
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -65,14 +67,30 @@ def test_console_size(runtime: Runtime, bundle: MakeBundle, listener: Listener) 
     os.close(master)
 
 
-@pytest.mark.gpurun_only
-def test_newlines_arrive_as_they_are_written(runtime: Runtime, bundle: MakeBundle, listener: Listener) -> None:
-    container = runtime.create(with_terminal(bundle(), "echo one; echo two"), "--console-socket", str(listener.path))
+def settings(terminal: int) -> list[int]:
+    """Its modes and speeds (termios(3)) without the control characters."""
+    return termios.tcgetattr(terminal)[:6]
+
+
+def test_the_settings_are_the_kernels(runtime: Runtime, bundle: MakeBundle, listener: Listener) -> None:
+    """Who has the other end decides: a shim leaves it as it is, conmon sets it; a terminal needs its carriage returns."""
+    fresh = os.openpty()
+    container = runtime.create(
+        with_terminal(bundle(), "echo one; echo two; sleep 1000"), "--console-socket", str(listener.path)
+    )
     _, (master,) = listener.message()
+    assert settings(master) == settings(fresh[0])
     container.start()
-    assert read_all(master) == "one\ntwo\n"
-    container.wait()
-    os.close(master)
+    assert read_all(master, "two\r\n") == "one\r\ntwo\r\n"
+    pid_file = runtime.directory / "exec.pid"
+    options = ("--tty", "--detach", "--console-socket", str(listener.path), "--pid-file", str(pid_file))
+    assert runtime("exec", *options, container.id, "sh", "-c", "echo one; echo two").rc == 0
+    _, (of_exec,) = listener.message()
+    assert settings(of_exec) == settings(fresh[0])
+    assert read_all(of_exec) == "one\r\ntwo\r\n"
+    os.waitpid(int(pid_file.read_text()), 0)
+    for fd in (master, of_exec, *fresh):
+        os.close(fd)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +109,35 @@ def test_what_does_not_go_together(
     assert text in runtime.refused(b, *options)
 
 
+def without_terminal(runtime: Runtime, *command: str) -> subprocess.CompletedProcess[str]:
+    """A command whose session has no terminal, as a service's or a CI job's."""
+    return subprocess.run(
+        ["setsid", "--wait", *runtime.argv, *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        preexec_fn=runtime.bed.enter(None),
+    )
+
+
+@pytest.mark.not_on("crun", reason="runs, and serves a terminal that nobody sees")
+def test_the_foreground_needs_a_terminal(runtime: Runtime, bundle: MakeBundle) -> None:
+    """Nothing is made, and nothing waits for keys that never come."""
+    b = with_terminal(bundle(), "echo ran; sleep 1000")
+    container_id = runtime.new_id()
+    runtime.prepare(b, container_id)
+    done = without_terminal(runtime, "run", "--bundle", str(b.directory), container_id)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "open /dev/tty: no such device or address" in done.stderr
+    assert "does not exist" in without_terminal(runtime, "state", container_id).stderr
+    container = runtime.start(bundle().sh("sleep 1000"))
+    done = without_terminal(runtime, "exec", "--tty", container.id, "true")
+    assert done.returncode != 0 and "open /dev/tty: no such device or address" in done.stderr
+
+
 @pytest.mark.gpurun_only
+@pytest.mark.attack("CVE-2025-52565", "/dev/pts/ptmx of the image is another file")
 def test_a_ptmx_that_is_none(runtime: Runtime, bundle: MakeBundle, listener: Listener, leaks: Leaks) -> None:
     """CVE-2025-52565: what lies at /dev/pts/ptmx in the image is not to be trusted."""
     leaks.allow_rootfs_changes()
@@ -102,31 +148,57 @@ def test_a_ptmx_that_is_none(runtime: Runtime, bundle: MakeBundle, listener: Lis
     assert "no ptmx of a devpts" in runtime.refused(b, "--console-socket", str(listener.path))
 
 
-def run_in_terminal(runtime: Runtime, bundle: Bundle, keys: bytes = b"") -> tuple[int, str]:
-    """``run`` in the foreground of a terminal of our own; (exit code, what was shown)."""
-    container_id = runtime.new_id()
-    runtime._prepare(bundle, container_id)
+def in_terminal(runtime: Runtime, *command: str, keys: bytes = b"", stdout: Path | None = None) -> tuple[int, str]:
+    """A command in the foreground of a terminal of our own, with its output in the file *stdout* if there is to be one.
+
+    Returns its exit code and what was shown.
+    """
     enter = runtime.bed.enter(None)
     pid, master = pty.fork()
     if pid == 0:
         try:
             enter()
-            os.execv(runtime.path, [*runtime.argv, "run", "--bundle", str(bundle.directory), container_id])
+            if stdout:
+                os.dup2(os.open(stdout, os.O_WRONLY | os.O_CREAT), 1)
+            os.execv(runtime.path, [*runtime.argv, *command])
         finally:
             os._exit(99)
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("4H", 21, 77, 0, 0))
+    before = settings(master)
     shown = read_all(master, "ready") if keys else ""
     os.write(master, keys)
     shown += read_all(master)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert settings(master) == before
     os.close(master)
     return code, shown
 
 
+def run_in_terminal(runtime: Runtime, bundle: Bundle, keys: bytes = b"", stdout: Path | None = None) -> tuple[int, str]:
+    """``run`` in the foreground of a terminal of our own."""
+    container_id = runtime.new_id()
+    runtime.prepare(bundle, container_id)
+    return in_terminal(runtime, "run", "--bundle", str(bundle.directory), container_id, keys=keys, stdout=stdout)
+
+
 def test_foreground(runtime: Runtime, bundle: MakeBundle) -> None:
-    code, shown = run_in_terminal(runtime, with_terminal(bundle(), "tty; exit 7"))
-    assert code == 7
-    assert "/dev/pts/0" in shown
+    """A terminal shows lines, not a staircase."""
+    code, shown = run_in_terminal(runtime, with_terminal(bundle(), "tty; echo two; exit 7"))
+    assert (code, shown) == (7, "/dev/pts/0\r\ntwo\r\n")
+
+
+def test_foreground_of_exec(runtime: Runtime, bundle: MakeBundle) -> None:
+    container = runtime.start(bundle().sh("sleep 1000"))
+    code, shown = in_terminal(runtime, "exec", "--tty", container.id, "sh", "-c", "tty; echo two; exit 7")
+    assert (code, shown) == (7, "/dev/pts/0\r\ntwo\r\n")
+
+
+@pytest.mark.not_on("crun", reason="leaves the terminal's carriage returns in the file")
+def test_output_of_a_terminal_in_a_file(runtime: Runtime, bundle: MakeBundle) -> None:
+    """What is shown on no terminal has no carriage returns: `runtime run container >file`."""
+    out = runtime.directory / "shown"
+    code, shown = run_in_terminal(runtime, with_terminal(bundle(), "echo one; echo two"), stdout=out)
+    assert (code, shown, out.read_bytes()) == (0, "", b"one\ntwo\n")
 
 
 def test_foreground_keys_reach_the_container(runtime: Runtime, bundle: MakeBundle) -> None:

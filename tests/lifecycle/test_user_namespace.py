@@ -41,17 +41,12 @@ def test_the_first_process_is_the_mapped_user_on_the_host(runtime: Runtime, bund
     assert status["Gid"].split() == ["100000"] * 4
 
 
-def test_devices_and_streams_belong_to_the_containers_root(runtime: Runtime, bundle: MakeBundle) -> None:
+def test_devices_belong_to_the_containers_root(runtime: Runtime, bundle: MakeBundle) -> None:
     """Device nodes cannot be made in a user namespace: the host's are bound; they must work."""
-    b = (
-        bundle()
-        .user_namespace()
-        .sh("echo x >/dev/null && head -c 3 /dev/zero | wc -c && echo to-stderr >/dev/stderr && [ -c /dev/urandom ]")
-    )
+    b = bundle().user_namespace().sh("echo x >/dev/null && head -c 3 /dev/zero | wc -c && [ -c /dev/urandom ]")
     result = runtime.run(b)
     assert result.rc == 0, result.text
     assert result.out.splitlines()[0] == "3"
-    assert result.err == "to-stderr\n"
 
 
 def test_mounts_work(runtime: Runtime, bundle: MakeBundle) -> None:
@@ -101,6 +96,20 @@ def test_joined(runtime: Runtime, bundle: MakeBundle, with_maps: bool) -> None:
         assert os.readlink(second.proc(f"ns/{kind}")) == os.readlink(first.proc(f"ns/{kind}"))
 
 
+@pytest.mark.parametrize(("kind", "name"), [("network", "net"), ("ipc", "ipc"), ("uts", "uts"), ("pid", "pid")])
+def test_a_new_one_beside_namespaces_of_the_hosts_user(runtime: Runtime, bundle: MakeBundle, kind: str, name: str) -> None:
+    """Which root of the new one may not join: they are joined before it is made."""
+    first = runtime.create(bundle())
+    b = bundle().user_namespace().namespace(kind, f"/proc/{first.pid}/ns/{name}").args("readlink", f"/proc/self/ns/{name}")
+    del b.config["hostname"]
+    # File systems of namespaces that the user namespace does not own.
+    b.config["mounts"] = [m for m in b.config["mounts"] if m["destination"] not in ("/sys", "/dev/mqueue")]
+    b.linux["maskedPaths"] = []
+    if kind == "pid":
+        b.config["mounts"][0] = {"destination": "/proc", "type": "bind", "source": "/proc", "options": ["rbind"]}
+    assert runtime.output(b).strip() == os.readlink(first.proc(f"ns/{name}"))
+
+
 def test_a_user_that_has_no_mapping(runtime: Runtime, bundle: MakeBundle) -> None:
     b = bundle().user_namespace(100000, 10)
     b.process["user"] = {"uid": 5000, "gid": 0}
@@ -123,16 +132,39 @@ def test_the_namespace_without_maps_maps_every_id_to_itself(runtime: Runtime, bu
 
 def test_the_runtime_itself_in_a_user_namespace(runtime: Runtime, bundle: MakeBundle) -> None:
     """As rootless Podman calls it: root of a namespace whose kernel takes no device program and makes no nodes."""
-    b = bundle().sh("[ -c /dev/null ] && echo x >/dev/null && echo inside")
+    b = bundle().sh("[ -c /dev/null ] && echo x >/dev/null && cat /proc/self/oom_score_adj && echo inside")
+    b.process["oomScoreAdj"] = 200
     for mount in b.config["mounts"]:
         mount["options"] = [o for o in mount.get("options", []) if not o.startswith("gid=")]
     b.config["process"].pop("rlimits")
     b.config["linux"].pop("resources")
     container_id = runtime.new_id()
-    runtime._prepare(b, container_id)
+    runtime.prepare(b, container_id)
     command = [*runtime.argv, "run", "--bundle", str(b.directory), container_id]
     enter = runtime.bed.enter(None)
     result = subprocess.run(
         ["unshare", "-Ur", *command], preexec_fn=enter, capture_output=True, text=True, timeout=30, check=False
     )
-    assert (result.returncode, result.stdout) == (0, "inside\n"), result.stderr
+    assert (result.returncode, result.stdout) == (0, "200\ninside\n"), result.stderr
+
+
+@pytest.mark.parametrize("mounts", [True, False])
+def test_a_rootfs_that_the_namespace_may_not_search(runtime: Runtime, bundle: MakeBundle, mounts: bool) -> None:
+    """As an image is that was unpacked for root alone."""
+    b = bundle().user_namespace()
+    if not mounts:
+        b.config["mounts"] = []
+        del b.linux["maskedPaths"], b.linux["readonlyPaths"]
+    os.chown(b.rootfs, 0, 0)
+    b.rootfs.chmod(0o700)
+    text = runtime.refused(b)
+    assert "permission denied" in text
+    if runtime.name.startswith("gpurun"):
+        assert f'"{b.rootfs}": permission denied: the container\'s root may not search it (its mode is 0700)' in text
+        assert "chown" in text and "chmod" in text
+
+
+def test_what_comes_with_its_namespaces_belongs_to_its_root(runtime: Runtime, bundle: MakeBundle) -> None:
+    """Made before the user namespace had its maps, it would be nobody's: SELinux lets only an owner label /dev/mqueue."""
+    places = "/dev/mqueue /dev/shm /proc/self/net/ /sys/class/net/lo/"
+    assert set(runtime.output(bundle().user_namespace().sh(f"stat -c '%u %g' {places}")).splitlines()) == {"0 0"}

@@ -1,8 +1,11 @@
-"""The bed that real containers lie in: a cgroup2 tree at ``/sys/fs/cgroup``, and a part of it that is ours.
+"""The bed that real containers lie in: a mount namespace as users' hosts have it, and a cgroup subtree that is ours.
 
-Where the host has a unified cgroup tree the tests run directly on it.  A hybrid host keeps cgroup2 elsewhere; there the
-commands run in a private mount namespace that shows it at the usual place.  One small process holds that namespace; each
-command enters it in its own child, so the test process itself never changes.
+All its mounts are shared, ``/`` and ``/dev`` too, as on every host that systemd has booted: what a container's mounts do
+to the host's is seen here, and only here, for the namespace receives nothing from the host's and sends nothing to it.  On
+a host that keeps cgroup2 elsewhere than at ``/sys/fs/cgroup`` (hybrid mode) it is there.  One small process holds the
+namespace; each command enters it in its own child, so the test process itself never changes.  A compiled program enters it
+for nearly all commands (enter.c), for it can be started with vfork(2): a process that has collected all tests has some 350
+MB, and fork(2) of it took as long as a command of the runtime itself.
 """
 
 from __future__ import annotations
@@ -10,16 +13,19 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
+import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 CGROUP2_SUPER_MAGIC = 0x63677270
 CLONE_NEWNS = 0x20000
 PR_SET_CHILD_SUBREAPER = 36
 
-_HOLD = "umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup && echo ready && read -r _"
+_UNIFY = "umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup"
+_HOLD = "mount --make-rshared / && echo ready && read -r _"
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -37,12 +43,8 @@ class Bed:
     def __init__(self) -> None:
         if os.geteuid() != 0:
             raise BedUnavailable("real containers need root")
-        self._holder: subprocess.Popen[str] | None = None
-        self._namespace = -1
-        if _statfs_type("/sys/fs/cgroup") == CGROUP2_SUPER_MAGIC:
-            self.view = "/"
-        else:
-            self._hold_namespace()
+        unified = _statfs_type("/sys/fs/cgroup") == CGROUP2_SUPER_MAGIC
+        self._hold_namespace(_HOLD if unified else f"{_UNIFY} && {_HOLD}")
         self.cgroup_root = Path(self.view, "sys/fs/cgroup")
         self.controllers = frozenset((self.cgroup_root / "cgroup.controllers").read_text().split())
         self.subtree = f"/gpurun-test-{os.getpid()}-{secrets.token_hex(3)}"
@@ -52,10 +54,12 @@ class Bed:
         # As a shim does: containers that lose their runtime become ours, and we are the one who learns how they ended.
         if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+        self._directory = tempfile.mkdtemp(prefix="gpurun-bed.", dir="/var/tmp")
+        self._program = _compiled(Path(self._directory))
 
-    def _hold_namespace(self) -> None:
+    def _hold_namespace(self, script: str) -> None:
         self._holder = subprocess.Popen(
-            ["unshare", "--mount", "--propagation", "private", "sh", "-c", _HOLD],
+            ["unshare", "--mount", "--propagation", "private", "sh", "-c", script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -70,7 +74,18 @@ class Bed:
     @property
     def own_pids(self) -> frozenset[int]:
         """Processes of the bed itself, which are no leak."""
-        return frozenset([self._holder.pid]) if self._holder else frozenset()
+        return frozenset([self._holder.pid])
+
+    def command(self, argv: Sequence[str], cwd: str | None = None) -> tuple[list[str], Callable[[], None] | None]:
+        """What to execute, and the ``preexec_fn`` that it needs, for *argv* to be executed in the bed, in *cwd*.
+
+        The second is None where the program that enters could be compiled; else it is :meth:`enter`.
+        """
+        if self._program is None:
+            return [*argv], self.enter(cwd)
+        directory = os.path.abspath(cwd or os.getcwd())
+        namespace = f"/proc/{self._holder.pid}/ns/mnt"
+        return [str(self._program), str(self.callers / "cgroup.procs"), namespace, directory, *argv], None
 
     def enter(self, cwd: str | None = None) -> Callable[[], None]:
         """What a child must call between fork and exec (``preexec_fn``) to be in the bed; entering loses the cwd."""
@@ -81,12 +96,18 @@ class Bed:
         def enter() -> None:
             with open(procs, "w") as f:
                 f.write("0")
-            if namespace >= 0:
-                if setns(namespace, CLONE_NEWNS):
-                    raise OSError(get_errno(), "setns")
-                os.chdir(directory)
+            if setns(namespace, CLONE_NEWNS):
+                raise OSError(get_errno(), "setns")
+            os.chdir(directory)
 
         return enter
+
+    def run(self, *argv: str) -> str:
+        """Standard output of a command of the host's, which must succeed."""
+        command, before = self.command(argv)
+        done = subprocess.run(command, preexec_fn=before, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, f"{argv}: {done.stderr}"
+        return done.stdout
 
     def cgroup(self, path: str) -> Path:
         """The directory of cgroup *path* as this process reaches it."""
@@ -94,14 +115,24 @@ class Bed:
 
     def mounts(self) -> list[str]:
         """The mountinfo lines of the bed's namespace."""
-        pid = self._holder.pid if self._holder else os.getpid()
-        return Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+        return Path(f"/proc/{self._holder.pid}/mountinfo").read_text().splitlines()
 
     def close(self) -> None:
         remove_cgroup(self.cgroup(self.subtree))
-        if self._holder:
-            os.close(self._namespace)
-            self._holder.communicate("\n", timeout=10)
+        os.close(self._namespace)
+        self._holder.communicate("\n", timeout=10)
+        shutil.rmtree(self._directory)
+
+
+def _compiled(directory: Path) -> Path | None:
+    """The program of enter.c, in *directory*; None where there is no C compiler."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        return None
+    program = directory / "enter"
+    source = Path(__file__).with_name("enter.c")
+    subprocess.run([compiler, "-O1", "-Wall", "-Werror", "-o", str(program), str(source)], check=True)
+    return program
 
 
 def remove_cgroup(directory: Path) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 from tests.native.bundle import Bundle
 from tests.native.runtime import Container, Result, Runtime
+from tests.native.waiting import wait_until
 
 # What it counts is only in its memory; the streams are the container's own, for runc cannot take files that lie outside.
 COUNT = "exec </dev/null >/dev/null 2>&1; i=0; while :; do i=$((i+1)); echo $i >>/tmp/count; sleep 0.01; done"
@@ -25,12 +25,12 @@ def why_not() -> str:
     return "" if done.returncode == 0 else f"criu check: {done.stderr.strip().splitlines()[-1:]}"
 
 
-def save(container: Container, image: Path, *options: str) -> Result:
-    return container.runtime("checkpoint", *options, "--image-path", str(image), container.id)
+def save(container: Container, image: Path, *options: str, **how: Any) -> Result:
+    return container.runtime("checkpoint", *options, "--image-path", str(image), container.id, **how)
 
 
-def saved(container: Container, image: Path, *options: str) -> None:
-    done = save(container, image, *options)
+def saved(container: Container, image: Path, *options: str, **how: Any) -> None:
+    done = save(container, image, *options, **how)
     assert done.rc == 0, done.text
     if "--leave-running" not in options:
         container.wait()
@@ -41,7 +41,7 @@ def saved(container: Container, image: Path, *options: str) -> None:
 def restored(container: Container, image: Path, *options: str, container_id: str = "", **how: Any) -> Container:
     """The container made again from *image*, under its own id unless another is given."""
     runtime, bundle = container.runtime, container.bundle
-    files = runtime._files()
+    files = runtime.new_files()
     name = container_id or container.id
     pid_file = str(files / "pid")
     bundle.write()
@@ -63,10 +63,7 @@ def counted(bundle: Bundle) -> list[int]:
 
 
 def wait_count(bundle: Bundle, more_than: int) -> None:
-    end = time.monotonic() + 30
-    while not counted(bundle) or counted(bundle)[-1] <= more_than:
-        assert time.monotonic() < end, f"it stopped counting at {counted(bundle)[-1:]}"
-        time.sleep(0.005)
+    wait_until(lambda: max(counted(bundle), default=0) > more_than)
 
 
 def counting(runtime: Runtime, b: Bundle, *options: str) -> Container:

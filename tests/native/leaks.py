@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from pathlib import Path
 
 from gpurun.linux import bpf
@@ -20,7 +21,7 @@ class Leaks:
         self.bed, self.runtime = bed, runtime
         self.bundles: list[Bundle] = []
         self.rootfs_may_change = False
-        self.bed_mounts, self.host_mounts = self._mounts(bed.mounts()), self._mounts(_host_mounts())
+        self.bed_mounts, self.host_mounts = _mounts(bed.mounts()), self._on_the_host()
         self.programs = self._programs()
         self.null = _owner("/dev/null")
         self.children = self._children()
@@ -54,8 +55,10 @@ class Leaks:
         assert not found, "left behind:\n" + "\n".join(found)
 
     def _dynamic(self, ids: tuple[str, ...]) -> list[str]:
-        found = [f"mount in the bed: {m}" for m in self._mounts(self.bed.mounts()) - self.bed_mounts]
-        found += [f"mount on the host: {m}" for m in self._mounts(_host_mounts()) - self.host_mounts]
+        bed_mounts, host_mounts = _mounts(self.bed.mounts()), self._on_the_host()
+        found = [f"mount in the bed: {m}" for m in bed_mounts - self.bed_mounts]
+        found += [f"mount that the bed has lost: {m}" for m in self.bed_mounts - bed_mounts]
+        found += [f"mount on the host: {m}" for m in host_mounts - self.host_mounts]
         if _owner("/dev/null") != self.null:
             found.append(f"the host's /dev/null: {_owner('/dev/null')}, before {self.null}")
         if self._programs() != self.programs:
@@ -68,11 +71,10 @@ class Leaks:
             found += [f"state: {path}" for path in self.runtime.root.iterdir() if path.name in ids]
         return found
 
-    def _mounts(self, lines: list[str]) -> set[str]:
-        """Mounts by root, mount point and type: ids change.  On a shared host only ours count."""
-        ours = str(self.runtime.directory)
-        fields = [line.split() for line in lines]
-        return {f"{f[3]} {f[4]} {f[f.index('-') + 1]}" for f in fields if self.bed.own_pids or ours in f[3] + f[4]}
+    def _on_the_host(self) -> Counter[str]:
+        """The mounts there that name our directory: others may mount what they like meanwhile."""
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+        return _mounts([line for line in lines if str(self.runtime.directory) in line])
 
     def _programs(self) -> list[tuple[int, ...]]:
         """Device programs on the cgroups above the containers: one there denies devices to the whole machine."""
@@ -105,8 +107,14 @@ def _owner(path: str) -> tuple[int, int, str]:
     return info.st_uid, info.st_gid, oct(info.st_mode)
 
 
-def _host_mounts() -> list[str]:
-    return Path("/proc/self/mountinfo").read_text().splitlines()
+def _mounts(lines: list[str]) -> Counter[str]:
+    """Mounts by root, mount point, options, propagation and type: ids change."""
+    found: Counter[str] = Counter()
+    for line in lines:
+        mount, _, filesystem = line.partition(" - ")
+        _, _, _, root, point, options, *tags = mount.split(" ")
+        found[" ".join([root, point, options, *[tag.split(":")[0] for tag in tags], filesystem.split(" ")[0]])] += 1
+    return found
 
 
 def _processes_named(ids: tuple[str, ...]) -> list[int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,6 +149,117 @@ def test_what_an_interrupted_create_or_undo_left_goes_too(root_fd: int, rootfs: 
     assert os.listdir(rootfs / "etc") == ["c"] and (rootfs / "etc/c").read_bytes() == b"theirs"
 
 
+def keep(rootfs: Path, mode: int = 0o640) -> Original:
+    """What a journal says of etc/c, which is kept as etc/.c.kept and has been replaced."""
+    (rootfs / "etc/.c.kept").write_bytes(b"theirs")
+    (rootfs / "etc/.c.kept").chmod(mode)
+    os.utime(rootfs / "etc/.c.kept", ns=(7, 1_000_000_007))
+    found = (rootfs / "etc/.c.kept").stat()
+    (rootfs / "etc/c").write_bytes(b"ours")
+    return Original(b"theirs", mode, found.st_uid, found.st_gid, found.st_mtime_ns, found.st_ino, ".c.kept")
+
+
+def test_a_kept_file_comes_back_itself(root_fd: int, rootfs: Path) -> None:
+    original = keep(rootfs, 0o4755)
+    assert undo(root_fd, rewritten(b"ours", original)) == ()
+    found = (rootfs / "etc/c").stat()
+    assert (found.st_ino, found.st_mode & 0o7777, found.st_mtime_ns) == (original.inode, 0o4755, 1_000_000_007)
+    assert os.listdir(rootfs / "etc") == ["c"]
+
+
+@pytest.mark.parametrize("change", ["content", "mode", "another file", "link", "fifo", "gone", "old record"])
+def test_a_kept_file_that_was_changed_comes_back_by_its_content(root_fd: int, rootfs: Path, change: str) -> None:
+    """In a file that runs as nobody, however the original did: it is not the file that its owner has marked."""
+    original = keep(rootfs, 0o6755)
+    kept = rootfs / "etc/.c.kept"
+    if change == "content":
+        kept.write_bytes(b"evil!!")
+    elif change == "mode":
+        kept.chmod(0o777)
+    else:
+        kept.rename(rootfs / "elsewhere")
+    if change == "another file":
+        kept.write_bytes(b"theirs")
+        kept.chmod(0o6755)
+    elif change == "link":
+        kept.symlink_to(rootfs / "elsewhere")
+    elif change == "fifo":
+        os.mkfifo(kept)
+    records = (Trace(TEMPORARY, 1, "etc/.c.kept"), *rewritten(b"ours", original))
+    if change == "old record":
+        records = rewritten(b"ours", original)
+        old = records[0].rest.replace(b" %d .c.kept\0" % original.inode, b"\0")
+        assert old != records[0].rest
+        records = (Trace(REWRITTEN, 1, "etc/c", old),)
+    assert undo(root_fd, records) == ()
+    assert (rootfs / "etc/c").read_bytes() == b"theirs"
+    assert (rootfs / "etc/c").stat().st_mode & 0o7777 == 0o755
+    assert (rootfs / "etc/c").stat().st_mtime_ns == 1_000_000_007
+    assert sorted(os.listdir(rootfs / "etc")) == [*([".c.kept"] if change in ("link", "fifo") else []), "c"]
+
+
+def test_the_owner_is_that_of_the_file_that_was_read(root_fd: int, rootfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody exchanges the file between looking and opening: what comes back is theirs, and never runs as root."""
+    if os.geteuid() != 0:
+        pytest.skip("gives files away")
+    path = rootfs / "etc/c"
+    path.write_bytes(b"ours")
+    lstat = os.lstat
+
+    def look(name: str, dir_fd: int) -> os.stat_result:
+        found = lstat(name, dir_fd=dir_fd)
+        path.rename(rootfs / "before")
+        path.write_bytes(b"ours")
+        os.chown(path, 1000, 1000)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr("posix.lstat", look)
+        assert undo(root_fd, rewritten(b"ours", Original(b"theirs", 0o4755, -1, -1))) == ()
+    found = path.stat()
+    assert (path.read_bytes(), found.st_uid, found.st_mode & 0o7777) == (b"theirs", 1000, 0o755)
+
+
+@pytest.mark.parametrize("call", ["rename", "lstat", "fstat", "open", "unlink"])
+def test_what_fails_is_told_and_can_be_tried_again(
+    journal: Journal, root_fd: int, rootfs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    os.utime(rootfs / "etc", ns=(10**18, 10**18))
+    os.close(make_target(root_fd, "/etc/mountpoint", False, journal))
+    journal.note(TEMPORARY, "etc/.c.kept")
+    original = keep(rootfs)
+    journal.note(REWRITTEN, "etc/c", pack_rewritten(digest(b"ours"), original))
+    journal.close()
+    with monkeypatch.context() as patched:
+
+        def fail(*args: object, **options: object) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        patched.setattr(f"posix.{call}", fail)
+        kept = undo(root_fd, parse(text(tmp_path)))
+    assert kept and all(one.reason == "input/output error" and not one.refused for one in kept)
+    assert undo(root_fd, parse(text(tmp_path))) == ()
+    assert os.listdir(rootfs / "etc") == ["c"]
+    assert (rootfs / "etc/c").stat().st_ino == original.inode
+    assert (rootfs / "etc").stat().st_mtime_ns == 10**18
+
+
+def test_no_descriptor_left_is_no_reason_to_forget(journal: Journal, root_fd: int, rootfs: Path, tmp_path: Path) -> None:
+    os.close(make_target(root_fd, "/a/b", False, journal))
+    traces = parse(text(tmp_path))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(root_fd)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        kept = undo(root_fd, traces)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [str(one) for one in kept] == ["/a/b: too many open files", "/a: too many open files"]
+    assert undo(root_fd, traces) == ()
+    assert os.listdir(rootfs) == ["etc"]
+
+
 def test_two_containers_are_undone_from_the_last_to_the_first(root_fd: int, rootfs: Path) -> None:
     (rootfs / "etc/c").write_bytes(b"second")
     traces = rewritten(b"first", Original(b"image")) + rewritten(b"second", Original(b"first"))
@@ -174,3 +287,42 @@ def test_no_path_leads_out(root_fd: int, rootfs: Path, tmp_path: Path, path: str
     (rootfs / "etc/x").mkdir()
     undo(root_fd, (Trace(DIRECTORY, 1, path),))
     assert (tmp_path / "outside").exists() and rootfs.exists()
+
+
+@pytest.mark.parametrize("room", [0, 1, 7, 20])
+def test_a_note_that_does_not_fit(journal: Journal, tmp_path: Path, room: int) -> None:
+    """The disk is full within a record: nothing of it stays, and what is noted when there is room again is read."""
+    append(journal.fd, ROOTFS, "/rootfs")
+    size = os.fstat(journal.fd).st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + room, limits[1]))  # Python ignores SIGXFSZ
+    try:
+        for note in (lambda: journal.note(FILE, "etc/file"), lambda: journal.note_all([(LINK, "etc/a", b"x" * 100)])):
+            with pytest.raises(OSError, match="File too large"):
+                note()
+            assert os.fstat(journal.fd).st_size == size
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    journal.note(FILE, "etc/later")
+    assert [(trace.kind, trace.path) for trace in parse(text(tmp_path))] == [(ROOTFS, "/rootfs"), (FILE, "etc/later")]
+
+
+def test_half_a_note_with_another_behind_it(journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another process has appended meanwhile is not cut off."""
+    write = os.write
+    calls = 0
+
+    def failing(fd: int, data: bytes) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            return write(fd, data[:4])
+        other = os.open(tmp_path / "journal", os.O_WRONLY | os.O_APPEND)
+        write(other, b"theirs")
+        os.close(other)
+        raise OSError(errno.ENOSPC, "")
+
+    monkeypatch.setattr("posix.write", failing)
+    with pytest.raises(OSError, match="28"):
+        journal.note(FILE, "etc/file")
+    assert text(tmp_path).endswith(b"theirs")

@@ -1,4 +1,4 @@
-"""``linux.netDevices`` on paper, and the rtnetlink writer on this machine's own loopback."""
+"""``linux.netDevices`` on paper, and pyroute2 in the process that asks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from gpurun.errors import ConfigError
 from gpurun.linux.process import CLONE_NEWNET
-from gpurun.linux.rtnetlink import RtNetlink
 from gpurun.ns.namespaces import Join, NamespacePlan
 from gpurun.ns.netdev import NetDevice, plan_net_devices
 
@@ -46,14 +45,3 @@ def test_no_namespace_to_move_to() -> None:
     with pytest.raises(ConfigError, match="without a private NET namespace"):
         plan_net_devices({"eth0": {}}, NamespacePlan(0))
     assert plan_net_devices(None, NamespacePlan(0)) == ()
-
-
-def test_loopback() -> None:
-    link = RtNetlink()
-    index = link.link_index("lo")
-    assert link.link_name(index) == "lo"
-    assert link.addresses(index) == ()  # those of loopback have the scope of the host
-    with pytest.raises(OSError) as raised:
-        link.link_index("nosuchdev0")
-    assert raised.value.errno == 19
-    link.close()

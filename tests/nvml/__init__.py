@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,18 +13,46 @@ import pytest
 SOURCE = Path(__file__).with_name("stub.c")
 
 
-def compile_stub(path: Path, *, gpus: int = 2, mig: bool = False, mode: str = "well") -> Path:
+def compile_stub(
+    path: Path,
+    *,
+    gpus: int = 2,
+    mig: bool = False,
+    mode: str = "well",
+    name: str = "NVIDIA Stub",
+    events: Path | None = None,
+    pid: int = 1000,
+) -> Path:
     """Compile the stub to *path*.
 
     *mode* is ``well``, ``hang`` (nvmlInit_v2 never returns), ``crash``, ``unloaded`` (error 9), ``lost`` (the second GPU has
-    fallen off the bus), ``noisy`` (it prints, and starts a program that stays) or ``old`` (few functions).  Skips the test
-    where there is no C compiler.
+    fallen off the bus), ``noisy`` (it prints, and starts a process that stays), ``hostile`` (it tries to change the host,
+    and its directory; what came of it is its error's text: see ``hostile.c``) or ``old`` (few functions).  *name* is what
+    the GPUs are called, *pid* the first of a hundred processes on the first of them.  With *events*, a file, it knows what
+    a node's device plugin asks as well (see ``node.c``; the recovery action of GPU 0 is in the file beside it,
+    ``recovery``).  Skips the test where there is no C compiler.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    defines = [f"-DGPUS={gpus}", f"-DMIG={int(mig)}", f"-D{mode.upper()}", f'-DNAME="{name}"', f"-DPID={pid}"]
+    if mode == "hostile":  # which alone knows where it lies
+        defines.append(f'-DPLACE="{path.parent}"')
+    source = SOURCE
+    if events is not None:
+        source = SOURCE.with_name("node.c")
+        defines += [f'-DEVENTS="{events}"', f'-DRECOVERY="{events.with_name("recovery")}"']
+    path.write_bytes(_compiled(source, *defines))
+    path.chmod(0o755)
+    return path
+
+
+@functools.cache
+def _compiled(source: Path, *defines: str) -> bytes:
+    """Each is compiled once by a process; most tests want the same few."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler: the NVML stub cannot be made")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    defines = [f"-DGPUS={gpus}", f"-DMIG={int(mig)}", f"-D{mode.upper()}"]
     command = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-Wl,-soname,libnvidia-ml.so.1", *defines]
-    subprocess.run([*command, "-o", str(path), str(SOURCE)], check=True)
-    return path
+    with tempfile.TemporaryDirectory() as directory:
+        made = Path(directory, "made")
+        subprocess.run([*command, "-o", str(made), str(source)], check=True)
+        return made.read_bytes()

@@ -1,7 +1,9 @@
 /* A stand-in for libnvidia-ml.so.1: the calls that gpurun makes, for GPUS cards of which the first has two MIG devices when
    MIG is 1. The cards are those of tests/simdriver: same UUIDs, bus ids and minors. */
+#define _GNU_SOURCE
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } pci_info;
@@ -13,6 +15,10 @@ typedef struct { unsigned sm, ce, dec, enc, jpeg, ofa, gi_slices, ci_slices; uns
 enum { INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15 };
 
 static int is_mig(long device) { return device >= 100; }
+
+#ifdef HOSTILE
+#include "hostile.c"
+#endif
 
 int nvmlInit_v2(void)
 {
@@ -27,9 +33,14 @@ int nvmlInit_v2(void)
 	printf("{\"gpus\": \"a lie\"}\n");
 	fflush(stdout);
 	if (fork() == 0) {
-		execl("/bin/sleep", "sleep", "86397", (char *)0);
-		_exit(1);
+		prctl(PR_SET_NAME, "nvml-stub-stays");
+		for (int fd = 3; fd < 1024; fd++)
+			close(fd);
+		for (;;)
+			pause();
 	}
+#elif defined HOSTILE
+	return attack();
 #endif
 	return 0;
 }
@@ -38,6 +49,9 @@ int nvmlShutdown(void) { return 0; }
 
 const char *nvmlErrorString(int code)
 {
+#ifdef HOSTILE
+	return tried;
+#endif
 	return code == DRIVER_NOT_LOADED ? "Driver Not Loaded" : code == GPU_IS_LOST ? "GPU is lost" : "Unknown Error";
 }
 
@@ -78,7 +92,7 @@ int nvmlDeviceGetPciInfo_v3(long device, pci_info *info)
 
 int nvmlDeviceGetName(long device, char *text, unsigned size)
 {
-	snprintf(text, size, device == 101 ? "NVIDIA Stub MIG 1g.10gb" : "NVIDIA Stub");
+	snprintf(text, size, device == 101 ? NAME " MIG 1g.10gb" : NAME);
 	return 0;
 }
 
@@ -137,6 +151,13 @@ int nvmlDeviceGetMemoryInfo(long device, memory *info)
 	return 0;
 }
 
+/* NVLink (2) connects the second GPU with the third, the fourth with the fifth, and so on. */
+int nvmlDeviceGetP2PStatus(long device, long peer, unsigned what, unsigned *status)
+{
+	*status = what == 2 && device / 2 == peer / 2 && device > 1 && peer > 1 ? 0 : 6;
+	return 0;
+}
+
 int nvmlDeviceGetUtilizationRates(long device, utilization *rates)
 {
 	rates->gpu = 42;
@@ -151,7 +172,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(long device, unsigned *count, proces
 	if (room < *count)
 		return INSUFFICIENT_SIZE;
 	for (unsigned i = 0; i < *count; i++)
-		table[i] = (process){ 1000 + i, i ? 1ULL << 20 : ~0ULL, MIG ? 1 : ~0U, MIG ? 0 : ~0U };
+		table[i] = (process){ PID + i, i ? 1ULL << 20 : ~0ULL, MIG ? 1 : ~0U, MIG ? 0 : ~0U };
 	return 0;
 }
 #endif

@@ -56,3 +56,10 @@ def test_features(capfd: pytest.CaptureFixture[str]) -> None:
     assert found["linux"]["namespaces"] == ["cgroup", "ipc", "mount", "network", "pid", "time", "user", "uts"]
     assert found["linux"]["cgroup"]["v1"] is False
     assert len(found["linux"]["capabilities"]) == 41
+    assert found["linux"]["cgroup"]["systemdUser"] is True
+    assert found["linux"]["intelRdt"] == {"enabled": True, "schemata": True, "monitoring": True}
+    policies = found["linux"]["memoryPolicy"]
+    assert policies["flags"] == ["MPOL_F_NUMA_BALANCING", "MPOL_F_RELATIVE_NODES", "MPOL_F_STATIC_NODES"]
+    assert len(policies["modes"]) == 7 and policies["modes"] == sorted(policies["modes"])
+    unsafe = found["potentiallyUnsafeConfigAnnotations"]
+    assert {"org.criu.config", "org.systemd.property.", "run.oci.", "dev.gpurun.", "cdi.k8s."} <= set(unsafe)

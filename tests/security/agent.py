@@ -10,9 +10,10 @@ import select
 import socket
 import struct
 import threading
-import time
 from pathlib import Path
 from typing import Any
+
+from tests.native.waiting import wait_until
 
 SECCOMP_IOCTL_NOTIF_RECV, SECCOMP_IOCTL_NOTIF_SEND = 0xC0502100, 0xC0182101
 CONTINUE = 1
@@ -37,10 +38,7 @@ class Agent:
 
     def wait(self, count: int) -> list[dict[str, Any]]:
         """The documents, once *count* of them have come: they lie in the socket until our thread has its turn."""
-        end = time.monotonic() + 60
-        while len(self.states) < count:
-            assert time.monotonic() < end, f"{len(self.states)} of {count} documents have come"
-            time.sleep(0.002)
+        wait_until(lambda: len(self.states) >= count)
         return self.states
 
     def close(self) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from gpurun.errors import ConfigError
 from gpurun.oci.seccomp import read_seccomp
-from gpurun.security.seccomp import ACTIONS, ARCHITECTURES, FLAGS, OPERATORS, Rule, SeccompPlan, plan_seccomp
+from gpurun.security.seccomp import ACTIONS, ARCHITECTURES, FLAGS, OPERATORS, Rule, SeccompPlan, can_wait, plan_seccomp
+from tests.security.profile import engine_profile
 
 ALLOW, ERRNO, KILL, NOTIFY, TRACE = 0x7FFF0000, 0x50000, 0, 0x7FC00000, 0x7FF00000
 
@@ -183,3 +184,35 @@ def test_when_calls_newer_than_the_profile_get_enosys(default: str, errno_ret: i
 def test_the_tables_are_whole() -> None:
     """What the specification names; ``features`` is made of these tables."""
     assert len(ACTIONS) == 9 and len(OPERATORS) == 7 and len(FLAGS) == 4 and len(ARCHITECTURES) == 20
+
+
+ENGINES: list[dict[str, Any]] = engine_profile()["syscalls"]
+NO_CLONE = [r for r in ENGINES if r["names"] != ["clone"]]
+NO_READ = [{**r, "names": [n for n in r["names"] if n != "read"]} for r in ENGINES]
+
+
+def clone(op: str, value: int) -> list[dict[str, Any]]:
+    return [*NO_CLONE, rule("SCMP_ACT_ALLOW", "clone", args=[arg(0, op, value)])]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (engine_profile(), True),
+        (profile(default="SCMP_ACT_ALLOW"), True),
+        (profile(default="SCMP_ACT_LOG"), True),
+        (profile(rule("SCMP_ACT_ERRNO", "mkdir"), default="SCMP_ACT_ALLOW"), True),
+        (profile(rule("SCMP_ACT_ERRNO", "capset"), default="SCMP_ACT_ALLOW"), False),
+        (profile(rule("SCMP_ACT_ERRNO", "read", args=[arg(0, "EQ", 7)]), default="SCMP_ACT_ALLOW"), False),
+        (profile(rule("SCMP_ACT_ERRNO", "clone", args=[arg(0, "EQ", 7)]), default="SCMP_ACT_ALLOW"), False),
+        (profile(rule("SCMP_ACT_ALLOW", "execve")), False),
+        (engine_profile(syscalls=NO_CLONE), False),
+        (engine_profile(syscalls=[*ENGINES, rule("SCMP_ACT_KILL", "write")]), False),
+        (engine_profile(syscalls=NO_READ), False),
+        (engine_profile(syscalls=clone("EQ", 17)), False),
+        (engine_profile(syscalls=clone("MASKED_EQ", 0x8000)), False),
+        (engine_profile(syscalls=clone("MASKED_EQ", 0x7E020000)), True),
+    ],
+)
+def test_under_which_filters_a_process_can_wait(given: dict[str, Any], expected: bool) -> None:
+    assert can_wait(plan(given)) is expected

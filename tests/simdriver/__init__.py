@@ -13,8 +13,8 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpurun.hook.edits import CacheEntry
-from gpurun.hook.ldcache import FLAGS_COMPAT32, FLAGS_NATIVE, compose
+from gpurun.cdi.edits import CacheEntry
+from gpurun.formats.ldcache import FLAGS_COMPAT32, FLAGS_NATIVE, compose
 
 from . import tables
 from .elf import shared_library
@@ -43,10 +43,12 @@ class Options:
     nodes: bool = True
     drm: bool = True
     mps: bool = False
+    mps_programs: bool = False  # a stand-in for nvidia-cuda-mps-control that runs (mps.sh), in the place of a text
     compat32: bool = False  # 32-bit libraries as well (x86_64 only)
     no_userspace: bool = False
     no_module: bool = False
     no_uvm: bool = False
+    major: int = MAJORS["nvidia"]  # another one keeps tests apart that look at all containers of this machine
     extras: bool = False  # the devices beside the GPUs
     mig: tuple[tuple[int, int, int], ...] = ()  # (GPU index, GPU instance, compute instance)
     version_mismatch: bool = False  # the libraries are of another version than the kernel module
@@ -163,6 +165,8 @@ def _userspace(root: Path, o: Options) -> None:
     bins = place(layout.bins)
     for name in tables.BIN:
         text = tables.NVIDIA_SMI if name == "nvidia-smi" else f"#!/bin/sh\necho {name} {v}\n"
+        if o.mps_programs and name == "nvidia-cuda-mps-control":
+            text = Path(__file__).with_name("mps.sh").read_text(encoding="utf-8").replace("@LOG@", f"{root}/mps.log")
         if layout.alternatives and name == "nvidia-smi":
             _write(root / "usr/lib/nvidia/current/nvidia-smi", text, 0o755)
             _link(root / "usr/bin/nvidia-smi", "/etc/alternatives/nvidia--nvidia-smi")
@@ -235,6 +239,32 @@ def make_tegra(path: Path) -> SimulatedDriver:
     return SimulatedDriver(path, Options(gpus=0), real)
 
 
+THOR_MODELS = ("NVIDIA Thor", "NVIDIA RTX PRO 6000 Blackwell")
+
+
+def make_thor(path: Path, cards: int = 1) -> SimulatedDriver:
+    """A Thor at *path*, whose own GPU the driver of graphics cards serves as well, with *cards* of them beside it."""
+    host = make_tegra(path)
+    options = Options(gpus=1 + cards, version="580.00")
+    lists = path / "etc/nvidia-container-runtime/host-files-for-container.d"
+    shared = "".join(f"dev, /dev/{name}\n" for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvmap"))
+    _write(lists / "devices.csv", shared)
+    gpus = path / "proc/driver/nvidia/gpus"
+    _write(path / "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.00  x\n")
+    _write(path / "proc/driver/nvidia/params", tables.PARAMS)
+    for i in range(1 + cards):
+        bus = f"0000:{1 + 2 * i:02x}:00.0"
+        text = information(i, options).replace(tables.MODELS[i % len(tables.MODELS)], THOR_MODELS[min(i, 1)])
+        text = text.replace(f"Device Minor: \t {minor(i, options.gpus)}", f"Device Minor: \t {i}").replace(bus_id(i), bus)
+        _write(gpus / bus / "information", text)
+    majors = "195 nvidia\n195 nvidiactl\n510 nvidia-uvm"
+    _write(path / "proc/devices", f"Character devices:\n{majors}\n\nBlock devices:\n")
+    made = [_mknod(path / f"dev/nvidia{n}", 195, n) for n in range(3)]
+    numbers = {"nvidiactl": (195, 255), "nvidia-uvm": (510, 0), "nvidia-uvm-tools": (510, 1)}
+    made += [_mknod(path / "dev" / name, *number) for name, number in numbers.items()]
+    return SimulatedDriver(path, options, host.real_nodes and all(made))
+
+
 def _mknod(path: Path, major: int, number: int) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -268,7 +298,11 @@ def _procfs(root: Path, o: Options) -> None:
     (nvidia / "gpus").mkdir()
     for i in range(o.gpus):
         _write(nvidia / "gpus" / bus_id(i) / "information", information(i, o))
-    registered = MAJORS | ({"nvidia-caps-imex-channels": 238, "nvidia-nvswitch": 239} if o.extras else {})
+    registered = (
+        MAJORS
+        | {"nvidia": o.major, "nvidia-modeset": o.major}
+        | ({"nvidia-caps-imex-channels": 238, "nvidia-nvswitch": 239} if o.extras else {})
+    )
     lines = [f"{number:3d} {name}" for name, number in registered.items() if not (o.no_uvm and name == "nvidia-uvm")]
     if o.mig:
         _mig(root, o)
@@ -311,10 +345,10 @@ def information(index: int, o: Options) -> str:
 
 
 def _nodes(root: Path, o: Options) -> bool:
-    wanted = {"nvidiactl": (195, 255), "nvidia-modeset": (195, 254)}
+    wanted = {"nvidiactl": (o.major, 255), "nvidia-modeset": (o.major, 254)}
     if not o.no_uvm:
         wanted |= {"nvidia-uvm": (510, 0), "nvidia-uvm-tools": (510, 1)}
-    wanted |= {f"nvidia{minor(i, o.gpus)}": (195, minor(i, o.gpus)) for i in range(o.gpus)}
+    wanted |= {f"nvidia{minor(i, o.gpus)}": (o.major, minor(i, o.gpus)) for i in range(o.gpus)}
     if o.drm:
         for i in range(o.gpus):
             wanted |= {f"dri/card{i}": (226, i), f"dri/renderD{128 + i}": (226, 128 + i)}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 
-from gpurun.hook.settings import Settings, read_settings
+from gpurun.gpu.request.settings import Settings, read_settings
 from gpurun.toolkit.config_file import DEFAULT, changed
 from tests.simdriver import MAJORS, Options, SimulatedDriver, make, minor
 
@@ -48,9 +49,33 @@ def test_set(tmp_path: Path, call: Call) -> None:
 
 
 @pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        ("disable-require=true,accept-nvidia-visible-devices-as-volume-mounts=true",
+         "disable-require = true\naccept-nvidia-visible-devices-as-volume-mounts = true\n"),
+        ("disable-require,accept-nvidia-visible-devices-as-volume-mounts",
+         "disable-require = true\naccept-nvidia-visible-devices-as-volume-mounts = true\n"),
+        ("supported-driver-capabilities=compute,utility", 'supported-driver-capabilities = "compute,utility"\n'),
+        ("supported-driver-capabilities=compute,utility,disable-require=false",
+         'supported-driver-capabilities = "compute,utility"\ndisable-require = false\n'),
+        ("nvidia-container-runtime.runtimes=crun,runc", '[nvidia-container-runtime]\nruntimes = ["crun", "runc"]\n'),
+        ("nvidia-container-cli.environment=A=1:B=x,y", '[nvidia-container-cli]\nenvironment = ["A=1", "B=x,y"]\n'),
+        ("features.ignore-imex-channel-requests=nil", "[features]\n"),
+    ],
+)  # fmt: skip
+def test_settings_with_commas(item: str, text: str) -> None:
+    """One --set may hold several; in NVIDIA's a comma always divides, so that no value can have one."""
+    before = "[features]\nignore-imex-channel-requests = true\n" if "nil" in item else ""
+    assert tomllib.loads(changed(before, (item,), ":", "x")) == tomllib.loads(text)
+
+
+@pytest.mark.parametrize(
     ("item", "words"),
     [
         ("nonsense=1", "is no key of the toolkit"),
+        ("disable-require=true,nonsense=1", "--set nonsense: is no key of the toolkit"),
+        ("disable-require=true,nonsense", "'true,nonsense' is neither true nor false"),
+        ("disable-require=nil", "neither true nor false"),
         ("disable-require=perhaps", "neither true nor false"),
         ("nvidia-container-cli.root", "needs a value"),
         ("nvidia-container-cli=1", "is no key of the toolkit"),
@@ -70,6 +95,8 @@ def test_a_broken_file(call: Call, tmp_path: Path) -> None:
     assert done.returncode == 1 and "is not TOML" in done.stderr and file.read_text() == "broken"
     file.write_text("[disable-require]\n[nvidia-container-cli]\n")
     assert call("nvidia-ctk", "config", f"--config={file}", "-i", "-o", "x").returncode == 1
+    done = call("nvidia-ctk", "config", "--set-list-separator=", "--set", "nvidia-container-runtime.runtimes=a")
+    assert done.returncode == 1 and "--set-list-separator is empty" in done.stderr
 
 
 def test_info(call: Call) -> None:
@@ -173,7 +200,10 @@ def test_cdi(call: Call, host: SimulatedDriver, tmp_path: Path) -> None:
 def test_cdi_usage(call: Call) -> None:
     done = call("nvidia-ctk", "cdi", "frobnicate")
     assert done.returncode == 1 and "no such command" in done.stderr
-    assert "--device-name-strategy" in call("nvidia-ctk", "cdi", "--help").stdout
+    assert "\n  generate " in call("nvidia-ctk", "cdi", "--help").stdout
+    text = call("nvidia-ctk", "cdi", "generate", "--help").stdout
+    assert text.startswith("Usage: nvidia-ctk cdi generate ") and "--device-name-strategy" in text
+    assert "\n  nvidia-ctk cdi generate --output " in text and "\n  gpurun " not in text
 
 
 def test_hook(call: Call, tmp_path: Path) -> None:
@@ -185,3 +215,24 @@ def test_hook(call: Call, tmp_path: Path) -> None:
     done = call("nvidia-ctk", "hook", "create-symlinks", "--link", "libx.so.1::/usr/lib/libx.so", stdin=state)
     assert done.returncode == 0, done.stderr
     assert os.readlink(tmp_path / "rootfs/usr/lib/libx.so") == "libx.so.1"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("nvidia-ctk", "config"),
+        ("nvidia-ctk", "cdi", "generate"),
+        ("nvidia-ctk", "runtime", "configure", "--dry-run"),
+        ("nvidia-ctk", "info"),
+        ("nvidia-container-cli", "--version"),
+        ("nvidia-container-cli", "info", "--csv"),
+        ("nvidia-container-cli", "list"),
+    ],
+)
+def test_output_that_is_lost_is_an_error(names: Path, host: SimulatedDriver, words: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [names / words[0], *words[1:]], stdout=full, stderr=subprocess.PIPE, env=host.env, text=True, check=False
+        )
+    assert done.returncode == 1 and "cannot write to stdout: no space left on device" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr

@@ -5,6 +5,7 @@ A name that gpurun does not take fails here, and so does one that nothing is don
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -12,10 +13,10 @@ import click
 import pytest
 
 from gpurun.cli.parse import parse_command, parse_globals
-from gpurun.hook.cdi_hooks import COMMANDS
+from gpurun.gpu.cdi.known_hooks import COMMANDS
 from gpurun.toolkit import ctk
 from gpurun.toolkit.ctk_cdi import VARIABLES, translated
-from tests.simdriver import SimulatedDriver
+from tests.simdriver import SimulatedDriver, uuid
 
 from .conftest import Call
 
@@ -157,6 +158,65 @@ def test_variables_and_any_case(call: Call, tmp_path: Path) -> None:
     done = call("nvidia-ctk", "cdi", "generate", "--mode", "NVML", "--format=JSON", "--device-name-strategy=index", env=env)
     assert done.returncode == 0 and done.stdout.startswith("{") and "hooks" not in done.stdout
     assert [line.split('"')[3] for line in done.stdout.splitlines() if '"name"' in line] == ["0", "1"]
+
+
+def test_lists_with_commas(call: Call, host: SimulatedDriver, tmp_path: Path) -> None:
+    """As NVIDIA's program divides them, and gpurun's own as well."""
+    words = ("--device-id=0,1", "--device-name-strategy=uuid,index", "--no-all-device", "--format=json")
+    for program in (("nvidia-ctk",), ("nvidia-ctk", "--quiet")):
+        done = call(*program, "cdi", "generate", *words, "--disable-hooks=update-ldcache,create-symlinks")
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert [d["name"] for d in found["devices"]] == [uuid(0), "0", uuid(1), "1"]
+        hooks = [h["args"] for h in found["containerEdits"]["hooks"]]
+        assert hooks and not any({"update-ldcache", "create-symlinks"} & set(args) for args in hooks)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.json").write_text(done.stdout.replace("nvidia.com", f"{name}.com"))
+    listed = call("nvidia-ctk", "cdi", "list", f"--spec-dir={tmp_path}/a,{tmp_path}/b").stdout.split()
+    assert {line.partition("/")[0] for line in listed} == {"a.com", "b.com"} and len(listed) == 8
+
+
+def test_what_the_generator_does_not_know_is_left_out(call: Call) -> None:
+    """Feature flags and hooks of a newer toolkit are a warning, as NVIDIA's program goes on without a word."""
+    same = call("nvidia-ctk", "cdi", "generate")
+    words = ("--feature-flag=new,disable-nvsandbox-utils", "--disable-hook=new-hook", "--enable-hook=other-hook")
+    done = call("nvidia-ctk", "cdi", "generate", *words)
+    assert (done.returncode, done.stdout) == (0, same.stdout)
+    for text in ("--feature-flag new is not known", "--disable-hook new-hook is", "--enable-hook other-hook is"):
+        assert f"gpurun: {text}" in done.stderr
+    assert "--feature-flag disable-nvsandbox-utils changes nothing" in done.stderr
+    refused = call("nvidia-ctk", "cdi", "generate", "--enable-hook=all")
+    assert refused.returncode == 1 and "cannot be enabled" in refused.stderr
+
+
+def test_no_device(call: Call) -> None:
+    """--device-id none: the driver without a GPU, as the one device."""
+    found = json.loads(call("nvidia-ctk", "cdi", "generate", "--device-id=none", "--format=json").stdout)
+    assert found["devices"] == [{"name": "none", "containerEdits": {"env": ["NVCT_EMPTY_DEVICE="]}}]
+    assert found["containerEdits"]["mounts"] and found["containerEdits"]["deviceNodes"]
+
+
+def test_a_name_that_says_another_format(call: Call, tmp_path: Path) -> None:
+    done = call("nvidia-ctk", "cdi", "generate", "--format=yaml", f"--output={tmp_path}/x.json")
+    assert done.returncode == 0 and "says json" in done.stderr and (tmp_path / "x.json").read_text().startswith("---")
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "made"),
+    [
+        ("nvidia", "", "nvidia.yaml"),
+        ("nvidia.yml", "", "nvidia.yml.yaml"),
+        ("a.b", "json", "a.b.json"),
+        ("x.json", "", "x.json"),
+    ],
+)
+def test_a_name_that_no_runtime_reads_gets_an_ending(call: Call, tmp_path: Path, name: str, form: str, made: str) -> None:
+    words = [f"--format={form}"] if form else []
+    done = call("nvidia-ctk", "cdi", "generate", f"--output={tmp_path}/{name}", *words)
+    assert done.returncode == 0 and [p.name for p in tmp_path.iterdir()] == [made]
+    assert (f"no runtime reads {tmp_path}/{name}" in done.stderr) == (name != made)
+    assert (tmp_path / made).read_text()[0] == ("{" if made.endswith("json") else "-")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")

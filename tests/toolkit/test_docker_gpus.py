@@ -90,6 +90,7 @@ def found(result: Result) -> Gpus:
     return Gpus(frozenset(word for word in words if word in ALL), frozenset(libraries))
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("form", "gpus"),
     [
@@ -114,6 +115,7 @@ def test_by_uuid(run: Run, host: SimulatedDriver) -> None:
     assert found(run("--gpus", f"device=GPU-{uuid}")).minors == {f"nvidia{minor(1, 2)}"}
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("form", "libraries"),
     [

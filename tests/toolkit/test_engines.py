@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from gpurun.clients.toml_files import RuntimeEntry, containerd, crio
 from gpurun.errors import ConfigError
 from gpurun.toolkit import engines
-from gpurun.toolkit.toml_engines import RuntimeEntry, containerd, crio
+from tests.clients.containerd_config import V2, V3
 
 from .conftest import Call
 
-RUNTIME = RuntimeEntry("nvidia", "/opt/bin/nvidia-container-runtime")
-V2, V3 = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
+RUNTIME = RuntimeEntry("nvidia", "/opt/bin/nvidia-container-runtime", unlike="nvidia")
 MINE = """\
 # mine
 version = 2
@@ -110,7 +110,7 @@ def test_what_is_imported_already_is_not_imported_again(imports: str) -> None:
 
 
 def test_containerd_in_place_keeps_comments_and_is_done_once() -> None:
-    options = RuntimeEntry("nvidia", "/opt/bin/nvidia-container-runtime", default=True, cdi=True)
+    options = RuntimeEntry("nvidia", "/opt/bin/nvidia-container-runtime", default=True, cdi=True, unlike="nvidia")
     [(_, once)] = containerd("config.toml", MINE, "", options)
     assert once.startswith("# mine\n") and "# keep" in once
     cri = tomllib.loads(once)["plugins"][V2]
@@ -121,14 +121,10 @@ def test_containerd_in_place_keeps_comments_and_is_done_once() -> None:
 
 
 def test_containerd_versions() -> None:
-    [(path, one)] = containerd(
-        "c.toml", "[plugins.cri.containerd]\n", "/etc/d/99-nvidia.toml", RuntimeEntry("nvidia", "/r", default=True)
-    )
-    section = tomllib.loads(one)["plugins"]["cri"]["containerd"]
-    assert path == "c.toml" and section["default_runtime"]["options"] == {"BinaryName": "/r", "Runtime": "/r"}
-    assert section["runtimes"]["nvidia"] == section["default_runtime"] and section["default_runtime_name"] == "nvidia"
     [(_, three)] = containerd("c.toml", "version = 3\n", "", RUNTIME)
     assert tomllib.loads(three)["plugins"][V3]["containerd"]["runtimes"]["nvidia"]["runtime_type"] == "io.containerd.runc.v2"
+    [(_, four)] = containerd("c.toml", "version = 4\n", "", RUNTIME)  # containerd 2.3: the CRI plugin's table is that of 3
+    assert tomllib.loads(four) == tomllib.loads(three) | {"version": 4}
     [(_, main), (_, none)] = containerd("/etc/c.toml", None, "/etc/d/99-nvidia.toml", RUNTIME)
     assert tomllib.loads(main) == {"version": 2, "imports": ["/etc/d/*.toml"]} and tomllib.loads(none)["version"] == 2
     dump = f'version = 3\n[plugins."{V3}".containerd]\ndefault_runtime_name = "kata"\n'
@@ -137,10 +133,63 @@ def test_containerd_versions() -> None:
     assert tomllib.loads(asked)["plugins"][V3]["containerd"]["runtimes"]["nvidia"]["runtime_type"] == "io.kata.v2"
 
 
+def test_containerd_version_1_is_changed_in_place() -> None:
+    """containerd reads no other file then, whatever --drop-in-config says.  The table default_runtime counts before
+    default_runtime_name (containerd 1.3 to 1.7), so who has it gets it changed; nobody else gets it."""
+    default = RuntimeEntry("nvidia", "/r", default=True, unlike="nvidia")
+    [(path, one)] = containerd("c.toml", "[plugins.cri.containerd]\n", "/etc/d/99-nvidia.toml", default)
+    made = tomllib.loads(one)
+    section = made["plugins"]["cri"]["containerd"]
+    assert path == "c.toml" and made["version"] == 1 and section["default_runtime_name"] == "nvidia"
+    assert section["runtimes"]["nvidia"]["options"] == {"BinaryName": "/r", "Runtime": "/r"}
+    assert section["runtimes"]["nvidia"]["runtime_type"] == "io.containerd.runc.v2" and "default_runtime" not in section
+    table = '[plugins.cri.containerd.default_runtime]\nruntime_type = "t"\n'
+    table += "[plugins.cri.containerd.default_runtime.options]\nNoPivotRoot = true\n"
+    for wanted, options in (
+        (default, {"NoPivotRoot": True, "BinaryName": "/r", "Runtime": "/r"}),
+        (RUNTIME, {"NoPivotRoot": True}),
+    ):
+        [(_, one)] = containerd("c.toml", table, "/etc/d/99-nvidia.toml", wanted)
+        assert tomllib.loads(one)["plugins"]["cri"]["containerd"]["default_runtime"]["options"] == options
+        assert tomllib.loads(one)["plugins"]["cri"]["containerd"]["default_runtime"]["runtime_type"] == "t"
+
+
+def cri(default: str, **runtimes: str) -> str:
+    """A configuration with a default runtime and the runtime_type of each runtime."""
+    text = f'version = 2\n[plugins."{V2}".containerd]\n' + (f'default_runtime_name = "{default}"\n' if default else "")
+    for name, kind in runtimes.items():
+        text += f'[plugins."{V2}".containerd.runtimes.{name}]\nruntime_type = "{kind}"\nmark = "{name}"\n'
+    return text
+
+
+@pytest.mark.parametrize(
+    ("source", "default", "like", "kind", "left"),
+    [
+        (cri("", runc=""), False, "runc", "io.containerd.runc.v2", None),  # an empty type is nothing to copy
+        (cri("kata", kata="io.kata.v2", runc="r"), False, "kata", "io.kata.v2", "kata"),
+        (cri("nvidia-cdi", **{"nvidia-cdi": "n", "crun": "c"}), False, "crun", "c", "nvidia-cdi"),  # one of the toolkit's
+        (cri("nvidia", nvidia="n", runc="r"), False, "runc", "r", None),  # it was the default, and is to be none now
+        (cri("nvidia", nvidia="n", runc="r"), True, "runc", "r", "nvidia"),
+        (cri("runc", runc="r"), True, "runc", "r", "nvidia"),
+    ],
+)
+def test_which_runtime_it_is_like_and_which_is_the_default(
+    source: str, default: bool, like: str, kind: str, left: str | None
+) -> None:
+    """NVIDIA's tables for containerd: the default runtime unless it is the toolkit's own, runc, crun."""
+    wanted = RuntimeEntry("nvidia", "/r", default=default, unlike="nvidia")
+    for drop_in in ("/etc/d/99-nvidia.toml", ""):
+        text = containerd("/etc/c.toml", source, drop_in, wanted)[-1][1]
+        section = tomllib.loads(text)["plugins"][V2]["containerd"]
+        entry = section["runtimes"]["nvidia"]
+        assert (entry["mark"], entry["runtime_type"]) == (like, kind) and section.get("default_runtime_name") == left
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("version = 4", "version: 4 is unknown"),
+        ("version = 0", "version: 0 is no version"),
+        ('version = "2"', "version: 2 is no version"),
         ("version = ", "is not TOML"),
         ("version = 2\nplugins = 3", "plugins: is not a table"),
         ("version = 2\nimports = 3", "imports: is not an array"),
@@ -154,13 +203,45 @@ def test_a_configuration_that_cannot_be_read(text: str, words: str) -> None:
 def test_crio() -> None:
     text = '[crio.runtime.runtimes.runc]\nruntime_path = "/runc"\nruntime_root = "/run/runc"\nmonitor_path = "/conmon"\n'
     [(path, made)] = crio(
-        "crio.conf", text, "/etc/crio/crio.conf.d/99-nvidia.toml", RuntimeEntry("nvidia", "/r", default=True)
+        "crio.conf",
+        text,
+        "/etc/crio/crio.conf.d/99-nvidia.toml",
+        RuntimeEntry("nvidia", "/r", default=True, unlike="nvidia"),
     )
     entry = {"runtime_path": "/r", "runtime_type": "oci", "monitor_path": "/conmon"}
     assert path.endswith("99-nvidia.toml")
     assert tomllib.loads(made) == {"crio": {"runtime": {"default_runtime": "nvidia", "runtimes": {"nvidia": entry}}}}
     [(path, made)] = crio("crio.conf", text, "", RUNTIME)
     assert path == "crio.conf" and set(tomllib.loads(made)["crio"]["runtime"]["runtimes"]) == {"runc", "nvidia"}
+
+
+@pytest.mark.parametrize(
+    ("default", "runtimes", "like"),
+    [
+        ("", "runc", "runc"),
+        ("kata", "kata", "kata"),
+        ("kata", "runc kata", "kata"),
+        ("gone", "crun runc", "runc"),
+        ("nvidia-cdi", "nvidia-cdi crun", "crun"),
+        ("nvidia", "nvidia", None),
+        ("", "", None),
+    ],
+)
+def test_crio_is_like_the_default_runtime(default: str, runtimes: str, like: str | None) -> None:
+    text = "[crio.runtime]\n" + (f'default_runtime = "{default}"\n' if default else "")
+    text += "".join(
+        [f'[crio.runtime.runtimes.{n}]\nruntime_path = "/{n}"\nruntime_type = "x"\nmark = "{n}"\n' for n in runtimes.split()]
+    )
+    [(_, made)] = crio(
+        "crio.conf", text, "/etc/crio/crio.conf.d/99-nvidia.toml", RuntimeEntry("nvidia", "/r", unlike="nvidia")
+    )
+    found = tomllib.loads(made)["crio"]["runtime"]
+    assert found == {
+        "runtimes": {"nvidia": {"runtime_path": "/r", "runtime_type": "oci"} | ({"mark": like} if like else {})}
+    }
+    [(_, made)] = crio("crio.conf", text, "", RuntimeEntry("nvidia", "/r", unlike="nvidia"))  # the file itself
+    left = tomllib.loads(made)["crio"]["runtime"].get("default_runtime", "")
+    assert left == ("" if default == "nvidia" else default), "what was the default by our name is so no longer"
 
 
 @pytest.mark.clients
@@ -203,6 +284,13 @@ def test_the_engine_itself_is_asked(call: Call, tmp_path: Path) -> None:
     asked.write_text("#!/bin/sh\nexit 3\n")
     done = call("nvidia-ctk", *common, f"--executable-path={asked}")
     assert done.returncode == 1 and "--config-source=file" in done.stderr
+    crio_status = tmp_path / "crio-status"  # before CRI-O 1.30 it was a program of its own
+    crio_status.write_text("#!/bin/sh\n[ \"$1\" = config ] && echo '[crio.runtime.runtimes.runc]\nmark = 1'\n")
+    crio_status.chmod(0o755)
+    words = [w.replace("containerd", "crio") for w in common]
+    for extra in ([], [f"--executable-path={asked}"]):
+        done = call("nvidia-ctk", *words, *extra, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+        assert done.returncode == 0 and "mark = 1" in done.stdout, done.stderr
     assert "not found" in call("nvidia-ctk", *common, f"--executable-path={tmp_path}/none").stderr
 
 
@@ -222,7 +310,8 @@ def test_oci_hook(call: Call, names: Path, tmp_path: Path) -> None:
     ("args", "words"),
     [
         (("--runtime=podman",), "docker, containerd or crio"),
-        (("--config-mode=cdi",), "config-file or oci-hook"),
+        (("--drop-in-config=/etc/docker/x.toml",), "docker reads no other file"),
+        (("--runtime=crio", "--drop-in-config=x.toml"), 'x.toml\\" is no absolute path'),
         (("--config-source=net",), "file or command"),
         (("--frobnicate",), "No such option"),
         (("--set-as-default=perhaps",), "true or false"),
@@ -231,3 +320,19 @@ def test_oci_hook(call: Call, names: Path, tmp_path: Path) -> None:
 def test_wrong_usage(call: Call, args: tuple[str, ...], words: str) -> None:
     done = call("nvidia-ctk", "runtime", "configure", *args)
     assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--config-mode=invalid",), "--config-mode=invalid is not known and left out"),
+        (("--executable-path=/x", "--runtime=docker"), "--executable-path is not for docker and left out"),
+        (("--config-source=command",), "--config-source=command is not for docker"),
+        (("--runtime=crio", "--enable-cdi"), "CRI-O always has it"),
+        (("--config-mode=hook",), "deprecated"),
+    ],
+)
+def test_what_is_left_out_is_said(call: Call, args: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    """As NVIDIA's: a warning, and the rest is done."""
+    done = call("nvidia-ctk", "runtime", "configure", "--dry-run", f"--config={tmp_path}/none", *args)
+    assert done.returncode == 0 and words in done.stderr and "nvidia" in done.stdout

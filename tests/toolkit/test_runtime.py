@@ -26,6 +26,8 @@ def bundle(tmp_path: Path, devices: str) -> str:
     config = base_config()
     config["process"]["env"].append(f"NVIDIA_VISIBLE_DEVICES={devices}")
     (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "rootfs/bin").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "rootfs/bin/true").touch(0o755)
     return str(tmp_path)
 
 

@@ -13,6 +13,7 @@ import posix
 from errno import EBUSY, EINVAL, ENODEV, ENOENT, ENOTDIR, EOPNOTSUPP, ETIMEDOUT
 
 from gpurun.errors import GpurunError, StepError
+from gpurun.linux.files import CHUNK, Fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,16 +58,15 @@ def kill(path: str) -> None:
         fd = posix.open(path, DIRECTORY)
     except FileNotFoundError:
         return
-    try:
-        _write(fd, "cgroup.kill", "1")
-    except OSError as e:
-        if e.errno in _GONE and not exists(path):
-            return
-        if e.errno not in (*_GONE, EOPNOTSUPP) or _is_root(path):
-            raise StepError("cannot kill the processes of the cgroup", path, e.errno or EINVAL) from None
-        _kill_one_by_one(path)
-    finally:
-        posix.close(fd)
+    with Fd(fd):
+        try:
+            _write(fd, "cgroup.kill", "1")
+        except OSError as e:
+            if e.errno in _GONE and not exists(path):
+                return
+            if e.errno not in (*_GONE, EOPNOTSUPP) or _is_root(path):
+                raise StepError("cannot kill the processes of the cgroup", path, e.errno or EINVAL) from None
+            _kill_one_by_one(path)
 
 
 def _kill_one_by_one(path: str) -> None:
@@ -80,7 +80,7 @@ def _kill_one_by_one(path: str) -> None:
             if pid == 0:
                 continue  # a process that our pid namespace does not show; kill(0) would be our own process group
             try:
-                posix.kill(pid, _SIGKILL)
+                _kill(pid)
             except ProcessLookupError:
                 pass
             except PermissionError as e:
@@ -88,6 +88,17 @@ def _kill_one_by_one(path: str) -> None:
         if not pids or is_frozen(path):
             break
     thaw(path)
+
+
+def _kill(pid: int) -> None:
+    try:
+        posix.kill(pid, _SIGKILL)
+    except PermissionError:
+        from gpurun.security.lsm import leave_own_profile
+
+        if not leave_own_profile():
+            raise
+        posix.kill(pid, _SIGKILL)
 
 
 def freeze(path: str) -> None:
@@ -108,6 +119,15 @@ def thaw(path: str) -> None:
     except StepError as e:
         if e.errno not in _GONE:
             raise
+
+
+def wake_watchers(path: str) -> None:
+    """Have whoever watches cgroup.events of the cgroup, in which nothing runs, look once more: each freeze changes it."""
+    for value in ("1", "0"):
+        try:
+            _write(None, f"{path}/cgroup.freeze", value)
+        except OSError:
+            return  # whoever watches is woken by the kernel, all the same
 
 
 def _set_freeze(path: str, value: str) -> None:
@@ -138,28 +158,27 @@ def _wait_event(path: str, line: bytes, timeout: float) -> bool:
         fd = posix.open(f"{path}/cgroup.events", posix.O_RDONLY | _FILE)
     except FileNotFoundError:
         return False
-    try:
-        deadline = None
-        while True:
-            posix.lseek(fd, 0, 0)
-            if line in posix.read(fd, 4096).split(b"\n"):
-                return True
-            from select import POLLPRI, poll
-            from time import monotonic
+    with Fd(fd):
+        try:
+            deadline = None
+            while True:
+                posix.lseek(fd, 0, 0)
+                if line in posix.read(fd, 4096).split(b"\n"):
+                    return True
+                from select import POLLPRI, poll
+                from time import monotonic
 
-            now = monotonic()
-            deadline = now + timeout if deadline is None else deadline
-            if now >= deadline:
+                now = monotonic()
+                deadline = now + timeout if deadline is None else deadline
+                if now >= deadline:
+                    return False
+                poller = poll()
+                poller.register(fd, POLLPRI)
+                poller.poll((deadline - now) * 1000)
+        except OSError as e:
+            if e.errno in _GONE:
                 return False
-            poller = poll()
-            poller.register(fd, POLLPRI)
-            poller.poll((deadline - now) * 1000)
-    except OSError as e:
-        if e.errno in _GONE:
-            return False
-        raise
-    finally:
-        posix.close(fd)
+            raise
 
 
 def remove(path: str) -> None:
@@ -205,7 +224,7 @@ def _remove_children(path: str) -> None:
         fd = posix.open(path, DIRECTORY)
     except FileNotFoundError:
         return
-    try:
+    with Fd(fd):
         pending, names = [_children(fd)], [""]
         while True:
             if pending[-1]:
@@ -226,8 +245,6 @@ def _remove_children(path: str) -> None:
             pending.pop()
             _up(fd)
             _remove_child(fd, names.pop())
-    finally:
-        posix.close(fd)
 
 
 def _remove_child(fd: int, name: str) -> bool:
@@ -246,7 +263,7 @@ def _walk(path: str) -> Iterator[int]:
         return
     except OSError as e:
         raise StepError("cannot open the cgroup", path, e.errno or EINVAL) from None
-    try:
+    with Fd(fd):
         yield fd
         pending = [_children(fd)]
         while pending:
@@ -265,8 +282,6 @@ def _walk(path: str) -> Iterator[int]:
             posix.close(child)
             yield fd
             pending.append(_children(fd))
-    finally:
-        posix.close(fd)
 
 
 def _up(fd: int) -> None:
@@ -310,19 +325,13 @@ def oom_kill_count(path: str) -> int:
 
 
 def _read(dir_fd: int | None, name: str) -> str:
-    fd = posix.open(name, posix.O_RDONLY | _FILE, dir_fd=dir_fd)
-    try:
+    with Fd(posix.open(name, posix.O_RDONLY | _FILE, dir_fd=dir_fd)) as fd:
         text = b""
-        while chunk := posix.read(fd, 1 << 16):
+        while chunk := posix.read(fd, CHUNK):
             text += chunk
         return text.decode()
-    finally:
-        posix.close(fd)
 
 
 def _write(dir_fd: int | None, name: str, value: str) -> None:
-    fd = posix.open(name, posix.O_WRONLY | _FILE, dir_fd=dir_fd)
-    try:
+    with Fd(posix.open(name, posix.O_WRONLY | _FILE, dir_fd=dir_fd)) as fd:
         posix.write(fd, value.encode())
-    finally:
-        posix.close(fd)

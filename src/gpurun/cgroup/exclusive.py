@@ -15,7 +15,7 @@ from fcntl import LOCK_EX, flock
 
 from gpurun.cgroup.control import DIRECTORY
 from gpurun.errors import GpurunError, StepError
-from gpurun.linux.files import O_CLOEXEC, read_file, write_all
+from gpurun.linux.files import O_CLOEXEC, Fd, read_file, write_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,11 +48,8 @@ def lend(write: CgroupWrite, root: str, path: str, record: str) -> None:
     directories = above(root, path)
     if not directories:
         return
-    fd = posix.open(record, posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | O_CLOEXEC, 0o600)
-    try:
+    with Fd(posix.open(record, posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | O_CLOEXEC, 0o600)) as fd:
         write_all(fd, "\n".join([write.value, *directories]).encode("utf-8", "surrogateescape"))
-    finally:
-        posix.close(fd)
     cpus = parse(write.value)
     for directory in directories:
         try:
@@ -70,7 +67,7 @@ def lend(write: CgroupWrite, root: str, path: str, record: str) -> None:
 def give_back(record: str) -> None:
     """Take back what :func:`lend` has recorded, once the cgroup is gone; nothing where nothing was lent."""
     try:
-        value, *directories = read_file(record, 1 << 20).decode("utf-8", "surrogateescape").split("\n")
+        value, *directories = read_file(record).decode("utf-8", "surrogateescape").split("\n")
     except FileNotFoundError:
         return
     cpus = parse(value)
@@ -84,19 +81,13 @@ def give_back(record: str) -> None:
 
 def _change(directory: str, change: Callable[[frozenset[int]], frozenset[int]]) -> None:
     """Give the list of *directory* its new content, while no other gpurun changes it."""
-    fd = posix.open(directory, DIRECTORY)
-    try:
+    with Fd(posix.open(directory, DIRECTORY)) as fd:
         flock(fd, LOCK_EX)
-        held = parse(read_file(f"{directory}/{_FILE}", 1 << 16).decode())
+        held = parse(read_file(f"{directory}/{_FILE}").decode())
         new = change(held)
         if new != held:
-            file = posix.open(_FILE, posix.O_WRONLY | posix.O_TRUNC | posix.O_NOFOLLOW | O_CLOEXEC, dir_fd=fd)
-            try:
+            with Fd(posix.open(_FILE, posix.O_WRONLY | posix.O_TRUNC | posix.O_NOFOLLOW | O_CLOEXEC, dir_fd=fd)) as file:
                 posix.write(file, (render(new) or "\n").encode())
-            finally:
-                posix.close(file)
-    finally:
-        posix.close(fd)
 
 
 def parse(text: str) -> frozenset[int]:

@@ -18,7 +18,7 @@ from gpurun.cgroup.control import DIRECTORY, freeze, is_frozen, kill, oom_kill_c
 from gpurun.cgroup.resources import needs_domain
 from gpurun.errors import GpurunError, StepError
 from gpurun.linux import bpf, fs
-from gpurun.linux.files import read_fd
+from gpurun.linux.files import Fd, read_fd, read_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +50,10 @@ _THREADED = ("cpu", "cpuset", "perf_event", "pids")
 _BENEATH = fs.RESOLVE_BENEATH | fs.RESOLVE_NO_SYMLINKS | fs.RESOLVE_NO_MAGICLINKS | fs.RESOLVE_NO_XDEV
 
 
+#: What the kernel lists in /sys/kernel/cgroup/delegate, for kernels that do not list it.
+_DELEGATED = ("cgroup.procs", "cgroup.subtree_control", "cgroup.threads")
+
+
 def check_usable(path: str) -> None:
     """Raise :class:`GpurunError` when the cgroup *path* is there and cannot be a new container's: in use, or frozen."""
     count = len(processes(path))
@@ -73,23 +77,21 @@ def create(path: str, root: str, writes: tuple[CgroupWrite, ...] = (), new: bool
         check_usable(path)
     domain = needs_domain(writes)
     made: list[str] = []
-    fd = open_dir(root)
-    try:
-        current = root.rstrip("/")
-        for name in path[len(current) :].strip("/").split("/"):
-            # Some controllers cannot be enabled in some places (rootless, a parent that holds processes): then a limit
-            # that needs one fails when it is written, and a container without such a limit is none the worse.
-            _enable_controllers(fd, domain)
-            current = f"{current}/{name}"
-            _enter(fd, name, current, made)
-            _check_type(fd, current, domain)
-        if current not in made:
-            _check_no_internal_processes(fd, current)
-    except BaseException:
-        undo_create(tuple(made))
-        raise
-    finally:
-        posix.close(fd)
+    with Fd(open_dir(root)) as fd:
+        try:
+            current = root.rstrip("/")
+            for name in path[len(current) :].strip("/").split("/"):
+                # Some controllers cannot be enabled in some places (rootless, a parent that holds processes): then a limit
+                # that needs one fails when it is written, and a container without such a limit is none the worse.
+                _enable_controllers(fd, domain)
+                current = f"{current}/{name}"
+                _enter(fd, name, current, made)
+                _check_type(fd, current, domain)
+            if current not in made:
+                _check_no_internal_processes(fd, current)
+        except BaseException:
+            undo_create(tuple(made))
+            raise
     return tuple(made)
 
 
@@ -98,8 +100,10 @@ def undo_create(made: tuple[str, ...]) -> None:
     for directory in reversed(made):
         try:
             posix.rmdir(directory)
+        except FileNotFoundError:
+            continue  # the container's own has been removed before
         except OSError:
-            return  # another container has moved in (EBUSY) or it is gone already; the ones above are in use too
+            return  # another container has moved in (EBUSY): the ones above are in use too
 
 
 def _enter(fd: int, name: str, path: str, made: list[str]) -> None:
@@ -216,22 +220,24 @@ def write_resources(fd: int, writes: tuple[CgroupWrite, ...]) -> None:
 
 def _why_missing(fd: int, controller: str) -> str:
     """Which cgroup above keeps *controller* from the cgroup that *fd* is, and why; "" when it has it, or none has."""
-    here = posix.dup(fd)
-    try:
-        while controller not in _read(here, "cgroup.controllers").split():
-            above = fs.openat2(here, "..", DIRECTORY, 0)
-            posix.dup2(above, here, False)
-            posix.close(above)
-            if controller in _read(here, "cgroup.controllers").split():
-                path = posix.readlink(f"/proc/self/fd/{here}")
-                count = len(_read(here, "cgroup.procs").split())
-                why = f', for {count} process(es) are in "{path}" itself: move them, or name another place' if count else ""
-                return f'the cgroup v2 controller "{controller}" is not given to cgroups in "{path}"{why}'
-        return ""
-    except OSError:
-        return ""  # above the root of the tree there is no such file
-    finally:
-        posix.close(here)
+    with Fd(posix.dup(fd)) as here:
+        try:
+            while controller not in _read(here, "cgroup.controllers").split():
+                above = fs.openat2(here, "..", DIRECTORY, 0)
+                posix.dup2(above, here, False)
+                posix.close(above)
+                if controller in _read(here, "cgroup.controllers").split():
+                    path = posix.readlink(f"/proc/self/fd/{here}")
+                    count = len(_read(here, "cgroup.procs").split())
+                    why = (
+                        f', for {count} process(es) are in "{path}" itself: move them, or name another place'
+                        if count
+                        else ""
+                    )
+                    return f'the cgroup v2 controller "{controller}" is not given to cgroups in "{path}"{why}'
+            return ""
+        except OSError:
+            return ""  # above the root of the tree there is no such file
 
 
 def check_partition(fd: int, writes: tuple[CgroupWrite, ...]) -> None:
@@ -258,21 +264,18 @@ def check_memory_before_update(fd: int, limit: int, swap: int) -> None:
         raise GpurunError(f"rejecting memory limit {limit} <= usage {usage}")
 
 
-def load_devices(program: bytes, tolerate: bool = False) -> int:
+def load_devices(program: bytes) -> int:
     """Load *program* (:func:`gpurun.cgroup.devices.device_program`) into the kernel; returns its descriptor.
 
-    This is most of the cost of restricting devices, and needs no cgroup.  Raises :class:`StepError`; with *tolerate* (in a
-    user namespace, where the kernel takes programs from nobody, and device nodes cannot be made) it returns -1 instead.
+    This is most of the cost of restricting devices, and needs no cgroup.  Raises :class:`StepError`.
     """
     try:
         return bpf.prog_load(program)
     except OSError as e:
-        if tolerate:
-            return -1
         raise StepError("cannot restrict devices: bpf(BPF_PROG_LOAD)", "", e.errno or EINVAL) from None
 
 
-def attach_devices(fd: int, program_fd: int, tolerate: bool = False, beside: bool = False) -> bool:
+def attach_devices(fd: int, program_fd: int, beside: bool = False) -> None:
     """Make the loaded program *program_fd* the device program of the cgroup that *fd* is.
 
     *beside* leaves the programs that are there: systemd's own, which it puts back whenever it likes; all of them decide.
@@ -280,7 +283,7 @@ def attach_devices(fd: int, program_fd: int, tolerate: bool = False, beside: boo
     A program that is there alone is replaced atomically; of several all are detached once the new one is attached: there
     is no moment at which the container's devices are open, nor one at which they are shut.
 
-    Raises :class:`StepError`; with *tolerate*, as for :func:`load_devices`, it returns False instead.
+    Raises :class:`StepError`.
     """
     step = "BPF_PROG_QUERY"
     old: list[int] = []
@@ -295,13 +298,10 @@ def attach_devices(fd: int, program_fd: int, tolerate: bool = False, beside: boo
             for one in old:
                 bpf.prog_detach(fd, one)
     except OSError as e:
-        if tolerate:
-            return False
         raise StepError(f"cannot restrict devices: bpf({step})", "", e.errno or EINVAL) from None
     finally:
         for one in old:
             posix.close(one)
-    return True
 
 
 def _attached(fd: int) -> list[int]:
@@ -316,17 +316,31 @@ def _attached(fd: int) -> list[int]:
 
 
 def _read(fd: int, name: str) -> str:
-    file = fs.openat2(fd, name, posix.O_RDONLY, _BENEATH)
-    try:
+    with Fd(fs.openat2(fd, name, posix.O_RDONLY, _BENEATH)) as file:
         return read_fd(file).decode()
-    finally:
-        posix.close(file)
 
 
 def _write(fd: int, name: str, value: str) -> None:
     """One write(2): the kernel takes each as a whole setting."""
-    file = fs.openat2(fd, name, posix.O_WRONLY, _BENEATH)
-    try:
+    with Fd(fs.openat2(fd, name, posix.O_WRONLY, _BENEATH)) as file:
         posix.write(file, value.encode())
-    finally:
-        posix.close(file)
+
+
+def delegate(fd: int, uid: int, listed: str = "/sys/kernel/cgroup/delegate") -> None:
+    """Give the cgroup that *fd* is, and its files that may be given away, to *uid* (of the host): its owner can make cgroups
+    below it and move its processes there, but not change its own limits.  Raises :class:`StepError`."""
+    try:
+        names = tuple(read_file(listed).decode().split())
+    except OSError:
+        names = _DELEGATED
+    try:
+        posix.chown(fd, uid, -1)
+        for name in names:
+            if "/" in name:
+                continue
+            try:
+                posix.chown(name, uid, -1, dir_fd=fd, follow_symlinks=False)
+            except FileNotFoundError:
+                pass  # of a controller that is not enabled here
+    except OSError as e:
+        raise StepError("give the cgroup to the user", str(uid), e.errno) from None

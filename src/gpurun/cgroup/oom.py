@@ -6,7 +6,7 @@ stopped, whose cgroup is gone, and only if any process of the host was killed so
 
 A record belongs to a container when it names its unit **and** its first process: an id that is used again, as by an engine
 that starts a container anew, is another container.  The kernel tells of ten kills in five seconds and no more, and gives
-no reports of a host where vm.oom_dump_tasks is 0 but for a first process itself: what it does not tell is not told here.
+no reports of a host where vm.oom_dump_tasks is 0 but for a first process itself: only what the kernel logged is reported.
 
 Reference: admin-guide/cgroup-v2.rst, "Memory Interface Files"; mm/oom_kill.c in the kernel's source.
 """
@@ -14,6 +14,7 @@ Reference: admin-guide/cgroup-v2.rst, "Memory Interface Files"; mm/oom_kill.c in
 from __future__ import annotations
 
 from gpurun.cgroup.control import oom_kill_count
+from gpurun.decimals import decimal
 from gpurun.linux.files import read_file
 from gpurun.record import Record
 
@@ -64,9 +65,9 @@ def parse_kills(messages: Iterable[bytes]) -> Iterator[OomKill]:
         elif message.startswith(b"memory: usage "):
             usage, limit = _kilobytes(message, b"usage "), _kilobytes(message, b"limit ")
         elif message.startswith(b"["):
-            pid = message[1:].partition(b"]")[0].strip()
-            if pid.isdigit():
-                others.append(int(pid))
+            pid = _number(message[1:].partition(b"]")[0].strip())
+            if pid is not None:
+                others.append(pid)
         elif message.startswith(b"oom-kill:"):
             found = _victim(message)
             if found is not None:
@@ -76,8 +77,11 @@ def parse_kills(messages: Iterable[bytes]) -> Iterator[OomKill]:
 
 def _kilobytes(message: bytes, name: bytes) -> int:
     """The bytes of ``NAME 65536kB``; 0 when it is not there."""
-    number = message.partition(name)[2].partition(b"kB")[0]
-    return int(number) << 10 if number.isdigit() else 0
+    return (_number(message.partition(name)[2].partition(b"kB")[0]) or 0) << 10
+
+
+def _number(digits: bytes) -> int | None:
+    return decimal(digits.decode("ascii", "replace"))
 
 
 def _victim(message: bytes) -> tuple[str, str, int] | None:
@@ -88,10 +92,10 @@ def _victim(message: bytes) -> tuple[str, str, int] | None:
     """
     before, found, after = message.partition(b",task_memcg=")
     cgroup = after.partition(b",task=")[0]
-    pid = message.rpartition(b",uid=")[0].rpartition(b",pid=")[2]
-    if not found or not pid.isdigit():
+    pid = _number(message.rpartition(b",uid=")[0].rpartition(b",pid=")[2])
+    if not found or pid is None:
         return None
-    return _plain(before.partition(b",oom_memcg=")[2]), _plain(cgroup), int(pid)
+    return _plain(before.partition(b",oom_memcg=")[2]), _plain(cgroup), pid
 
 
 def _plain(text: bytes) -> str:

@@ -12,9 +12,10 @@ All are off unless asked for, and what the config itself sets in the same file s
     dev.gpurun.gpu.local          "true": CPUs and memory of the NUMA nodes that its GPUs are on; "cpus", "memory": only one
     dev.gpurun.io.weight          1 to 10000: its share of a busy disk, 100 being the default
 
-The site's file has the same names and values in its table ``[placement]`` (:mod:`gpurun.engine.site`).  An annotation goes
-before it, "false" included.  What a container asks for and cannot have is an error; what only the site wants, and a
-container gives no ground for (a share of a memory limit that it does not have), is left out, and a note says why.
+The site's file has the same names and values in its table ``[placement]`` (:mod:`gpurun.engine.caller.site_config`).  An
+annotation goes before it, "false" included.  What a container asks for and cannot have is an error; what only the site
+wants, and a container gives no ground for (a share of a memory limit that it does not have), is left out, and a note says
+why.
 
 Reference: admin-guide/cgroup-v2.rst.
 """
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from gpurun.cgroup.tree import Tree
 
 PREFIX = "dev.gpurun."
+#: Annotations with that prefix that are read by :mod:`gpurun.gpu.request.share` and :mod:`gpurun.gpu.request.restore`.
+_ELSEWHERE = ("gpu.memory", "gpu.threads", "gpu.restore")
 MEMORY_HIGH_SHARE = 0.87
 _PARTITIONS = {"true": "root", "root": "root", "isolated": "isolated"}
 _LOCAL = {"true": ("cpuset.cpus", "cpuset.mems"), "cpus": ("cpuset.cpus",), "memory": ("cpuset.mems",)}
@@ -76,8 +79,8 @@ class Asked(Record):
 def wanted(annotations: Mapping[str, str], site: Site) -> tuple[Wanted, ...]:
     """The policies that are asked for, in the order in which they work; raises :class:`ConfigError` for unknown ones."""
     for key in annotations:
-        if key.startswith(PREFIX) and key[len(PREFIX) :] not in POLICIES:
-            known = ", ".join([PREFIX + name for name in POLICIES])
+        if key.startswith(PREFIX) and key[len(PREFIX) :] not in (*POLICIES, *_ELSEWHERE):
+            known = ", ".join([PREFIX + name for name in (*POLICIES, *_ELSEWHERE)])
             raise ConfigError(f"annotations.{key}", f"there is no such policy; there are {known}")
     by_site = dict(site.policies)
     for name in by_site:

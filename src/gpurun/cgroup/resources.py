@@ -133,6 +133,8 @@ def _all_writes(resources: Resources, hugepage_sizes: Collection[str] | None, wh
     if resources.cpu is not None:
         yield from _cpu(resources.cpu, f"{where}.cpu")
         for name, value in (("cpus", resources.cpu.cpus), ("mems", resources.cpu.mems)):
+            if "\n" in value.rstrip("\n"):  # the kernel would take the first line alone
+                raise ConfigError(f"{where}.cpu.{name}", f'"{value}" has several lines, it must be a list like 0-3,8')
             if value:
                 yield CgroupWrite(f"cpuset.{name}", value, f"{where}.cpu.{name}")
     for index, limit in enumerate(resources.hugepage_limits):

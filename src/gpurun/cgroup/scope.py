@@ -14,6 +14,7 @@ annotations ``org.systemd.property.*`` are runc's.
 from __future__ import annotations
 
 from gpurun.cgroup.devices import BPF_DEVCG_ACC_MKNOD, BPF_DEVCG_ACC_READ, BPF_DEVCG_ACC_WRITE
+from gpurun.decimals import decimal
 from gpurun.errors import ConfigError
 from gpurun.record import Record, replace
 
@@ -36,7 +37,7 @@ _OOM_POLICY_SINCE, _IDLE_SINCE = 253, 252
 
 
 class Property(Record):
-    """A property of a unit: *signature* and *value* as :mod:`gpurun.cgroup.dbus` takes them; *where* asked for it."""
+    """A property of a unit: *signature* and *value* as :mod:`gpurun.formats.dbus` takes them; *where* asked for it."""
 
     name: str
     signature: str
@@ -166,7 +167,7 @@ def annotation_properties(annotations: Mapping[str, str]) -> tuple[Property, ...
         name = key[len(ANNOTATION) :]
         if len(name) < 3 or not (name.isascii() and name.isalpha()):
             raise ConfigError(where, f'"{name}" cannot be a property of a systemd unit: it must be three letters or more')
-        from gpurun.cgroup.gvariant import parse_variant
+        from gpurun.formats.gvariant import parse_variant
 
         try:
             signature, value = parse_variant(text)
@@ -176,6 +177,8 @@ def annotation_properties(annotations: Mapping[str, str]) -> tuple[Property, ...
             # People write seconds, D-Bus carries microseconds.
             if signature not in tuple("nqiuxtd") or value < 0:
                 raise ConfigError(where, f"must be a number of seconds, not {text}")
+            if not value * 1_000_000 < _UINT64_MAX:
+                raise ConfigError(where, f"{text} is more seconds than systemd can count")
             name, signature, value = f"{name[:-3]}USec", "t", int(value * 1_000_000)
         found.append(Property(name, signature, value, where))
     return tuple(found)
@@ -220,9 +223,11 @@ def _number(text: str) -> int | None:
     if text == "max":
         return _UINT64_MAX
     digits = text.rstrip("kmgtpeKMGTPE")
-    if len(text) - len(digits) > 1 or not (digits.isascii() and digits.isdigit()):
+    number = decimal(digits)
+    if len(text) - len(digits) > 1 or number is None:
         return None  # systemd is not told, and the kernel says whether it is one
-    return int(digits) << (10 * ("kmgtpe".index(text[-1].lower()) + 1) if text != digits else 0)
+    number <<= 10 * ("kmgtpe".index(text[-1].lower()) + 1) if text != digits else 0
+    return number if number < _UINT64_MAX else None
 
 
 #: Files whose value is a number or ``max``.
@@ -259,11 +264,12 @@ def _rounded(write: CgroupWrite) -> CgroupWrite:
 def bitmask(numbers: str, where: str) -> bytes:
     """A list of CPUs or memory nodes (``0-3,8``) as the bit mask that systemd takes: byte 0 holds the numbers 0 to 7."""
     mask = 0
-    for part in numbers.replace("\n", "").split(","):
+    for part in numbers.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()) or int(last or first) > 1 << 13:
+        low, high = decimal(first), decimal(last if dash else first, 1 << 13)
+        if low is None or high is None or low > high:
             raise ConfigError(where, f'"{numbers}" is no list of numbers like 0-3,8')
-        for number in range(int(first), int(last or first) + 1):
+        for number in range(low, high + 1):
             mask |= 1 << number
     return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.cgroup.control import DIRECTORY
-from gpurun.linux.files import read_fd
+from gpurun.linux.files import Fd, read_fd
 from gpurun.linux.fs import RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
 
 TYPE_CHECKING = False
@@ -46,11 +46,8 @@ _IO_LISTS = (
 
 def read_stats(path: str, hugepage_sizes: tuple[str, ...] = ()) -> dict[str, Any]:
     """The numbers of the cgroup in the directory *path*; raises OSError when it is gone."""
-    fd = posix.open(path, DIRECTORY)
-    try:
+    with Fd(posix.open(path, DIRECTORY)) as fd:
         return stats(lambda name: _read(fd, name), hugepage_sizes)
-    finally:
-        posix.close(fd)
 
 
 def _read(fd: int, name: str) -> str:
@@ -59,12 +56,11 @@ def _read(fd: int, name: str) -> str:
         file = openat2(fd, name, posix.O_RDONLY, _BENEATH)
     except OSError:
         return ""
-    try:
-        return read_fd(file).decode()
-    except OSError:
-        return ""
-    finally:
-        posix.close(file)
+    with Fd(file):
+        try:
+            return read_fd(file).decode()
+        except OSError:
+            return ""
 
 
 def stats(read: Read, hugepage_sizes: tuple[str, ...] = ()) -> dict[str, Any]:

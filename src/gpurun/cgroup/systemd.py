@@ -14,14 +14,16 @@ Reference: org.freedesktop.systemd1(5), "The Manager Object".
 from __future__ import annotations
 
 import posix
+from _stat import S_ISDIR
 from errno import ECONNREFUSED, ECONNRESET, EPIPE
 from time import monotonic, sleep
 
-from gpurun.cgroup.dbus import Bus, DBusError, DBusLost, DBusTimeout
+from gpurun.cgroup.dbus_connection import Bus, DBusError, DBusLost, DBusTimeout
 from gpurun.cgroup.scope import Property, Scope
 from gpurun.cgroup.service_manager import Endpoint, UserManager, parse_endpoint, system_endpoints, user_endpoints
 from gpurun.errors import GpurunError, oserror_text
-from gpurun.linux.proc import in_user_namespace
+from gpurun.linux.files import Fd
+from gpurun.linux.procfs import in_user_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ _AWAY = (ECONNREFUSED, ECONNRESET, EPIPE)
 _NAME = "org.freedesktop.systemd1"
 _PATH = "/org/freedesktop/systemd1"
 _MANAGER = "org.freedesktop.systemd1.Manager"
+_SIGKILL = 9
 _UNSET = (1 << 64) - 1
 
 
@@ -193,6 +196,15 @@ def start_scope(scope: Scope) -> int:
     return pid
 
 
+def start_service(unit: str, properties: tuple[Property, ...]) -> None:
+    """Start the transient service *unit* of the system's manager; returns when it runs.  Raises :class:`GpurunError`."""
+    bus = connect()
+    try:
+        _start(bus, unit, properties)
+    finally:
+        bus.close()
+
+
 def _is_made(bus: Bus, unit: str, pid: int) -> bool:
     """Whether systemd has made *unit* for us, of which it hung up before it could say so: with our *pid* in it, if any."""
     from gpurun.cgroup.tree import cgroup_of
@@ -237,7 +249,7 @@ def release(pid: int) -> bool:
     posix.close(write)
     if posix.waitpid(pid, posix.WNOHANG)[0]:
         return False  # somebody has killed all that was in the scope
-    posix.kill(pid, 9)
+    posix.kill(pid, _SIGKILL)
     posix.waitpid(pid, 0)
     return True
 
@@ -248,12 +260,11 @@ def spare(pid: int) -> None:
         fd = posix.open(f"/proc/{pid}/oom_score_adj", posix.O_WRONLY | posix.O_CLOEXEC)
     except OSError:
         return
-    try:
-        posix.write(fd, b"-1000")
-    except PermissionError:
-        pass  # without CAP_SYS_RESOURCE
-    finally:
-        posix.close(fd)
+    with Fd(fd):
+        try:
+            posix.write(fd, b"-1000")
+        except PermissionError:
+            pass  # without CAP_SYS_RESOURCE
 
 
 def _start(bus: Bus, unit: str, properties: tuple[Property, ...]) -> None:
@@ -395,6 +406,6 @@ def _quietly(stop: Callable[[], object]) -> None:
 
 def _is_directory(path: str) -> bool:
     try:
-        return posix.stat(path).st_mode & 0o170000 == 0o040000
+        return S_ISDIR(posix.stat(path).st_mode)
     except FileNotFoundError:
         return False

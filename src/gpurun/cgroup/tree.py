@@ -14,6 +14,8 @@ import posix
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.linux.files import read_file
 from gpurun.linux.fs import CGROUP2_SUPER_MAGIC, statfs_type
+from gpurun.linux.mountinfo import MountEntry, mounts
+from gpurun.linux.procfs import parse_cgroups
 from gpurun.paths import clean_path
 from gpurun.record import Record
 
@@ -51,7 +53,7 @@ def _find_root() -> str:
             return UNIFIED_MOUNTPOINT
     except FileNotFoundError:
         pass  # nothing is mounted at the usual place; mountinfo knows the others
-    root = cgroup2_mount(_read_text("/proc/self/mountinfo"))
+    root = cgroup2_mount(mounts())
     if root is None:
         raise GpurunError(
             "no cgroup v2 hierarchy is mounted: mount one (mount -t cgroup2 none /sys/fs/cgroup) "
@@ -60,31 +62,17 @@ def _find_root() -> str:
     return root
 
 
-def cgroup2_mount(mountinfo: str) -> str | None:
-    """The mount point of the first cgroup2 in a /proc/pid/mountinfo that shows the whole tree, else of the first one."""
-    found = None
-    for line in mountinfo.splitlines():
-        before, _, after = line.partition(" - ")
-        if not after.startswith("cgroup2 "):
-            continue
-        fields = before.split(" ")
-        point = _unescape(fields[4])
-        if fields[3] == "/":
-            return point
-        found = found or point
-    return found
-
-
-def _unescape(text: str) -> str:
-    r"""mountinfo writes space, tab, newline and backslash as ``\`` and three octal digits."""
-    first, *rest = text.split("\\")
-    return first + "".join([chr(int(part[:3], 8)) + part[3:] for part in rest])
+def cgroup2_mount(mounted: list[MountEntry]) -> str | None:
+    """The mount point of the first cgroup2 among *mounted* that shows the whole tree, else of the first one."""
+    found = [mount for mount in mounted if mount.fstype == "cgroup2"]
+    whole = [mount for mount in found if mount.root == "/"]
+    return (whole or found)[0].point if found else None
 
 
 def v1_controllers(proc_cgroups: str) -> tuple[str, ...]:
     """The controllers that /proc/cgroups shows bound to a v1 hierarchy (number not 0), by their v2 names."""
-    rows = [line.split() for line in proc_cgroups.splitlines() if line and not line.startswith("#")]
-    return tuple(["io" if row[0] == "blkio" else row[0] for row in rows if row[1] != "0"])
+    rows = [line.split() for line in proc_cgroups.split("\n") if line and not line.startswith("#")]
+    return tuple(["io" if row[0] == "blkio" else row[0] for row in rows if len(row) > 1 and row[1] != "0"])
 
 
 def own_cgroup() -> str:
@@ -99,9 +87,9 @@ def cgroup_of(pid: int | str) -> str:
 
 def parse_own_cgroup(proc_cgroup: str) -> str:
     """The path of the ``0::`` line of a /proc/pid/cgroup; ``/`` when there is none."""
-    for line in proc_cgroup.splitlines():
-        if line.startswith("0::"):
-            return line[3:].removesuffix(" (deleted)") or "/"
+    for controllers, path in parse_cgroups(proc_cgroup):
+        if not controllers:
+            return path.removesuffix(" (deleted)") or "/"
     return "/"
 
 
@@ -158,7 +146,7 @@ def hugepage_name(kib: int) -> str:
 
 def _read_text(path: str) -> str:
     try:
-        data = read_file(path, 1 << 26)
+        data = read_file(path)
     except FileNotFoundError:
         return ""  # a kernel built without cgroup v1 may have no /proc/cgroups
     return data.decode("utf-8", "surrogateescape")

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
+import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,14 @@ import click
 import click.shell_completion
 
 from gpurun.cli import rows, table
-from gpurun.cli.output import write_stdout
 from gpurun.cli.parse import CommandUsageError, UnknownCommand, default_root
+from gpurun.cli.topics import BELOW, EXAMPLES, SECTIONS
 from gpurun.invocation import Invocation
+from gpurun.output import write_stdout
+from gpurun.record import replace
 
 SUMMARY = "An OCI container runtime with the GPU built in."
+SIGNALS = ("TERM", "KILL", "INT", "HUP", "QUIT", "USR1", "USR2", "STOP", "CONT", "WINCH")  # those that people send
 EPILOG = "containerd, Docker and Podman call gpurun as they call runc. `gpurun help COMMAND` says more about a command."
 
 
@@ -32,17 +38,98 @@ class _ContainerId(click.ParamType):  # type: ignore[type-arg] # generic from cl
     ) -> list[click.shell_completion.CompletionItem]:
         root = Path((ctx.parent.params.get("root") if ctx.parent else None) or default_root(_environ(), os.geteuid(), bool))
         try:
-            names = sorted(p.name for p in root.iterdir() if p.is_dir())
+            names = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))  # caches have a dot
         except OSError:  # no containers yet, or not ours to see: nothing to complete
             return []
         return [click.shell_completion.CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
+class _Words(click.ParamType):  # type: ignore[type-arg] # generic from click 8.4 on
+    """Any text, which completes to *words*."""
+
+    name = "text"
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self.words = tuple(words)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        return [click.shell_completion.CompletionItem(word) for word in self.words if word.startswith(incomplete)]
+
+
+def _values(option: rows.Option) -> tuple[str, ...]:
+    """The words that the help of *option* lists as all there are: "table or json", "soft, full, strict or ignore"."""
+    listed = option.help.rpartition(": ")[2].partition(" (")[0]
+    found = re.fullmatch(r"((?:\w+, )*)(\w+) or (\w+)", listed)
+    return (*[word for word in found[1].split(", ") if word], found[2], found[3]) if found else ()
+
+
+class Formatter(click.HelpFormatter):
+    """Breaks lines between words alone: an option or a path is not torn apart at its hyphens."""
+
+    def write_text(self, text: str) -> None:
+        indent = " " * self.current_indent
+        for number, paragraph in enumerate(re.split(r"\n\s*\n", text)):
+            self.write("\n" if number else "")
+            if paragraph.startswith("\b"):  # as it is
+                self.write(textwrap.indent(paragraph[1:].strip("\n"), indent) + "\n")
+            else:
+                self.write("".join([f"{indent}{line}\n" for line in _wrapped(paragraph, self.width - self.current_indent)]))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        rows, indent = list(rows), self.current_indent
+        column = min(max(len(first) for first, _ in rows), col_max) + col_spacing + indent
+        for first, second in rows:
+            line = " " * indent + first
+            wrapped = _wrapped(second, max(self.width - column, 10)) or [""]
+            if len(line) > column - col_spacing:
+                self.write(f"{line}\n")
+                line = ""
+            self.write(f"{line.ljust(column)}{wrapped[0]}".rstrip() + "\n")
+            self.write("".join([" " * column + more + "\n" for more in wrapped[1:]]))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
+
+
+class Context(click.Context):
+    """A context of click's whose help is written by :class:`Formatter`."""
+
+    formatter_class = Formatter
+
+
+class _Command(click.Command):
+    context_class = Context
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The examples, as they are."""
+        if self.epilog:
+            with formatter.section("Examples"):
+                formatter.write_text("\b\n" + self.epilog)
+
+
 class _Group(click.Group):
-    """Lists commands in the table's order, which is the order of a container's life."""
+    """Lists commands in their own order; those of gpurun itself in sections, in the order of a container's life."""
+
+    context_class = Context
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections = SECTIONS if ctx.parent is None else {"Commands": tuple(self.commands)}
+        width = max(len(name) for name in self.commands)
+        for title, names in sections.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), self.commands[name].short_help or "") for name in names])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if ctx.parent is None:
+            super().format_epilog(ctx, formatter)
+        else:
+            _Command.format_epilog(self, ctx, formatter)  # type: ignore[arg-type] # only reads the epilog
 
 
 def _environ() -> dict[bytes, bytes]:
@@ -63,6 +150,8 @@ def _parameter(option: rows.Option) -> click.Option:
         "dir": (click.Path(file_okay=False), "DIR"),
     }
     kind, metavar = kinds[option.kind]
+    if option.kind == "text" and (words := _values(option)):
+        kind = _Words(words)
     return click.Option(names, type=kind, metavar=metavar, help=option.help, hidden=hidden, multiple=option.kind == "texts")
 
 
@@ -75,37 +164,82 @@ def build() -> click.Group:
     )
     for name in table.COMMANDS:
         row = rows.command(name)
-        parameters_of: list[click.Parameter] = [_parameter(o) for o in row.options]
-        words = row.arguments.split()
-        for i, word in enumerate(words):
-            many = -1 if row.most < 0 and i == len(words) - 1 else 1
-            kind = _ContainerId() if word == "ID" and name not in ("create", "run") else None
-            parameters_of.append(click.Argument([f"argument{i}"], type=kind, metavar=word, required=False, nargs=many))
-        text = row.help[:1].upper() + row.help[1:] + "."
-        group.add_command(click.Command(name, params=parameters_of, help=text, short_help=row.help))
+        if name in BELOW:
+            group.add_command(_below(row))
+        else:
+            completes = name not in ("create", "run")
+            group.add_command(_command(name, row.arguments, row.help, row.options, row.most < 0, completes))
     return group
 
 
-def help_text(command: str = "") -> str:
-    """The help of *command*, or of the whole; raises :class:`UnknownCommand`."""
-    group = build()
-    context = click.Context(group, info_name="gpurun", **group.context_settings)
-    if not command:
-        return group.get_help(context) + "\n"
-    found = group.commands.get(command)
-    if found is None:
-        raise UnknownCommand(command)
-    return found.get_help(click.Context(found, info_name=command, parent=context)) + "\n"
+def _below(row: rows.Command) -> click.Group:
+    """A command that has commands below it; each has the options that are for it, or for all."""
+    group = _Group(row.name, help=_sentence(row.help), short_help=row.help, epilog=_examples(row.name))
+    for name, (arguments, text) in BELOW[row.name].items():
+        options = [told for option in row.options if (told := _for(name, option, BELOW[row.name])) is not None]
+        many = arguments.endswith(("...", "...]"))
+        group.add_command(_command(name, arguments, text, tuple(options), many, False, f"{row.name} {name}"))
+    return group
 
 
-def show_help(invocation: Invocation) -> int:
-    write_stdout(help_text(invocation.args[0] if invocation.args else ""))
+def _for(name: str, option: rows.Option, names: dict[str, tuple[str, str]]) -> rows.Option | None:
+    """*option* as the command *name* has it, None when it is for others: its help begins with whom it is for."""
+    whom, colon, text = option.help.partition(": ")
+    words = whom.split(", ")
+    if not colon or not set(words) <= set(names):
+        return option
+    return replace(option, help=text) if name in words else None
+
+
+def _command(
+    name: str, arguments: str, text: str, options: tuple[rows.Option, ...], many: bool, completes: bool, path: str = ""
+) -> click.Command:
+    """A command whose last argument may be given again where *many*; an ID *completes* to the containers there are."""
+    parameters: list[click.Parameter] = [_parameter(option) for option in options]
+    words = arguments.split()
+    for i, word in enumerate(words):
+        kind = _ContainerId() if word == "ID" and completes else _Words(SIGNALS) if word == "[SIGNAL]" else None
+        count = -1 if many and i == len(words) - 1 else 1
+        parameters.append(click.Argument([f"argument{i}"], type=kind, metavar=word, required=False, nargs=count))
+    epilog = _examples(path or name)
+    return _Command(name, params=parameters, help=_sentence(text), short_help=text, epilog=epilog)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."
+
+
+def _examples(path: str) -> str:
+    return "\n".join(EXAMPLES[path])
+
+
+def help_text(*topic: str, program: str = "gpurun") -> str:
+    """The help of the command *topic* (its name, and that of one below it), or of the whole.
+
+    Raises :class:`UnknownCommand`.
+    """
+    command: click.Command = build()
+    context = Context(command, info_name=program, **command.context_settings)
+    for name in topic:
+        found = command.commands.get(name) if isinstance(command, click.Group) else None
+        if found is None and context.parent is None:
+            raise UnknownCommand(name)
+        if found is None:  # below a command that has nothing of that name: its own help says what there is
+            break
+        command, context = found, Context(found, info_name=name, parent=context)
+    text = command.get_help(context)
+    return re.sub(r"^  gpurun ", f"  {program} ", text, flags=re.MULTILINE) + "\n"  # in examples
+
+
+def show_help(invocation: Invocation, program: str = "gpurun") -> int:
+    """The help that the command line asks for, of *program*: gpurun, or a program of NVIDIA's that has the same command."""
+    write_stdout(help_text(*invocation.args, program=program))
     return 0
 
 
 def show_usage(error: CommandUsageError) -> None:
     """What runc prints on stdout before it reports a usage error: what is wrong, and the help."""
-    write_stdout(f"Incorrect Usage: {error}\n\n{help_text(error.command)}")
+    write_stdout(f"Incorrect Usage: {error}\n\n{help_text(*([error.command] if error.command else []))}")
 
 
 def did_you_mean(name: str) -> str:

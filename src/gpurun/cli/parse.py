@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.cli.table import COMMANDS, GLOBALS
+from gpurun.cli.table import COMMANDS, GLOBALS, GROUPS
+from gpurun.decimals import decimal
 from gpurun.errors import GpurunError, UsageError
 from gpurun.invocation import Globals, Invocation
+from gpurun.linux.files import Fd
 from gpurun.paths import absolute_path
 
 TYPE_CHECKING = False
@@ -58,7 +60,7 @@ def parse_globals(args: Sequence[str]) -> tuple[Globals, list[str]]:
     Raises :class:`UsageError` on what the table does not know, :class:`GpurunError` on a value that cannot be.
     """
     values, rest = _options("", GLOBALS, args, stop=True)
-    manager = str(values.get("cgroup-manager", ""))
+    manager, maps = str(values.get("cgroup-manager", "")), values.get("gpu-map", ())
     if manager not in ("", "cgroupfs", "systemd", "disabled"):
         raise GpurunError(f"invalid cgroup-manager: {manager} (cgroupfs, systemd or disabled)")
     options = Globals(
@@ -70,6 +72,7 @@ def parse_globals(args: Sequence[str]) -> tuple[Globals, list[str]]:
         systemd_cgroup=bool(values.get("systemd-cgroup")) or manager == "systemd",
         cgroup_manager=manager,
         rootless=str(values.get("rootless", "auto")),
+        gpu_map=maps if isinstance(maps, tuple) else (),
     )
     if values.get("version"):
         return options, ["version"]
@@ -87,14 +90,14 @@ def parse_command(options: Globals, words: Sequence[str]) -> Invocation:
     if name == "version":
         return Invocation(name, (), {}, options)
     if name in ("help", "h"):
-        return Invocation("help", tuple(words[1:2]), {}, options)
+        return Invocation("help", tuple(words[1 : 3 if words[1:2] and words[1] in GROUPS else 2]), {}, options)
     row = COMMANDS.get(name)
     if row is None:
         raise UnknownCommand(name)
     _, least, most, stop, _, _, rows = row
     values, arguments = _options(name, rows, words[1:], stop)
     if values.pop("help", False):
-        return Invocation("help", (name,), {}, options)
+        return Invocation("help", (name, *arguments[:1]) if name in GROUPS else (name,), {}, options)
     _check_count(name, len(arguments), least, most)
     return Invocation(name, tuple(arguments), values, options)
 
@@ -153,7 +156,7 @@ def _boolean(command: str, name: str, value: str) -> bool:
 
 def _number(command: str, name: str, value: str) -> int:
     digits = value[1:] if value[:1] in ("-", "+") else value
-    if not (digits.isascii() and digits.isdigit()):
+    if decimal(digits) is None:
         raise CommandUsageError(command, f'invalid value "{value}" for flag -{name}: parse error')
     return int(value)
 
@@ -205,7 +208,5 @@ def _in_user_namespace() -> bool:
         fd = posix.open("/proc/self/uid_map", posix.O_RDONLY | posix.O_CLOEXEC)
     except OSError:  # no procfs, or a kernel without user namespaces: then there is no other one to be in
         return False
-    try:
+    with Fd(fd):
         return posix.read(fd, 4096).split() != [b"0", b"0", b"4294967295"]
-    finally:
-        posix.close(fd)

@@ -8,13 +8,13 @@ from gpurun.paths import absolute_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.engine.criu import CriuOptions
+    from gpurun.engine.caller.criu_options import CriuOptions
     from gpurun.invocation import Invocation
 
 
 def criu_options(invocation: Invocation) -> CriuOptions:
     """The options that both commands have."""
-    from gpurun.engine.criu import CriuOptions
+    from gpurun.engine.caller.criu_options import CriuOptions
 
     work = invocation.option("work-path")
     return CriuOptions(
@@ -34,8 +34,8 @@ def criu_options(invocation: Invocation) -> CriuOptions:
 
 def checkpoint(invocation: Invocation) -> int:
     """``checkpoint ID``: save the container; without --leave-running it is gone then."""
-    from gpurun.engine.checkpoint import CheckpointOptions
-    from gpurun.engine.checkpoint import checkpoint as save
+    from gpurun.engine.caller.checkpoint import CheckpointOptions
+    from gpurun.engine.caller.checkpoint import checkpoint as save
 
     options = CheckpointOptions(
         id=invocation.args[0],
@@ -56,15 +56,17 @@ def checkpoint(invocation: Invocation) -> int:
 
 def restore(invocation: Invocation) -> int:
     """``restore ID``: make the container from its image; in the foreground wait, delete, and return its exit code."""
-    from gpurun.engine import lifecycle
-    from gpurun.engine.restore import RestoreOptions
-    from gpurun.engine.restore import restore as make
+    from gpurun.engine.caller import lifecycle
+    from gpurun.engine.caller.restore import RestoreOptions
+    from gpurun.engine.caller.restore import restore as make
     from gpurun.engine.signals import block_signals
 
+    maps = invocation.texts("gpu-map") or invocation.globals.gpu_map
     options = RestoreOptions(
         create=create_options(invocation),
         criu=criu_options(invocation),
         tcp_close=invocation.flag("tcp-close"),
+        gpu_map=tuple([pair for text in maps for pair in text.split(",")]),
         lsm_profile=invocation.option("lsm-profile"),
         lsm_mount_context=invocation.option("lsm-mount-context"),
     )

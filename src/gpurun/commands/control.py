@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import posix
 
+from gpurun import log
 from gpurun.cgroup import control
-from gpurun.cli.output import write_stdout
+from gpurun.decimals import decimal
 from gpurun.engine import state as store
 from gpurun.errors import GpurunError, NotRunning, strerror_lower
+from gpurun.linux.files import Fd
+from gpurun.output import write_stdout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.invocation import Invocation
+
+_MAX_LIST = 64 << 20  # bytes of what ps(1) says
 
 
 def pause(invocation: Invocation) -> int:
@@ -66,16 +71,15 @@ def ps_lines(output: str, pids: frozenset[int]) -> str:
 def _run_ps(args: tuple[str, ...]) -> str:
     read, write = posix.pipe2(posix.O_CLOEXEC)
     env = {k: v for k, v in posix.environ.items() if k in (b"PATH", b"TERM", b"LANG", b"LC_ALL", b"COLUMNS")}
-    try:
-        pid = posix.posix_spawn(_find_ps(), ["ps", *args], env, file_actions=[(posix.POSIX_SPAWN_DUP2, write, 1)])
-    except OSError as e:
-        posix.close(read)
-        raise GpurunError(f"cannot run ps: {strerror_lower(e.errno)}") from None
-    finally:
-        posix.close(write)
+    with Fd(write):
+        try:
+            pid = posix.posix_spawn(_find_ps(), ["ps", *args], env, file_actions=[(posix.POSIX_SPAWN_DUP2, write, 1)])
+        except OSError as e:
+            posix.close(read)
+            raise GpurunError(f"cannot run ps: {strerror_lower(e.errno)}") from None
     from gpurun.linux.files import read_fd
 
-    output = read_fd(read, 64 << 20)
+    output = read_fd(read, _MAX_LIST)
     posix.close(read)
     code = posix.waitstatus_to_exitcode(posix.waitpid(pid, 0)[1])
     if code:
@@ -112,13 +116,14 @@ _SCHEMATA = (("l3-cache-schema", "l3CacheSchema"), ("mem-bw-schema", "memBwSchem
 
 def update(invocation: Invocation) -> int:
     """``update ID``: new limits from a file, from stdin, or from options (which then do not count beside a file)."""
-    from gpurun.engine.update import parse_bytes, read_update, update_container
+    from gpurun.engine.caller.update import parse_bytes, read_update, update_container
     from gpurun.linux.files import read_fd, read_file
+    from gpurun.oci.reader import MAX_DOCUMENT
 
     schemata = {key: text for option, key in _SCHEMATA if (text := invocation.option(option))}
     path = invocation.option("resources")
     if path:
-        data = read_fd(0, 16 << 20) if path == "-" else read_file(path, 16 << 20)
+        data = read_fd(0, MAX_DOCUMENT) if path == "-" else read_file(path, MAX_DOCUMENT)
         resources = read_update(data, "stdin" if path == "-" else path)
     else:
         document: dict[str, dict[str, int | str]] = {}
@@ -130,11 +135,17 @@ def update(invocation: Invocation) -> int:
             document.setdefault(group, {})[member] = value
         resources = read_update(document, "")
     update_container(invocation.globals.root, invocation.args[0], resources, schemata)
+    gpus = invocation.option("gpus")
+    if gpus:
+        from gpurun.engine.caller.attach import set_gpus
+
+        for warning in set_gpus(invocation.globals.root, invocation.args[0], gpus):
+            log.warning(warning)
     return 0
 
 
 def _number(text: str, option: str) -> int:
     digits = text[1:] if text[:1] in "+-" else text
-    if not (digits.isascii() and digits.isdigit()):
+    if decimal(digits) is None:
         raise GpurunError(f'invalid value for {option}: "{text}" is no number')
     return int(text)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.cli.output import write_stdout
 from gpurun.errors import GpurunError
-from gpurun.jsontext import dumps
+from gpurun.formats.jsontext import dumps
+from gpurun.output import write_stdout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def features(invocation: Invocation) -> int:
 
 def built() -> Built:
     """What this build does, read from the tables that do it."""
+    from gpurun.engine.plan.scheduling import MEMORY_POLICIES, MEMORY_POLICY_FLAGS
     from gpurun.ns.namespaces import NAMESPACES
     from gpurun.ns.options import option_names
     from gpurun.oci.config import HOOK_NAMES
@@ -62,6 +63,8 @@ def built() -> Built:
         apparmor=True,
         selinux=True,
         intel_rdt=True,
+        memory_policies=tuple(MEMORY_POLICIES),
+        memory_policy_flags=tuple(MEMORY_POLICY_FLAGS),
         idmap=True,
         net_devices=True,
         checkpoint=_has_criu(),
@@ -80,7 +83,7 @@ def _has_criu() -> bool:
 
 def _seccomp() -> tuple[dict[str, Any] | None, str]:
     """The member of the document and libseccomp's version; (None, "") where the library is not installed."""
-    from gpurun.engine.seccomp import supported_flags
+    from gpurun.engine.caller.seccomp import supported_flags
     from gpurun.linux.libseccomp import Library, find
     from gpurun.security.seccomp import ACTIONS, ARCHITECTURES, FLAGS, OPERATORS
 

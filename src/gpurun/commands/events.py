@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpurun.cli.output import write_stdout
-from gpurun.engine.events import follow, parse_duration, print_stats
+from gpurun.engine.caller.events import follow, parse_duration, print_stats
+from gpurun.output import write_stdout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from gpurun.errors import GpurunError, UnsupportedError, oserror_text
+from gpurun.launcher.fresh_interpreter import EXEC_ENTRY
 from gpurun.paths import absolute_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.engine.exec import ExecOptions
+    from gpurun.engine.plan.exec import ExecOptions
     from gpurun.invocation import Invocation
 
-EXEC_ENTRY = "gpurun.engine.setns_init:main"
 #: What exec exits with when it is exec that failed: the codes below are the process' own.
 FAILURE = 255
+_MAX_PROCESS = 64 << 20  # bytes of process.json
 
 
 class ExecError(GpurunError):
@@ -27,17 +28,19 @@ class ExecError(GpurunError):
 def execute(invocation: Invocation) -> int:
     """``exec ID COMMAND...`` or ``exec --process FILE ID``: the exit code of the process, or 255."""
     try:
-        from gpurun.engine.child import check_preserved_fds, dismiss, start_child
+        from gpurun.engine.caller.preserved import preserved_fds
 
         count = invocation.number("preserve-fds")
         if count < 0:
             raise GpurunError("--preserve-fds must not be negative")
-        check_preserved_fds(count)
-        started = start_child(EXEC_ENTRY, count)
-        from gpurun.engine.exec import exec_process  # read while the child reads its own modules
+        preserved = preserved_fds(count)
+        from gpurun.engine.caller.start_init import dismiss, start_child
+
+        started = start_child(EXEC_ENTRY, preserved)
+        from gpurun.engine.caller.exec import exec_process  # read while the child reads its own modules
 
         try:
-            options = exec_options(invocation)
+            options = exec_options(invocation, preserved)
         except BaseException:
             dismiss(started)
             raise
@@ -48,9 +51,13 @@ def execute(invocation: Invocation) -> int:
         raise ExecError(oserror_text(e)) from None
 
 
-def exec_options(invocation: Invocation) -> ExecOptions:
-    """The options of exec; raises :class:`GpurunError` when the file of the process cannot be read."""
-    from gpurun.engine.exec import ExecOptions, read_process_file
+def exec_options(invocation: Invocation, preserved: tuple[int, ...] = ()) -> ExecOptions:
+    """The options of exec, with the descriptors that are *preserved*.
+
+    Raises :class:`GpurunError` when the file of the process cannot be read.
+    """
+    from gpurun.engine.caller.exec import read_process_file
+    from gpurun.engine.plan.exec import ExecOptions
 
     container_id, *args = invocation.args
     process = None
@@ -58,7 +65,7 @@ def exec_options(invocation: Invocation) -> ExecOptions:
     if path:
         from gpurun.linux.files import read_file
 
-        process = read_process_file(read_file(path, 64 << 20), path)
+        process = read_process_file(read_file(path, _MAX_PROCESS), path)
     paths = [invocation.option(name) for name in ("pid-file", "console-socket", "pidfd-socket")]
     pid_file, console_socket, pidfd_socket = [absolute_path(path) if path else "" for path in paths]
     return ExecOptions(
@@ -79,7 +86,7 @@ def exec_options(invocation: Invocation) -> ExecOptions:
         pid_file=pid_file,
         console_socket=console_socket,
         pidfd_socket=pidfd_socket,
-        preserve_fds=invocation.number("preserve-fds"),
+        preserved=preserved,
         cgroup=_sub_cgroup(invocation.texts("cgroup")),
         ignore_paused=invocation.flag("ignore-paused"),
     )

@@ -1,30 +1,33 @@
-"""gpu: what GPUs this host has and who uses them, whether containers can, and what a request would bring."""
+"""gpu: what GPUs this host has, who uses and leases them, whether containers can, and what a request would bring."""
 
 from __future__ import annotations
 
 import posix
 
-from gpurun.cli.output import write_stdout
+from gpurun.cli.terminal import folded, width
 from gpurun.errors import GpurunError, UsageError
-from gpurun.jsontext import dumps
+from gpurun.formats.jsontext import dumps
+from gpurun.output import write_stdout
 from gpurun.record import to_plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpurun.gpu.doctor_host import Finding
     from gpurun.invocation import Invocation
 
-_COMMANDS = ("list", "doctor", "explain")
+_COMMANDS = ("list", "leases", "lease", "attach", "detach", "doctor", "explain")
+_VERDICT = 6  # columns of the doctor's verdict and the blanks behind it
 
 
 def gpu(invocation: Invocation) -> int:
-    """``gpu list``, ``gpu doctor`` and ``gpu explain``.
+    """``gpu list``, ``leases``, ``lease``, ``attach``, ``detach``, ``doctor`` and ``explain``.
 
     The exit code is 1 when the doctor finds something that does not work, or explain that create would fail.
     """
     what, *words = invocation.args
     if what not in _COMMANDS:
         raise UsageError(f'gpu: no such command "{what}", use {", ".join(_COMMANDS[:-1])} or {_COMMANDS[-1]}')
-    if words and what != "explain":
+    if words and what not in ("explain", "lease", "attach", "detach"):
         raise UsageError(f"gpu {what}: takes no argument")
     form = "json" if invocation.flag("json") else invocation.option("format", "table")
     if form not in ("table", "json"):
@@ -36,19 +39,53 @@ def gpu(invocation: Invocation) -> int:
 
         roots = state_roots(invocation.globals.root, invocation.globals.root_given)
         return list_gpus(env, form, roots, invocation.flag("processes"))
+    if what in ("attach", "detach"):
+        from gpurun.commands import gpu_attach
+
+        return (gpu_attach.attach if what == "attach" else gpu_attach.detach)(tuple(words), invocation)
+    if what in ("leases", "lease"):
+        from gpurun.commands.gpu_leases import list_leases, release
+
+        return release(tuple(words), env, invocation.flag("release")) if what == "lease" else list_leases(env, form)
     if what == "explain":
         from gpurun.commands.gpu_explain import explain
 
         return explain(tuple(words), env, form)
-    return _doctor(env, form)
+    return _doctor(invocation, env, form)
 
 
-def _doctor(env: dict[str, str], form: str) -> int:
-    from gpurun.hook.doctor import examine
+def _doctor(invocation: Invocation, env: dict[str, str], form: str) -> int:
+    from gpurun.commands.gpu_use import state_roots
+    from gpurun.gpu.doctor import examine
 
-    findings = examine(env)
+    roots = state_roots(invocation.globals.root, invocation.globals.root_given)
+    findings = (*examine(env), *_containers(roots, env))
     if form == "json":
         write_stdout(dumps([to_plain(f) for f in findings], 2) + "\n")
     else:
-        write_stdout("".join([f"{f.verdict:4}  {f.subject}: {f.text}\n" for f in findings]))
+        text = "".join([f"{f.verdict:4}  {f.subject}: {f.text}\n" for f in findings])
+        write_stdout(folded(text, width(), _VERDICT))
     return 1 if any(f.verdict == "fail" for f in findings) else 0
+
+
+def _containers(roots: tuple[str, ...], env: dict[str, str]) -> list[Finding]:
+    """What is wrong with containers that run already."""
+    from gpurun.commands.gpu_use import containers_of, with_another_driver
+    from gpurun.gpu.doctor_host import Finding
+    from gpurun.gpu.host.driver import module_version
+    from gpurun.gpu.host.roots import roots_from_environment
+
+    loaded = module_version(roots_from_environment(env))
+    if not loaded:
+        return []  # told already
+    held = containers_of(roots)
+    stale = with_another_driver(held, loaded)
+    if not stale:
+        return (
+            [Finding("containers", "ok", f"{len(held)} with GPUs, all with the libraries of driver {loaded}")]
+            if held
+            else []
+        )
+    named = ", ".join([f"{container} ({version})" for container, version in stale])
+    text = f"the kernel module is {loaded}, the driver libraries are not in {named}: make these containers anew"
+    return [Finding("containers", "fail", text)]

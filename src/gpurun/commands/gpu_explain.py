@@ -6,24 +6,27 @@ The request is a bundle, or variables as a container would have them: ``NVIDIA_V
 
 from __future__ import annotations
 
-from gpurun.cli.output import write_stdout
+from gpurun.cdi.edits import ContainerEdits
+from gpurun.cli.terminal import folded, width
 from gpurun.errors import GpurunError, UsageError
-from gpurun.hook.driver import library_capabilities, read_driver
-from gpurun.hook.edits import ContainerEdits
-from gpurun.hook.explain import Item, Question, edit_items, missing_items
-from gpurun.hook.gpu import gpu_edits, roots_of
-from gpurun.hook.request import read_request
-from gpurun.hook.settings import site_settings
-from gpurun.jsontext import dumps
+from gpurun.formats.jsontext import dumps
+from gpurun.gpu.explain import Item, Question, edit_items, missing_items
+from gpurun.gpu.host.driver import read_driver
+from gpurun.gpu.host.file_names import library_capabilities
+from gpurun.gpu.request.environment import read_request
+from gpurun.gpu.request.settings import roots_of, site_settings
+from gpurun.gpu.resolve import Inquiry, gpu_edits, may_share
+from gpurun.output import write_stdout
 from gpurun.paths import absolute_path
-from gpurun.record import to_plain
+from gpurun.record import replace, to_plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from gpurun.hook.request import GpuRequest
+    from gpurun.gpu.request.records import GpuRequest
+    from gpurun.gpu.request.settings import Settings
 
 _TITLES = {
     "environment": "environment",
@@ -42,7 +45,7 @@ _TITLES = {
 def explain(words: tuple[str, ...], env: Mapping[str, str], form: str) -> int:
     """``gpu explain BUNDLE|NAME=VALUE...``; exit code 1 when the container would not be made."""
     answer = answer_for(question(words), env)
-    write_stdout(dumps(answer, 2) + "\n" if form == "json" else text_of(answer))
+    write_stdout(dumps(answer, 2) + "\n" if form == "json" else folded(text_of(answer), width()))
     return 1 if answer["error"] else 0
 
 
@@ -54,7 +57,8 @@ def question(words: tuple[str, ...]) -> Question:
         return Question(words)
     if len(words) > 1:
         raise UsageError("gpu explain: one bundle, or variables, but not both")
-    from gpurun.engine.create import injected_devices, read_bundle
+    from gpurun.engine.caller.bundle import read_bundle
+    from gpurun.engine.caller.device_edits import injected_devices
 
     config = read_bundle(absolute_path(words[0]), "")[1]
     capabilities = config.process.capabilities
@@ -75,7 +79,8 @@ def answer_for(asked: Question, env: Mapping[str, str]) -> dict[str, Any]:
         request = read_request(asked.env, asked.annotations, asked.privileged, settings.policy, asked.mounts)
         if request is not None:
             answer["request"] = _request(request)
-        edits = gpu_edits(asked.env, asked.annotations, asked.privileged, env, settings, asked.mounts, asked.injected)
+        question = (asked.env, asked.annotations, asked.privileged, env, settings, asked.mounts, asked.injected)
+        edits = gpu_edits(_with_lessors(Inquiry(*question), env))
     except GpurunError as e:
         return answer | {"error": str(e)}
     if edits is None:
@@ -86,6 +91,24 @@ def answer_for(asked: Question, env: Mapping[str, str]) -> dict[str, Any]:
     driver = read_driver(roots_of(env, settings), request.capabilities, env)
     missing = missing_items(driver, library_capabilities(request.capabilities), "compat32" in request.capabilities)
     return answer | {"driverVersion": driver.version, "missing": [{"what": m.path, "reason": m.reason} for m in missing]}
+
+
+def _with_lessors(asked: Inquiry, env: Mapping[str, str]) -> Inquiry:
+    """*asked*, with what looks which free GPU or which share would be given now."""
+    if may_share(asked.env, asked.annotations):
+        from gpurun.engine.caller.shares import looking
+
+        sharing = looking(asked.env, asked.annotations, asked.mounts, env)
+        if sharing is not None:
+            return replace(asked, lessor=sharing.free, sharer=sharing.give)
+    return replace(asked, lessor=lambda request, site: _lease(request, site, env))
+
+
+def _lease(request: GpuRequest, settings: Settings, env: Mapping[str, str]) -> GpuRequest:
+    """*request* with the GPUs that it would be given now, and a warning that says why those."""
+    from gpurun.engine.caller.leases import look
+
+    return look(request, settings, env)
 
 
 def _request(request: GpuRequest) -> dict[str, Any]:

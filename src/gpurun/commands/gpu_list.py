@@ -2,7 +2,8 @@
 
 The JSON form is for programs and only ever grows: ``driverVersion``, and ``gpus``, each with ``index``, ``uuid``, ``busId``,
 ``minor``, ``numaNode`` (-1: the host does not say), ``model``, ``node``, ``migDevices`` (``gpuInstance``,
-``computeInstance``, ``uuid``, ``index``, ``profile``, ``nodes``, ``containers``) and ``containers`` (ids).  With
+``computeInstance``, ``uuid``, ``index``, ``profile``, ``nodes``, ``containers``), ``containers`` (ids) and ``leases`` (as
+``gpu leases --json`` has them, of it and of its MIG devices).  With
 ``--processes`` NVML is asked as well (within a time limit): then ``memory`` (``total``, ``used``: bytes), ``utilization``
 (percent) and ``processes`` (``pid``, ``command``, ``container``, ``memory``) are there, and ``nvml`` says why NVML said
 nothing.  What is not known is null.
@@ -10,23 +11,34 @@ nothing.  What is not known is null.
 
 from __future__ import annotations
 
-from gpurun.cli.output import write_stdout
+import posix
+
+from gpurun.cli.terminal import folded, width
+from gpurun.commands.gpu_leases import row as lease_row
 from gpurun.commands.gpu_use import Held, Holder, containers_of, holders
-from gpurun.errors import GpurunError
-from gpurun.hook.driver import module_version, read_gpus
-from gpurun.hook.gpu import roots_of
-from gpurun.hook.nvml import USAGE, find_nvml, query
-from gpurun.hook.settings import Settings, site_settings
-from gpurun.jsontext import dumps
+from gpurun.engine.caller.leases import open_store
+from gpurun.errors import GpurunError, shown
+from gpurun.formats.jsontext import dumps
+from gpurun.gpu.doctor_host import other_cards
+from gpurun.gpu.host.driver import module_version
+from gpurun.gpu.host.gpus import read_gpus
+from gpurun.gpu.host.nvml import USAGE, find_nvml, query
+from gpurun.gpu.host.roots import PROC
+from gpurun.gpu.platforms.platform import TEGRA, WSL, detect
+from gpurun.gpu.request.settings import Settings, roots_of, site_settings
+from gpurun.gpu.request.share import share_text
+from gpurun.output import write_stdout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from gpurun.hook.gpus import Gpu
-    from gpurun.hook.host import HostNode, Roots
-    from gpurun.hook.mig import MigDevice
+    from gpurun.gpu.host.gpus import Gpu
+    from gpurun.gpu.host.mig import MigDevice
+    from gpurun.gpu.host.nodes import HostNode
+    from gpurun.gpu.host.roots import Roots
+    from gpurun.gpu.leases.store import Lease
 
     Row = dict[str, Any]
 
@@ -37,9 +49,33 @@ _MIB = 1 << 20
 def list_gpus(env: Mapping[str, str], form: str, roots: tuple[str, ...], processes: bool) -> int:
     """``gpu list``: *roots* are the state directories whose containers are looked at; returns the exit code."""
     where = site_roots(env)
-    answer = describe(where, roots, processes)
-    write_stdout(dumps(answer, 2) + "\n" if form == "json" else table(answer))
+    answer = describe(where, roots, processes, open_store(env).leases())
+    if form == "json":
+        write_stdout(dumps(answer, 2) + "\n")
+    elif answer["gpus"]:
+        write_stdout(fitting(answer, width()))
+    else:
+        posix.write(2, f"gpurun: {why_none(where, answer['driverVersion'])}\n".encode("utf-8", "surrogateescape"))
     return 0
+
+
+def why_none(where: Roots, version: str) -> str:
+    """Why there is no GPU to list, where was looked for one, and what to do."""
+    platform = detect(where)
+    if platform == WSL:
+        return (
+            "no GPU to list: this is WSL 2, whose GPUs are one device, /dev/dxg: ask for it with NVIDIA_VISIBLE_DEVICES=all"
+        )
+    if platform == TEGRA and not version:
+        return "no GPU to list: this is a Tegra, whose GPU is no PCI card: ask for it with NVIDIA_VISIBLE_DEVICES=0 or all"
+    proc = f"{where.sysroot}{PROC}"
+    others = "; ".join([finding.text for finding in other_cards(where)])
+    if not version:
+        text = f"no GPU: the driver's kernel module is not loaded, there is no {proc}/version: `modprobe nvidia`"
+    else:
+        text = f"no GPU: the driver {version} is loaded and has none in {proc}/gpus"
+        text += ": look whether one is in the machine (`lspci -d 10de:`)"
+    return f"{text}{f'; {others}' if others else ''}; `gpurun gpu doctor` looks further"
 
 
 def site_roots(env: Mapping[str, str]) -> Roots:
@@ -51,11 +87,11 @@ def site_roots(env: Mapping[str, str]) -> Roots:
     return roots_of(env, settings)
 
 
-def describe(where: Roots, roots: tuple[str, ...], processes: bool) -> Row:
+def describe(where: Roots, roots: tuple[str, ...], processes: bool, leases: tuple[Lease, ...] = ()) -> Row:
     """The document of the JSON form."""
     gpus = read_gpus(where)
     held = containers_of(roots)
-    answer: Row = {"driverVersion": module_version(where), "gpus": [_gpu(gpu, held) for gpu in gpus]}
+    answer: Row = {"driverVersion": module_version(where), "gpus": [_gpu(gpu, held, leases) for gpu in gpus]}
     if not processes:
         return answer
     usage, problem = _usage(where)
@@ -65,7 +101,8 @@ def describe(where: Roots, roots: tuple[str, ...], processes: bool) -> Row:
     return answer | {"nvml": problem}
 
 
-def _gpu(gpu: Gpu, held: tuple[Held, ...]) -> Row:
+def _gpu(gpu: Gpu, held: tuple[Held, ...], leases: tuple[Lease, ...]) -> Row:
+    keys = {lease.file: [unit.key.partition("/")[0] for unit in lease.units] for lease in leases}
     return {
         "index": gpu.index,
         "uuid": gpu.uuid,
@@ -76,6 +113,7 @@ def _gpu(gpu: Gpu, held: tuple[Held, ...]) -> Row:
         "node": gpu.node.host_path,
         "migDevices": [_mig(mig, held) for mig in gpu.mig],
         "containers": _ids(held, (gpu.node,)),
+        "leases": [lease_row(lease) for lease in leases if gpu.bus_id.lower() in keys[lease.file]],
     }
 
 
@@ -124,21 +162,63 @@ def _add_usage(row: Row, told: Row, using: tuple[Holder, ...], held: tuple[Held,
         mig |= {name: known.get(name) for name in ("uuid", "index", "profile")}
 
 
+def fitting(answer: Row, columns: int) -> str:
+    """The document for people: a table where it fits into *columns* (0: any number), else a few lines for each GPU."""
+    text = table(answer)
+    if not columns or all(len(line) <= columns for line in text.splitlines()):
+        return text
+    return folded(blocks(answer), columns)
+
+
+def blocks(answer: Row) -> str:
+    """Each GPU in lines of its own: the index and the model, then what the columns of the table have."""
+    text = ""
+    names = [name.lower() for name in _COLUMNS]
+    for row in answer["gpus"]:
+        cells = dict(zip(names, _cells(row), strict=True))
+        text += f"{cells.pop('index')}   {cells.pop('model')}\n"
+        text += "".join([f"    {name:10}  {cell}\n" for name, cell in cells.items() if cell])
+        text += "".join([f"    {note}\n" for note in _notes(row)])
+    return text + _nvml_line(answer)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    """What stands below :data:`_COLUMNS`."""
+    numa = str(row["numaNode"]) if row["numaNode"] != -1 else "-"
+    return (str(row["index"]), row["uuid"], row["busId"], row["node"], numa, row["model"], ",".join(row["containers"]))
+
+
+def _notes(row: Row) -> list[str]:
+    return (
+        [_lease_line(lease) for lease in row["leases"]] + [_mig_line(mig) for mig in row["migDevices"]] + _usage_lines(row)
+    )
+
+
+def _lease_line(lease: Row) -> str:
+    how = {"named": "in", "released": "still in"}.get(lease["kind"], "leased by")
+    if lease["kind"] == "share":
+        how = f"{share_text(lease['memory'] or 0, lease['threads'] or 0)} of it for"
+    engine = f" of {lease['engine']}" if lease["engine"] else ""
+    return shown(f"{how} {lease['name'] or lease['id']}{engine} since {lease['since']}")
+
+
+def _nvml_line(answer: Row) -> str:
+    return f"memory and load are not known: {answer['nvml']}\n" if answer.get("nvml") else ""
+
+
 def table(answer: Row) -> str:
-    """The document for people: a line for each GPU, below it its MIG devices and processes."""
+    """A line for each GPU, below it its MIG devices and processes."""
     lines: list[tuple[str, ...]] = [_COLUMNS]
     notes: dict[int, list[str]] = {}
     for row in answer["gpus"]:
-        numa = str(row["numaNode"]) if row["numaNode"] != -1 else "-"
-        cells = (str(row["index"]), row["uuid"], row["busId"], row["node"], numa, row["model"], ",".join(row["containers"]))
-        lines.append(cells)
-        notes[len(lines)] = [_mig_line(mig) for mig in row["migDevices"]] + _usage_lines(row)
+        lines.append(_cells(row))
+        notes[len(lines)] = _notes(row)
     widths = [max([len(line[i]) for line in lines]) + 3 for i in range(len(_COLUMNS))]
     text = ""
     for number, line in enumerate(lines, 1):
         text += "".join([cell.ljust(width) for cell, width in zip(line, widths, strict=True)]).rstrip() + "\n"
         text += "".join([f"        {note}\n" for note in notes.get(number, ())])
-    return text + (f"memory and load are not known: {answer['nvml']}\n" if answer.get("nvml") else "")
+    return text + _nvml_line(answer)
 
 
 def _mig_line(mig: Row) -> str:

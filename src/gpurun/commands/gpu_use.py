@@ -10,9 +10,11 @@ import posix
 import stat
 
 from gpurun.engine import state as store
-from gpurun.errors import GpurunError
-from gpurun.linux.files import O_CLOEXEC, read_file
+from gpurun.gpu.cdi.stale import library_version
+from gpurun.linux.files import O_CLOEXEC, Fd, read_file
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
+from gpurun.linux.mountinfo import mounts
+from gpurun.linux.procfs import cgroups
 from gpurun.ns.path import open_in_root
 from gpurun.record import Record
 
@@ -29,10 +31,11 @@ _CLIENT_ROOTS = (
 class Held(Record):
     """A live container: *devices* are the (major, minor) of the character devices of the driver's names in its /dev.
 
-    *cgroup* is its path as /proc/PID/cgroup has it.
+    *pid* is its init, *cgroup* its path as /proc/PID/cgroup has it.
     """
 
     id: str
+    pid: int
     cgroup: str
     devices: tuple[tuple[int, int], ...]
 
@@ -55,20 +58,10 @@ def state_roots(root: str, given: bool) -> tuple[str, ...]:
 def containers_of(roots: tuple[str, ...]) -> tuple[Held, ...]:
     """The live containers in *roots* that have a device of NVIDIA's; what cannot be seen is left out."""
     found = []
-    for root in roots:
-        try:
-            names = sorted([name for name in posix.listdir(root) if name[0] != "."])
-        except OSError:
-            continue
-        for name in names:
-            try:
-                state = store.load(root, name)
-                live = state.pid and store.status(root, state) != "stopped"
-            except (GpurunError, OSError, ValueError):
-                continue  # another runtime's, or just being deleted
-            devices = _devices(state.pid) if live else ()
-            if devices:
-                found.append(Held(state.id, _cgroup(state.pid, state.cgroup), devices))
+    for _, state in store.live_containers(roots):
+        devices = _devices(state.pid)
+        if devices:
+            found.append(Held(state.id, state.pid, _cgroup(state.pid, state.cgroup), devices))
     return tuple(found)
 
 
@@ -79,25 +72,38 @@ def _devices(pid: int) -> tuple[tuple[int, int], ...]:
     except OSError:
         return ()
     found = []
-    try:
+    with Fd(root_fd):
         for directory, prefix in (("/dev", "nvidia"), ("/dev/nvidia-caps", "nvidia-cap")):
             try:
                 fd = open_in_root(root_fd, directory, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)
             except OSError:
                 continue
-            try:
-                for name in posix.listdir(fd):
-                    if name.startswith(prefix):
-                        node = posix.stat(name, dir_fd=fd, follow_symlinks=False)
-                        if stat.S_ISCHR(node.st_mode):
-                            found.append((posix.major(node.st_rdev), posix.minor(node.st_rdev)))
-            except OSError:
-                continue  # it went away while we looked
-            finally:
-                posix.close(fd)
-    finally:
-        posix.close(root_fd)
+            with Fd(fd):
+                try:
+                    for name in posix.listdir(fd):
+                        if name.startswith(prefix):
+                            node = posix.stat(name, dir_fd=fd, follow_symlinks=False)
+                            if stat.S_ISCHR(node.st_mode):
+                                found.append((posix.major(node.st_rdev), posix.minor(node.st_rdev)))
+                except OSError:
+                    continue  # it went away while we looked
     return tuple(sorted(found))
+
+
+def with_another_driver(held: tuple[Held, ...], loaded: str) -> tuple[tuple[str, str], ...]:
+    """(id, driver version) of each container whose driver libraries are not those of the *loaded* kernel module.
+
+    The names of the files that are mounted say it, whichever runtime or hook has mounted them.
+    """
+    found = []
+    for one in held:
+        try:
+            versions = {version for mount in mounts(one.pid) if (version := library_version(mount.point))}
+        except OSError:
+            continue  # it has ended
+        if versions and loaded not in versions:
+            found.append((one.id, sorted(versions)[-1]))
+    return tuple(found)
 
 
 def holders(devices: tuple[tuple[int, int], ...], held: tuple[Held, ...]) -> dict[tuple[int, int], tuple[Holder, ...]]:
@@ -144,10 +150,9 @@ def _cgroup(pid: int, directory: str) -> str:
 def _cgroup_of(pid: int) -> str:
     """The cgroup v2 of the process *pid*, as this process sees the tree; empty when it is gone."""
     try:
-        text = read_file(f"/proc/{pid}/cgroup").decode("utf-8", "surrogateescape")
+        return next((path for controllers, path in cgroups(pid) if not controllers), "")
     except OSError:
         return ""
-    return next((line[3:] for line in text.splitlines() if line.startswith("0::")), "")
 
 
 def _container(pid: int, held: tuple[Held, ...]) -> str:

@@ -1,4 +1,4 @@
-"""state, list, explain: looking without touching."""
+"""state, list: looking without touching."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import posix
 import sys
 
 from gpurun.engine import state as store
-from gpurun.errors import GpurunError
+from gpurun.errors import GpurunError, oserror_text
+from gpurun.output import write_stdout
+
+#: How many of the columns of `list --all` are shown, however narrow the terminal is.
+_FEWEST = 4
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,18 +26,20 @@ def state(invocation: Invocation) -> int:
     now = store.status(root, found)
     oom = None
     if now == "stopped" and found.cgroup:
-        from gpurun.engine.oom import how_memory_ended
+        from gpurun.engine.caller.oom import how_memory_ended
 
         oom = how_memory_ended(found)
-    sys.stdout.write(store.state_json(found, now, indent=2, oom=oom) + "\n")
+    write_stdout(store.state_json(found, now, indent=2, owner=_owner(root, found), oom=oom) + "\n")
     return 0
 
 
 def list_containers(invocation: Invocation) -> int:
-    """``list``: a table, JSON, or only the ids."""
+    """``list``: a table, JSON, or only the ids; with ``--all`` also of the state directories of engines."""
     root = invocation.globals.root
+    if invocation.flag("all"):
+        return _list_all(invocation)
     try:
-        names = sorted([name for name in posix.listdir(root) if name[0] != "."])
+        names = store.listed_ids(root)
     except FileNotFoundError:
         if invocation.globals.root_given:
             raise GpurunError(f"{root}: no such directory") from None
@@ -45,57 +51,56 @@ def list_containers(invocation: Invocation) -> int:
     for name in names:
         try:
             loaded = store.load(root, name)
-            found.append((loaded, store.status(root, loaded), posix.stat(f"{root}/{name}").st_uid))
+            found.append((loaded, store.status(root, loaded), _owner(root, loaded)))
         except GpurunError as e:
             sys.stderr.write(f"load container {name}: {e}\n")
+        except OSError as e:
+            sys.stderr.write(f"load container {name}: {oserror_text(e)}\n")
     if invocation.flag("quiet"):
         text = "".join([f"{loaded.id}\n" for loaded, _, _ in found])
     elif form == "json":
-        items = [store.state_json(loaded, status, owner=_owner(uid)) for loaded, status, uid in found]
+        items = [store.state_json(loaded, status, owner=owner) for loaded, status, owner in found]
         text = "[" + ",".join(items) + "]\n" if items else "null\n"
     else:
         rows = [("ID", "PID", "STATUS", "BUNDLE", "CREATED", "OWNER")]
-        for loaded, status, uid in found:
+        for loaded, status, owner in found:
             pid = "0" if status == "stopped" else str(loaded.pid)
-            rows.append((loaded.id, pid, status, loaded.bundle, loaded.created, _owner(uid)))
+            rows.append((loaded.id, pid, status, loaded.bundle, loaded.created, owner))
         text = table(rows)
-    sys.stdout.write(text)
+    write_stdout(text)
     return 0
 
 
-def table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Columns at least 12 wide and 3 apart, as runc prints them."""
-    widths = [max(12, *[len(row[i]) + 3 for row in rows]) for i in range(len(rows[0]))]
+def _list_all(invocation: Invocation) -> int:
+    from gpurun.cli.terminal import width
+    from gpurun.commands.all_containers import all_containers, all_roots, as_json, rows
+
+    found = all_containers(invocation.globals.root)
+    if closed := store.unreadable(all_roots(invocation.globals.root)):
+        sys.stderr.write(f"{closed}\n")
+    form = invocation.option("format", "table")
+    if form not in ("table", "json"):
+        raise GpurunError(f'invalid format option "{form}", use table or json')
+    if invocation.flag("quiet"):
+        text = "".join([f"{one.id}\n" for one in found])
+    elif form == "json":
+        text = as_json(found)
+    else:
+        lines, columns = rows(found), width()
+        while columns and len(lines[0]) > _FEWEST and max(map(len, table(lines, 0).splitlines())) > columns:
+            lines = [line[:-1] for line in lines]
+        text = table(lines, 0)
+    write_stdout(text)
+    return 0
+
+
+def table(rows: Sequence[tuple[str, ...]], least: int = 12) -> str:
+    """Columns at least *least* wide and 3 apart, as runc prints them."""
+    widths = [max(least, *[len(row[i]) + 3 for row in rows]) for i in range(len(rows[0]))]
     lines = ["".join([cell.ljust(width) for cell, width in zip(row, widths, strict=True)]).rstrip() for row in rows]
     return "\n".join(lines) + "\n"
 
 
-def _owner(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"#{uid}"
-
-
-def explain(invocation: Invocation) -> int:
-    """``explain [BUNDLE]``: the plan, for people or as JSON; needs no root, changes nothing."""
-    from gpurun.commands.explanation import explain_plan
-    from gpurun.engine.create import CreateOptions, plan_bundle
-    from gpurun.jsontext import dumps
-    from gpurun.paths import absolute_path
-    from gpurun.record import to_plain
-
-    bundle = invocation.args[0] if invocation.args else invocation.option("bundle", ".")
-    options = CreateOptions(
-        "ID",
-        invocation.globals.root,
-        absolute_path(bundle),
-        config=invocation.option("config"),
-        cgroup_manager=invocation.globals.driver,
-        rootless=invocation.globals.rootless,
-    )
-    plan = plan_bundle(options)[1]
-    sys.stdout.write(dumps(to_plain(plan), 2) + "\n" if invocation.flag("json") else explain_plan(plan))
-    return 0
+def _owner(root: str, state: store.State) -> str:
+    """Whose the container is; an older gpurun has not written it down."""
+    return state.owner or store.user_name(posix.stat(f"{root}/{state.id}").st_uid)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import posix
+
 from gpurun import log
+from gpurun.errors import GpurunError, oserror_text
+from gpurun.launcher.fresh_interpreter import INIT_ENTRY
 from gpurun.paths import absolute_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.engine.create import Created, CreateOptions
+    from gpurun.engine.caller.bundle import CreateOptions
+    from gpurun.engine.caller.create import Created
     from gpurun.invocation import Invocation
 
-INIT_ENTRY = "gpurun.engine.init:main"
 
-
-def create_options(invocation: Invocation) -> CreateOptions:
-    """The options of create and run."""
-    from gpurun.engine.create import CreateOptions
+def create_options(invocation: Invocation, preserved: tuple[int, ...] = ()) -> CreateOptions:
+    """The options of create and run, with the descriptors that are *preserved*."""
+    from gpurun.engine.caller.bundle import CreateOptions
 
     paths = {name: invocation.option(name) for name in ("pid-file", "console-socket", "pidfd-socket")}
     pid_file, console_socket, pidfd_socket = [absolute_path(path) if path else "" for path in paths.values()]
@@ -30,7 +33,7 @@ def create_options(invocation: Invocation) -> CreateOptions:
         detached=invocation.command == "create" or invocation.flag("detach"),
         console_socket=console_socket,
         pidfd_socket=pidfd_socket,
-        preserve_fds=invocation.number("preserve-fds"),
+        preserved=preserved,
         cgroup_manager=invocation.globals.driver,
         rootless=invocation.globals.rootless,
     )
@@ -38,19 +41,35 @@ def create_options(invocation: Invocation) -> CreateOptions:
 
 def _make(invocation: Invocation) -> Created:
     """Create the container; the child that is to make its init is started before anything else is even read."""
-    from gpurun.engine.child import check_preserved_fds, dismiss, listen_fds, start_child
+    from gpurun.engine.caller.preserved import listen_fds, preserved_fds
 
-    count = invocation.number("preserve-fds") + listen_fds()
-    check_preserved_fds(count)
-    started = start_child(INIT_ENTRY, count)
-    from gpurun.engine.create import create as make
+    preserved = preserved_fds(invocation.number("preserve-fds") + listen_fds())
+    from gpurun.engine.caller.start_init import dismiss, start_child
+
+    started = start_child(INIT_ENTRY, preserved)
+    from gpurun.engine.caller.create import create as make
 
     try:
-        options = create_options(invocation)
+        options = create_options(invocation, preserved)
     except BaseException:
         dismiss(started)
         raise
-    return make(options, started)
+    try:
+        return make(options, started)
+    except GpurunError as e:
+        e.args = (f"{e}{_not_mounted(options.bundle)}",)
+        raise
+
+
+def _not_mounted(bundle: str) -> str:
+    """What to add to an error of a bundle that ``bundle --overlay`` has made and whose root is not mounted any more."""
+    try:
+        posix.stat(f"{bundle}/overlay/overlay.json")
+        if posix.stat(f"{bundle}/rootfs").st_dev != posix.stat(bundle).st_dev:
+            return ""
+    except OSError:
+        return ""
+    return f": {bundle}/rootfs is not mounted: `gpurun bundle --mount {bundle}` does it"
 
 
 def create(invocation: Invocation) -> int:
@@ -65,11 +84,11 @@ def _tell_oom(created: Created) -> None:
     if not state.cgroup:
         return
     from gpurun.cgroup.oom import describe_oom
-    from gpurun.engine.cgroup import release
-    from gpurun.engine.oom import how_memory_ended
+    from gpurun.engine.caller.cgroup import release
+    from gpurun.engine.caller.oom import how_memory_ended
 
     facts = how_memory_ended(state)
-    if created.keeper and not release(created.keeper) and facts.get("kills", 0) > 1:
+    if created.placeholder and not release(created.placeholder) and facts.get("kills", 0) > 1:
         facts["kills"] -= 1  # that one was ours
     text = describe_oom(facts)
     if text:
@@ -83,16 +102,20 @@ def _tell(warnings: tuple[str, ...]) -> None:
 
 def start(invocation: Invocation) -> int:
     """``start``: returns when the process has been released."""
-    from gpurun.engine.lifecycle import start as release
+    from gpurun.engine.caller.lifecycle import start as release
 
-    _tell(release(invocation.globals.root, invocation.args[0]))
+    release(invocation.globals.root, invocation.args[0])
     return 0
 
 
 def run(invocation: Invocation) -> int:
     """``run``: create and start; in the foreground wait, delete, and return the container's exit code."""
+    if invocation.option("trace"):
+        from gpurun.commands.trace import traced_run
+
+        return traced_run(invocation.option("trace"), invocation.args[0])
     created = _make(invocation)
-    from gpurun.engine import lifecycle
+    from gpurun.engine.caller import lifecycle
     from gpurun.engine.signals import block_signals
 
     options = create_options(invocation)
@@ -100,22 +123,46 @@ def run(invocation: Invocation) -> int:
     if not options.detached:
         block_signals()  # from now on they are the container's
     try:
-        _tell(lifecycle.start(options.root, options.id))
+        if invocation.option("network"):
+            _connect(created, options, invocation.option("network"))
+        lifecycle.start(options.root, options.id)
         if options.detached:
             return 0
         code = lifecycle.wait_foreground(created.state.pid, created.pidfd, created.master)
         _tell_oom(created)
     except BaseException:
-        lifecycle.delete(options.root, options.id, force=True)
+        try:
+            _tell(lifecycle.delete_own(options.root, created.state))
+        except (GpurunError, OSError) as e:
+            log.warning(f"container {options.id} is left, delete --force removes it: {_reason(e)}")
         raise
     if not invocation.flag("keep"):
-        _tell(lifecycle.delete(options.root, options.id, force=True, told=True))
+        try:
+            _tell(lifecycle.delete_own(options.root, created.state, told=True))
+        except (GpurunError, OSError) as e:
+            if not code:
+                raise
+            log.error(f"container {options.id} is left, delete --force removes it: {_reason(e)}")
     return code
+
+
+def _connect(created: Created, options: CreateOptions, network: str) -> None:
+    """Give the container *network* before its program starts."""
+    from gpurun.linux.process import CLONE_NEWNET
+    from gpurun.network.attach import attach
+
+    if not created.plan.namespaces.new & CLONE_NEWNET:
+        raise GpurunError('--network: the container makes no network namespace: add {"type": "network"} to linux.namespaces')
+    _tell(attach(options.root, options.id, created.state.pid, network))
+
+
+def _reason(error: GpurunError | OSError) -> str:
+    return oserror_text(error) if isinstance(error, OSError) else str(error)
 
 
 def kill(invocation: Invocation) -> int:
     """``kill ID [SIGNAL]``; with --regex, each running container whose id matches."""
-    from gpurun.engine.lifecycle import kill as send
+    from gpurun.engine.caller.lifecycle import kill as send
     from gpurun.engine.signals import parse_signal
     from gpurun.errors import NotRunning
 
@@ -124,7 +171,6 @@ def kill(invocation: Invocation) -> int:
     if not invocation.flag("regex"):
         send(root, invocation.args[0], signal, invocation.flag("all"))
         return 0
-    from gpurun.commands.matching import matching_ids
 
     for container_id in matching_ids(root, invocation.args[0]):
         try:
@@ -136,14 +182,29 @@ def kill(invocation: Invocation) -> int:
 
 def delete(invocation: Invocation) -> int:
     """``delete [--force] ID``; with --regex, each container whose id matches."""
-    from gpurun.engine.lifecycle import delete as remove
+    from gpurun.engine.caller.lifecycle import delete as remove
 
     root, name, force = invocation.globals.root, invocation.args[0], invocation.flag("force")
     if not invocation.flag("regex"):
         _tell(remove(root, name, force))
         return 0
-    from gpurun.commands.matching import matching_ids
 
     for container_id in matching_ids(root, name):
         _tell(remove(root, container_id, force))
     return 0
+
+
+def matching_ids(root: str, pattern: str) -> tuple[str, ...]:
+    """The ids of the containers under *root* that the regular expression *pattern* matches somewhere (crun's --regex)."""
+    import re  # for people only
+
+    from gpurun.engine.state import listed_ids
+
+    try:
+        matches = re.compile(pattern).search
+    except re.error as e:
+        raise GpurunError(f'--regex: "{pattern}" is no regular expression: {e}') from None
+    try:
+        return tuple([name for name in listed_ids(root) if matches(name)])
+    except FileNotFoundError:
+        return ()

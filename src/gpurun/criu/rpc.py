@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpurun.criu import wire
+from gpurun.formats import protobuf
 from gpurun.record import Record
 
 DUMP, RESTORE, PRE_DUMP, NOTIFY, FEATURE_CHECK = 1, 2, 4, 6, 9
@@ -45,6 +45,7 @@ class Options(Record):
     manage_cgroups_mode: int | None = None
     cgroup_yard: str = ""
     freeze_cgroup: str = ""
+    timeout: int | None = None  # seconds; CRIU's own is 10
     network_lock: int | None = None
     empty_ns: int = 0  # CLONE_NEW* flags
     lsm_profile: str = ""
@@ -85,6 +86,7 @@ _NUMBERS = {
     "empty_ns": 38,
     "join_ns": 39,
     "freeze_cgroup": 44,
+    "timeout": 45,
     "tcp_skip_in_flight": 46,
     "lazy_pages": 48,
     "status_fd": 49,
@@ -114,34 +116,40 @@ class Answer(Record):
 
 def request(kind: int, options: Options) -> bytes:
     """``criu_req`` for DUMP, PRE_DUMP, RESTORE."""
-    return wire.message([(1, kind), (2, wire.message(_fields(options)))])
+    return protobuf.message([(1, kind), (2, protobuf.message(_fields(options)))])
 
 
 def feature_request() -> bytes:
     """The question whether memory can be tracked and pages be left behind (:class:`Answer` has both)."""
-    return wire.message([(1, FEATURE_CHECK), (5, wire.message([(1, True), (2, True)]))])
+    return protobuf.message([(1, FEATURE_CHECK), (5, protobuf.message([(1, True), (2, True)]))])
 
 
 def acknowledge() -> bytes:
     """The answer to a notification: go on."""
-    return wire.message([(1, NOTIFY), (3, True)])
+    return protobuf.message([(1, NOTIFY), (3, True)])
 
 
 def answer(data: bytes) -> Answer:
-    """The record of what CRIU has sent; raises :class:`gpurun.criu.wire.BadMessage`."""
-    found = wire.fields(data)
-    notify = wire.fields(wire.inner(found, 5))
-    features = wire.fields(wire.inner(found, 8))
+    """The record of what CRIU has sent; raises :class:`gpurun.formats.protobuf.BadMessage`."""
+    found = protobuf.fields(data)
+    notify = protobuf.fields(protobuf.inner(found, 5))
+    features = protobuf.fields(protobuf.inner(found, 8))
+    pid, restored = protobuf.number(notify, 2), protobuf.number(protobuf.fields(protobuf.inner(found, 4)), 1)
+    success = bool(protobuf.number(found, 2))
+    if not success:
+        restored = 0  # what failed early had no root process yet, and CRIU says -1
+    if not (0 <= pid < 1 << 31 and 0 <= restored < 1 << 31):
+        raise protobuf.BadMessage
     return Answer(
-        kind=wire.number(found, 1),
-        success=bool(wire.number(found, 2)),
-        errno=wire.number(found, 7),
-        error=wire.text(found, 9),
-        script=wire.text(notify, 1),
-        pid=wire.number(notify, 2),
-        restored=wire.number(wire.fields(wire.inner(found, 4)), 1),
-        memory_tracking=bool(wire.number(features, 1)),
-        lazy_pages=bool(wire.number(features, 2)),
+        kind=protobuf.number(found, 1),
+        success=success,
+        errno=protobuf.number(found, 7),
+        error=protobuf.text(found, 9),
+        script=protobuf.text(notify, 1),
+        pid=pid,
+        restored=restored,
+        memory_tracking=bool(protobuf.number(features, 1)),
+        lazy_pages=bool(protobuf.number(features, 2)),
     )
 
 
@@ -161,4 +169,4 @@ def _fields(options: Options) -> list[tuple[int, int | str | bytes]]:
 
 
 def _pair(values: tuple[int | str, int | str]) -> bytes:
-    return wire.message([(1, values[0]), (2, values[1])])
+    return protobuf.message([(1, values[0]), (2, values[1])])

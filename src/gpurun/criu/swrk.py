@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import posix
-from _socket import AF_UNIX, SCM_RIGHTS, SOCK_CLOEXEC, SOCK_SEQPACKET, SOL_SOCKET, socket, socketpair
-from _struct import calcsize, pack, unpack_from
+from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_SEQPACKET, socket, socketpair
 from fcntl import F_DUPFD_CLOEXEC, fcntl
 
+from gpurun.cgroup.manager import add_process
 from gpurun.criu import rpc
-from gpurun.errors import GpurunError, StepError, oserror_text
-from gpurun.linux import process as lp
+from gpurun.errors import GpurunError, Step, oserror_text
+from gpurun.linux.files import mkdir_p
 from gpurun.linux.fs import CLOSE_RANGE_CLOEXEC, close_range
+from gpurun.linux.scm_rights import receive_with, send_with
+from gpurun.ns.birth import clone_into
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import NoReturn
 
     #: Called at each of CRIU's stages with what it says and the descriptors that came with it, which are closed after.
     Notified = Callable[[rpc.Answer, tuple[int, ...]], None]
@@ -23,7 +26,9 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _SOCKET = 3
 #: The first of the descriptors that CRIU is given beside its socket.
 FIRST_EXTRA = 4
-_ANSWER_MAX = 1 << 16
+_MAX_ANSWER = 1 << 16  # bytes
+_MAX_LOG = 64 << 20  # bytes
+_MAX_PASSED = 8  # descriptors beside one message
 
 
 def find_criu() -> str:
@@ -53,7 +58,12 @@ class Swrk:
         before_exec: Callable[[], None] | None = None,
     ) -> None:
         receive, send = socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC)
-        self.pid, pidfd = lp.clone3(0, cgroup_fd)
+
+        def move(pid: int, dead: int) -> None:
+            posix.waitpid(dead, 0)
+            add_process(cgroup_fd, pid)
+
+        self.pid, pidfd = clone_into(0, cgroup_fd, move)
         if self.pid == 0:
             _become(path, send, extra, directories, before_exec)
         send.close()
@@ -100,23 +110,16 @@ class Swrk:
 
 def _receive(s: socket) -> tuple[bytes, tuple[int, ...]]:
     try:
-        data, control, _, _ = s.recvmsg(_ANSWER_MAX, 64)
+        data, passed = receive_with(s, _MAX_ANSWER, _MAX_PASSED)
     except ConnectionResetError:
         return b"", ()
-    passed: list[int] = []
-    for level, kind, payload in control:
-        if (level, kind) == (SOL_SOCKET, SCM_RIGHTS):
-            count = len(payload) // calcsize("i")
-            passed += unpack_from(f"{count}i", payload)
-    for fd in passed:
-        posix.set_inheritable(fd, False)
     return data, tuple(passed)
 
 
 def _become(
     path: str, parent: socket, extra: tuple[int, ...], directories: tuple[str, ...], before_exec: Callable[[], None] | None
-) -> None:
-    """Become CRIU, once *parent* has been sent the other end of its socket, or what went wrong; never returns."""
+) -> NoReturn:
+    """Become CRIU, once *parent* has been sent the other end of its socket, or what went wrong."""
     try:
         if before_exec is not None:
             before_exec()
@@ -125,7 +128,7 @@ def _become(
         # First out of the way, then to their places: they may be in each other's.
         wanted = (ours.fileno(), *extra, *opened)
         moved = [fcntl(fd, F_DUPFD_CLOEXEC, _SOCKET + len(wanted)) for fd in wanted]
-        parent.sendmsg([b"."], [(SOL_SOCKET, SCM_RIGHTS, pack("i", theirs.fileno()))])
+        send_with(parent, b".", (theirs.fileno(),))
         close_range(_SOCKET, flags=CLOSE_RANGE_CLOEXEC)
         for place, fd in enumerate(moved, _SOCKET):
             posix.dup2(fd, place, True)
@@ -139,17 +142,9 @@ def _become(
 
 def make_directory(path: str) -> None:
     """Make the directory *path* (absolute) for CRIU to work in, with mode 0700, unless it is there."""
-    try:
-        made = ""
-        for part in path.strip("/").split("/"):
-            made += f"/{part}"
-            try:
-                posix.mkdir(made, 0o700)
-            except FileExistsError:
-                pass  # a container can be saved again and again
+    with Step("make the directory", path):
+        mkdir_p(path, 0o700)  # it may be there: a container can be saved again and again
         posix.stat(f"{path}/")
-    except OSError as e:
-        raise StepError("make the directory", path, e.errno) from None
 
 
 def reasons(log: str) -> str:
@@ -157,7 +152,7 @@ def reasons(log: str) -> str:
     from gpurun.linux.files import read_file
 
     try:
-        lines = read_file(log, 64 << 20).decode("utf-8", "replace").splitlines()
+        lines = read_file(log, _MAX_LOG).decode("utf-8", "replace").splitlines()
     except OSError:
         return ""
     said = [line.partition("): ")[2] or line for line in lines if "Error (" in line]

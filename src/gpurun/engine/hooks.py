@@ -1,7 +1,9 @@
 """OCI hooks: programs run at the stages of the life of a container (config.md "POSIX-platform Hooks").
 
-A hook gets exactly the environment it names (an empty one if it names none: what an image sets must never reach a program
-of the host), the state on stdin, the default signal dispositions and no descriptor but 0, 1 and 2.
+A hook gets exactly the environment it names, the state on stdin, the default signal dispositions and no descriptor but 0, 1
+and 2.  What it has where it names none is its stage's: on the host the runtime's own environment, in the container's
+namespaces before pivot_root an empty one (who shares these could read it), in the container the container's.  What an
+image sets never reaches a program of the host.
 """
 
 from __future__ import annotations
@@ -11,15 +13,16 @@ import posix
 import select
 import time
 
-from gpurun.engine.signals import default_signals
+from gpurun.engine.signals import SIGKILL, default_signals
 from gpurun.errors import GpurunError, strerror_lower
-from gpurun.linux.files import O_CLOEXEC
+from gpurun.linux.files import O_CLOEXEC, Fd
 from gpurun.linux.fs import close_range
 from gpurun.oci.config import OciHook
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import NoReturn
 
     Execve = Callable[[str, tuple[str, ...], dict[str, str]], None]
 
@@ -27,23 +30,27 @@ if TYPE_CHECKING:
 _OUTPUT_LIMIT = 64 << 10
 #: How long the output is still read after the hook itself has ended: a daemon it left behind may hold the pipe open.
 _DRAIN_SECONDS = 1.0
+#: Descriptors for the hooks' stdout and stderr; -1: what they write there is told if they fail.
+_COLLECTED = (-1, -1)
 
 
 def run_hooks(
     name: str,
     hooks: tuple[OciHook, ...],
     state: str,
+    env: dict[str, str],
     before_exec: Callable[[], None] | None = None,
-    env: tuple[str, ...] = (),
+    outputs: tuple[int, int] = _COLLECTED,
     execve: Execve = posix.execve,
 ) -> None:
     """Run *hooks* of the stage *name* in order with the text *state* on stdin; *env* is for hooks that name none.
 
-    Raises :class:`GpurunError` at the first that fails, with its output, in runc's words.  *before_exec* runs in the child,
-    and so does *execve*, which has to become the hook.
+    Raises :class:`GpurunError` at the first that fails, with its output, in runc's words.  *outputs* are descriptors that
+    stdout and stderr go to instead, -1 for none.  *before_exec* runs in the child, and so does *execve*, which has to
+    become the hook.
     """
     for index, hook in enumerate(hooks):
-        failure = run_hook(hook, state, before_exec, env, execve)
+        failure = run_hook(hook, state, env, before_exec, outputs, execve)
         if failure:
             raise GpurunError(f"error running {name} hook #{index}: {failure}")
 
@@ -51,25 +58,25 @@ def run_hooks(
 def run_hook(
     hook: OciHook,
     state: str,
+    env: dict[str, str],
     before_exec: Callable[[], None] | None = None,
-    env: tuple[str, ...] = (),
+    outputs: tuple[int, int] = _COLLECTED,
     execve: Execve = posix.execve,
 ) -> str:
-    """Run one hook to its end; returns "" or what went wrong."""
+    """Run one hook to its end, see :func:`run_hooks`; returns "" or what went wrong."""
     stdin_r, stdin_w = posix.pipe2(O_CLOEXEC)
     output_r, output_w = posix.pipe2(O_CLOEXEC)
     exec_r, exec_w = posix.pipe2(O_CLOEXEC)
     pid = posix.fork()
     if pid == 0:
-        _exec_hook(hook, (stdin_r, output_w, exec_w), before_exec, hook.env or env, execve)
+        own = env if hook.env is None else dict([e.split("=", 1) for e in hook.env])
+        streams = (stdin_r, *[output_w if fd < 0 else fd for fd in outputs])
+        _exec_hook(hook, streams, exec_w, before_exec, own, execve)
     for fd in (stdin_r, output_w, exec_w):
         posix.close(fd)
     deadline = time.monotonic() + hook.timeout if hook.timeout else None
-    try:
+    with Fd(output_r), Fd(exec_r):
         return _watch(hook, pid, state.encode("utf-8", "surrogateescape"), (stdin_w, output_r, exec_r), deadline)
-    finally:
-        posix.close(output_r)
-        posix.close(exec_r)
 
 
 def in_directory(path: str) -> Callable[[], None]:
@@ -87,16 +94,15 @@ def in_directory(path: str) -> Callable[[], None]:
 
 def _exec_hook(
     hook: OciHook,
-    pipes: tuple[int, int, int],
+    streams: tuple[int, ...],
+    report: int,
     before_exec: Callable[[], None] | None,
-    env: tuple[str, ...],
+    env: dict[str, str],
     execve: Execve,
-) -> None:
-    stdin, output, report = pipes
+) -> NoReturn:
     try:
-        posix.dup2(stdin, 0)
-        posix.dup2(output, 1)
-        posix.dup2(output, 2)
+        for number, fd in enumerate(streams):
+            posix.dup2(fd, number)
         if before_exec:
             before_exec()
         default_signals()
@@ -104,7 +110,7 @@ def _exec_hook(
             posix.dup2(report, 3, False)
             report = 3
         close_range(4)
-        execve(hook.path, hook.args or (hook.path,), dict([e.split("=", 1) for e in env]))
+        execve(hook.path, hook.args or (hook.path,), env)
     except OSError as e:
         posix.write(report, strerror_lower(e.errno).encode())
     finally:
@@ -131,7 +137,7 @@ def _watch(hook: OciHook, pid: int, state: bytes, pipes: tuple[int, int, int], d
                 if ended:
                     break  # someone the hook left behind holds its output: what came is enough
                 timed_out = True
-                posix.kill(pid, 9)
+                posix.kill(pid, SIGKILL)
                 deadline = None
                 continue
             if stdin_w in events and stdin_open:

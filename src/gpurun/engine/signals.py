@@ -5,9 +5,8 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import posix
 
+from gpurun.decimals import decimal
 from gpurun.errors import GpurunError
-
-SIGKILL, SIGCHLD, SIGURG, SIGWINCH = 9, 17, 23, 28
 
 NUMBERS = {
     name: number
@@ -49,34 +48,53 @@ NUMBERS = {
     )
 }
 NUMBERS.update(IOT=6, POLL=29, CLD=17, UNUSED=31)
+SIGKILL, SIGCHLD, SIGURG, SIGWINCH = [NUMBERS[name] for name in ("KILL", "CHLD", "URG", "WINCH")]
+
+#: Real-time signals that programs may use; the C library keeps those before for itself (nptl(7)).
+SIGRTMIN, SIGRTMAX = 34, 64
+#: Signals that tell of a fault of our own, and those that nobody can catch or block.
+_FAULTS = frozenset([NUMBERS[name] for name in ("ILL", "TRAP", "BUS", "FPE", "SEGV")])
+_UNCHANGEABLE = frozenset([NUMBERS["KILL"], NUMBERS["STOP"], 32, 33])
+#: All that we can be sent and that is not about ourselves.
+_FROM_OTHERS = frozenset(range(1, SIGRTMAX + 1)) - _FAULTS - _UNCHANGEABLE
+#: Those that ask a process to end.
+_ENDING = tuple([NUMBERS[name] for name in ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM")])
 
 
 def parse_signal(text: str) -> int:
     """The number of the signal *text*: a number, or a name with or without ``SIG`` in any case, also ``RTMIN+n``."""
-    if text.isascii() and text.isdigit() and int(text) <= 64:
-        return int(text)
+    number = decimal(text, SIGRTMAX)
+    if number is not None:
+        return number
     name = text.upper()
     name = name[3:] if name.startswith("SIG") else name
     if name in NUMBERS:
         return NUMBERS[name]
-    for base, number, sign in (("RTMIN", 34, "+"), ("RTMAX", 64, "-")):
+    for base, first, sign in (("RTMIN", SIGRTMIN, 1), ("RTMAX", SIGRTMAX, -1)):
         if name == base:
-            return number
-        if name.startswith(base + sign) and name[6:].isdigit() and int(name[6:]) <= 30:
-            return number + int(sign + name[6:])
+            return first
+        steps = decimal(name[6:], 30) if name.startswith(base + ("+" if sign > 0 else "-")) else None
+        if steps is not None:
+            return first + sign * steps
     raise GpurunError(f'unknown signal "{text}"')
 
 
 def send_signal(pidfd: int, number: int) -> None:
     """pidfd_send_signal(2); raises ProcessLookupError when the process has ended."""
-    _signal.pidfd_send_signal(pidfd, number)
+    try:
+        _signal.pidfd_send_signal(pidfd, number)
+    except PermissionError:
+        from gpurun.security.lsm import leave_own_profile
+
+        if not leave_own_profile():
+            raise
+        _signal.pidfd_send_signal(pidfd, number)
 
 
 def block_signals() -> set[int]:
     """Block every signal but those that tell of a fault of our own; returns them, for :func:`wait_signal`."""
-    blocked = set(range(1, 65)) - {4, 5, 7, 8, 9, 11, 19, 32, 33}
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, blocked)
-    return blocked
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, _FROM_OTHERS)
+    return set(_FROM_OTHERS)
 
 
 def wait_signal(blocked: set[int]) -> int:
@@ -97,9 +115,8 @@ def watch_signals() -> int:
     """A non-blocking descriptor from which the numbers of the signals that we get can be read, a byte each."""
     read, write = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
     _signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    for number in range(1, 65):
-        if number not in (4, 5, 7, 8, 9, 11, 19, 32, 33):  # those that tell of a fault of our own, and the unchangeable
-            _signal.signal(number, _ignore)
+    for number in _FROM_OTHERS:
+        _signal.signal(number, _ignore)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
     return read
 
@@ -115,7 +132,7 @@ def end_on_signals() -> None:
     For an init that waits to be started: who stops a container that never ran would else wait for its patience to end.
     execve(2) gives these signals their default disposition back.
     """
-    for number in (1, 2, 3, 10, 12, 15, *range(34, 65)):
+    for number in (*_ENDING, *range(SIGRTMIN, SIGRTMAX + 1)):
         _signal.signal(number, _end)
 
 

@@ -17,23 +17,39 @@ from __future__ import annotations
 
 import posix
 import time
+from errno import EACCES, ENODEV, ENOENT, ENOTDIR, ENOTEMPTY
 
-from gpurun.errors import ContainerExists, ContainerNotFound, GpurunError, StepError
-from gpurun.jsontext import dumps
-from gpurun.linux.files import O_CLOEXEC, read_file, write_all
-from gpurun.linux.proc import is_alive
-from gpurun.oci.version import SPEC_VERSION
+from gpurun.decimals import decimal
+from gpurun.errors import ContainerExists, ContainerNotFound, GpurunError, Step, StepError
+from gpurun.formats.jsontext import dumps
+from gpurun.linux.files import mkdir_p, read_file, write_atomically
+from gpurun.linux.procfs import in_user_namespace, is_alive
+from gpurun.oci import SPEC_VERSION
 from gpurun.record import Record
 
 _ID_CHARACTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+-.")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 
 #: The fields of :class:`State` that are numbers.
 _NUMBERS = ("pid", "start_time", "keeper", "oom_kills")
+_PID_MAX = 1 << 31
+
+#: The largest state file that is written and read, in bytes; nearly all of a large one is annotations.
+MAX_BYTES = 16 << 20
+
+#: The largest saved config.json that is read, in bytes: that of the bundle, and what devices have added.
+MAX_SAVED_CONFIG = 64 << 20
+
+#: What is left of a state file for the annotations, as JSON: the rest is paths and numbers.
+MAX_ANNOTATIONS = MAX_BYTES - (1 << 16)
+
+#: How often a directory is emptied in which others still make files; a gpu attach makes a few, and then no more.
+_REMOVE_ATTEMPTS = 100
 
 
 class State(Record):
@@ -51,9 +67,18 @@ class State(Record):
     unit: str = ""  # the systemd unit whose cgroup it is; empty when gpurun has made the cgroup itself
     session_keyring: bool = True  # whether its processes have a session keyring of their own
     manager: str = ""  # where the unit's service manager is reached, if it is not the system's
-    keeper: int = 0  # a process in the cgroup that is none of the container's; 0 for none
+    keeper: int = 0  # the placeholder process in the cgroup, which is none of the container's; 0 for none
     oom_kills: int = -1  # linux.proc.oom_kills when it was made, if it is in a unit: more by now may tell of its end
     streams: str = ""  # what its descriptors 0 to 2 are, if they were the caller's: see own_streams
+    owner: str = ""  # the name of the user who made it, whose the state directory is: see user_name
+
+
+class DamagedState(GpurunError):
+    """A state file that is not as gpurun writes it; *left* is what its whole lines still tell."""
+
+    def __init__(self, path: str, left: State) -> None:
+        super().__init__(f"{path}: the state of the container is damaged: delete --force removes it")
+        self.left = left
 
 
 def check_id(container_id: str) -> str:
@@ -79,12 +104,13 @@ def make_directory(root: str, container_id: str) -> str:
     """Make the store and the container's directory in it (0711, so that a mapped root can reach the FIFO)."""
     path = directory(root, container_id)
     make_store(root)
+    check_owner(root)
     try:
         posix.mkdir(path, 0o711)
     except FileExistsError:
         raise ContainerExists from None
     except OSError as e:
-        raise StepError("make the state directory", path, e.errno) from None
+        raise StepError("make the state directory", path, e.errno, _remedy(e.errno)) from None
     return path
 
 
@@ -93,17 +119,54 @@ def make_store(root: str) -> None:
 
     The one in $XDG_RUNTIME_DIR is sticky, or systemd-tmpfiles would clear it away after six hours (file-hierarchy(7)).
     """
-    path = ""
     runtime_dir = posix.environ.get(b"XDG_RUNTIME_DIR", b"").decode("utf-8", "surrogateescape").rstrip("/")
     sticky = bool(runtime_dir) and root.startswith(f"{runtime_dir}/")
-    for part in root.strip("/").split("/"):
-        path += "/" + part
+    try:
+        mkdir_p(root, 0o700, last_mode=0o1700 if sticky else 0o700)
+    except OSError as e:
+        raise StepError("make the state root", str(e.filename), e.errno, _remedy(e.errno)) from None
+
+
+def _remedy(errno: int | None) -> str:
+    return "it is another user's: --root names a directory of your own" if errno == EACCES else ""
+
+
+def container_ids(root: str) -> list[str]:
+    """The ids in the state root *root*, sorted; what begins with a dot is the store's own.  Raises OSError."""
+    return sorted([name for name in posix.listdir(root) if name[0] != "."])
+
+
+def listed_ids(root: str) -> list[str]:
+    """The same, for people: what they may not read is an error with what to do.  Raises FileNotFoundError."""
+    try:
+        return container_ids(root)
+    except PermissionError as e:
+        raise StepError("read", root, e.errno, _remedy(e.errno)) from None
+
+
+def unreadable(roots: Iterable[str]) -> str:
+    """Which of *roots* the caller may not read, in one sentence; empty where there is none."""
+    closed = [root for root in roots if posix.access(root, posix.F_OK) and not posix.access(root, posix.R_OK | posix.X_OK)]
+    return f"gpurun: containers in {', '.join(closed)} are not shown: permission denied: run it as root" if closed else ""
+
+
+def live_containers(roots: Iterable[str]) -> list[tuple[str, State]]:
+    """(state root, state) of each container in *roots* that has not stopped; what cannot be read, another runtime's or one
+    that is just being deleted, is left out."""
+    found = []
+    for root in roots:
         try:
-            posix.mkdir(path, 0o1700 if sticky and path == root else 0o700)
-        except FileExistsError:
-            pass  # made before, or by another gpurun just now
-        except OSError as e:
-            raise StepError("make the state root", path, e.errno) from None
+            ids = container_ids(root)
+        except OSError:
+            continue
+        for container_id in ids:
+            try:
+                state = load(root, container_id)
+                if state.pid and status(root, state) != "stopped":
+                    found.append((root, state))
+            except (GpurunError, OSError, ValueError):
+                continue
+    return found
 
 
 def save(root: str, state: State) -> None:
@@ -115,57 +178,85 @@ def save(root: str, state: State) -> None:
         if "\n" in text:
             raise GpurunError(f"the {name} of a container cannot contain a line break")
         lines.append(f"{name}={text}\n")
-    write_atomically(f"{root}/{state.id}/state", "".join(lines).encode("utf-8", "surrogateescape"), 0o600)
+    data = "".join(lines).encode("utf-8", "surrogateescape")
+    if len(data) > MAX_BYTES:
+        raise GpurunError(f"the state of a container cannot be larger than {MAX_BYTES >> 20} MiB")
+    write_atomically(f"{root}/{state.id}/state", data, 0o600)
 
 
-def write_atomically(path: str, data: bytes, mode: int) -> None:
-    """Write *data* to a file beside *path* and rename it there; raises OSError naming *path*."""
-    folder, _, name = path.rpartition("/")
-    temporary = f"{folder}/.{name}"
-    try:
-        posix.unlink(temporary)  # left by one who was killed while writing
-    except FileNotFoundError:
-        pass
-    fd = posix.open(temporary, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | O_CLOEXEC, mode)
-    try:
-        write_all(fd, data)
-    except OSError:
-        posix.unlink(temporary)
-        raise
-    finally:
-        posix.close(fd)
-    posix.rename(temporary, path)
+def check_owner(path: str) -> None:
+    """Refuse a directory of somebody else's: what is in it decides what is killed, removed and run with our privileges.
+
+    Who is in a user namespace sees the owner of what is the host's as nobody.
+    """
+    owner = posix.stat(path).st_uid
+    if owner not in (0, posix.geteuid()) and not in_user_namespace():
+        raise GpurunError(
+            f"{path} belongs to user {owner}: gpurun uses no state of another user's (chown it, or see --root)"
+        )
 
 
 def write_pid_file(path: str, pid: int) -> None:
     """Write the pid, without a newline, by rename: go-runc and conmon-rs parse the raw bytes."""
-    try:
+    with Step("write the pid file", path):
         write_atomically(path, str(pid).encode(), 0o644)
-    except OSError as e:
-        raise StepError("write the pid file", path, e.errno) from None
 
 
 def load(root: str, container_id: str) -> State:
-    """The saved state; raises :class:`ContainerNotFound` when there is none and says so when it cannot be read."""
+    """The saved state; raises :class:`ContainerNotFound` when there is none, :class:`DamagedState` when it is not whole,
+    and :class:`StepError` when it cannot be read now, which says nothing of what is in it."""
     path = f"{directory(root, container_id)}/state"
     try:
-        text = read_file(path).decode("utf-8", "surrogateescape")
+        check_owner(f"{root}/{container_id}")
+        data = read_file(path, MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise ContainerNotFound from None
     except OSError as e:
-        raise StepError("read", path, e.errno) from None
+        raise StepError("read", path, e.errno, _remedy(e.errno)) from None
     # A container that an older gpurun has made says nothing of these.
-    values = {"manager": "", "keeper": "0", "oom_kills": "-1", "streams": ""}
-    for line in text.split("\n"):
+    values = {"manager": "", "keeper": "0", "oom_kills": "-1", "streams": "", "owner": ""}
+    for line in data[:MAX_BYTES].decode("utf-8", "surrogateescape").split("\n")[:-1]:
         name, equals, value = line.partition("=")
         if equals:
             values[name] = value
-    if any(name not in values for name in State._fields):
-        raise GpurunError(f"{path}: the state of the container is damaged: delete --force removes it")
-    typed: dict[str, Any] = {**values, **{name: int(values[name]) for name in _NUMBERS}}
+    try:
+        if len(data) > MAX_BYTES:
+            raise ValueError
+        return _typed(values)
+    except (KeyError, ValueError):
+        raise DamagedState(path, _left(container_id, values)) from None
+
+
+def _typed(values: dict[str, str]) -> State:
+    """Raises KeyError for a field that is missing, ValueError for what is no number."""
+    typed: dict[str, Any] = {name: values[name] for name in State._fields}
+    for name in _NUMBERS:
+        typed[name] = _number(name, values[name])
     for name in ("private_pid", "session_keyring"):
         typed[name] = values[name] == "1"
-    return State(**{name: typed[name] for name in State._fields})
+    return State(**typed)
+
+
+def _left(container_id: str, values: dict[str, str]) -> State:
+    """What *values* tell of a container all the same; that killing its init kills all of it is not believed."""
+    known: dict[str, Any] = {name: values.get(name, "") for name in ("bundle", "rootfs", "cgroup", "unit", "manager")}
+    numbers: dict[str, Any] = {}
+    for name in ("pid", "start_time"):
+        try:
+            numbers[name] = _number(name, values.get(name, ""))
+        except ValueError:
+            numbers[name] = 0
+    return State(container_id, private_pid=False, **numbers, **known)
+
+
+def _number(name: str, text: str) -> int:
+    """The number *text* of the field *name*; raises ValueError for what the field cannot have."""
+    if name == "oom_kills" and text == "-1":
+        return -1
+    value = decimal(text, (_PID_MAX if name in ("pid", "keeper") else 1 << 63) - 1)
+    if value is None:
+        raise ValueError
+    return value
 
 
 def own_streams() -> str:
@@ -179,6 +270,18 @@ def own_streams() -> str:
             name = ""
         names.append(name if name.isprintable() else "?")  # a path that nobody needs to know, and that must stay one line
     return "\t".join(names)
+
+
+def user_name(uid: int) -> str:
+    """The name of the user *uid*, as ``list`` and ``state`` show it; ``#1000`` of one without."""
+    if uid == 0:
+        return "root"  # the one name that is always asked for: looking it up would cost every create
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"#{uid}"
 
 
 def save_edits(root: str, container_id: str, env: tuple[str, ...], gids: tuple[int, ...]) -> None:
@@ -195,7 +298,7 @@ def load_edits(root: str, container_id: str) -> tuple[tuple[str, ...], tuple[int
     except FileNotFoundError:
         return (), ()
     gids, *env = text.split("\0")
-    return tuple(env), tuple([int(gid) for gid in gids.split()])
+    return tuple(env), _numbers(f"{root}/{container_id}/edits", gids)
 
 
 def save_gpus(root: str, container_id: str, minors: tuple[int, ...]) -> None:
@@ -207,9 +310,18 @@ def save_gpus(root: str, container_id: str, minors: tuple[int, ...]) -> None:
 def load_gpus(root: str, container_id: str) -> tuple[int, ...]:
     """What :func:`save_gpus` has kept."""
     try:
-        return tuple([int(minor) for minor in read_file(f"{root}/{container_id}/gpus").split()])
+        data = read_file(f"{root}/{container_id}/gpus")
     except FileNotFoundError:
         return ()
+    return _numbers(f"{root}/{container_id}/gpus", data.decode("utf-8", "surrogateescape"))
+
+
+def _numbers(path: str, text: str) -> tuple[int, ...]:
+    numbers = [decimal(word) for word in text.split()]
+    found = tuple([number for number in numbers if number is not None])
+    if len(found) < len(numbers):
+        raise GpurunError(f"{path} is damaged: it does not list numbers")
+    return found
 
 
 def save_seccomp(root: str, container_id: str, program: bytes, flags: int) -> None:
@@ -244,8 +356,10 @@ def status(root: str, state: State) -> str:
 def _is_frozen(cgroup: str) -> bool:
     try:
         return b"frozen 1" in read_file(f"{cgroup}/cgroup.events", 4096)
-    except OSError:
-        return False  # no cgroup (or none any more): nothing is frozen
+    except OSError as e:
+        if e.errno in (ENOENT, ENODEV, ENOTDIR):
+            return False  # no cgroup (or none any more): nothing is frozen
+        raise
 
 
 def state_json(
@@ -287,17 +401,33 @@ def rfc3339_now() -> str:
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', t)}{'.' + fraction if fraction else ''}Z"
 
 
-def remove_directory(root: str, container_id: str) -> None:
-    """Remove the state directory with what is in it; one that is gone already is fine."""
-    path = directory(root, container_id)
-    try:
-        for name in posix.listdir(path):
+def remove_tree(path: str, last: tuple[str, ...] = ()) -> None:
+    """Remove the directory *path* with all that is in it, those named in *last* as the last ones; what somebody puts there
+    or renames meanwhile goes as well.  Raises OSError."""
+    for attempt in range(_REMOVE_ATTEMPTS):
+        for name in sorted(posix.listdir(path), key=lambda name: last.index(name) + 1 if name in last else 0):
             try:
                 posix.unlink(f"{path}/{name}")
-            except IsADirectoryError:  # notify/, with its socket
-                for below in posix.listdir(f"{path}/{name}"):
-                    posix.unlink(f"{path}/{name}/{below}")
-                posix.rmdir(f"{path}/{name}")
-        posix.rmdir(path)
+            except IsADirectoryError:
+                remove_tree(f"{path}/{name}")
+            except FileNotFoundError:
+                pass  # renamed since we read its name
+        try:
+            posix.rmdir(path)
+            return
+        except OSError as e:
+            if e.errno != ENOTEMPTY or attempt == _REMOVE_ATTEMPTS - 1:
+                raise
+
+
+def remove_directory(root: str, container_id: str) -> None:
+    """Remove the state directory with what is in it (notify/ with its socket, placeholders/ of a restore that was killed);
+    one that is gone already is fine.
+
+    The state goes last, the config before it: until then the container can be deleted once more, with its hooks.  A gpu
+    attach that is at work does not hold it up: what that one still writes there goes too.
+    """
+    try:
+        remove_tree(directory(root, container_id), ("config.json", "state"))
     except FileNotFoundError:
         pass  # another delete was faster

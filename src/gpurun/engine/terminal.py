@@ -8,18 +8,19 @@ in the foreground.  Nothing is trusted by its name: a ptmx is one if it is chara
 from __future__ import annotations
 
 import posix
-from _socket import AF_UNIX, SCM_RIGHTS, SOCK_CLOEXEC, SOCK_STREAM, SOL_SOCKET, socket, socketpair
+from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socket, socketpair
+from _stat import S_ISCHR
 from _struct import pack, unpack_from
 from errno import EIO
 from fcntl import ioctl
 
 from gpurun.engine.signals import SIGCHLD, SIGURG, SIGWINCH, exit_code, send_signal, watch_signals
-from gpurun.errors import GpurunError, StepError, oserror_text
-from gpurun.linux import mount as lm
-from gpurun.linux.files import O_CLOEXEC, write_all
+from gpurun.errors import GpurunError, Step, oserror_text
+from gpurun.linux.files import O_CLOEXEC, Fd, write_all
 from gpurun.linux.fs import DEVPTS_SUPER_MAGIC, O_NOFOLLOW, O_PATH, fstatfs_type
-from gpurun.ns.mount import attach
-from gpurun.ns.path import make_target, open_in_root
+from gpurun.linux.scm_rights import receive_with, send_with
+from gpurun.ns.mount import attach, private_copy
+from gpurun.ns.path import make_target, open_in_root, refuse_kernels_own, reopen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,47 +42,37 @@ _OPOST, _ONLCR, _CSIZE, _PARENB, _CS8 = 0o1, 0o4, 0o60, 0o400, 0o60
 def open_pty(root_fd: int, proc_fd: int, size: tuple[int, int] | None) -> tuple[int, int]:
     """(master, peer) of a new pty of the container's devpts; *size* is (rows, columns).
 
-    *proc_fd* is a verified /proc, by which the very file that was looked at is opened; -1 where others may look into this
-    process, and the host's /proc must not be there: then it is opened by name, and looked at again.
+    *proc_fd* is a verified /proc, by which the very file that was looked at is opened.
     """
-    try:
+    with Step("make the terminal from", _PTMX):
         ptmx = open_in_root(root_fd, _PTMX, O_PATH | O_NOFOLLOW)
         _check_ptmx(ptmx)
-        flags = posix.O_RDWR | posix.O_NOCTTY | O_CLOEXEC
-        if proc_fd >= 0:
-            itself = posix.readlink("self", dir_fd=proc_fd)
-            master = posix.open(f"{itself}/fd/{ptmx}", flags, dir_fd=proc_fd)
-        else:
-            master = open_in_root(root_fd, _PTMX, flags | O_NOFOLLOW)
-            _check_ptmx(master)
+        master = reopen(ptmx, posix.O_RDWR, proc_fd)
         posix.close(ptmx)
         ioctl(master, _TIOCSPTLCK, pack("i", 0))
         peer = ioctl(master, _TIOCGPTPEER, posix.O_RDWR | posix.O_NOCTTY | O_CLOEXEC)
         if size and size[0] and size[1]:
             ioctl(master, _TIOCSWINSZ, pack("4H", size[0], size[1], 0, 0))
-        _clear_onlcr(peer)
-    except OSError as e:
-        raise StepError("make the terminal from", _PTMX, e.errno) from None
     return master, peer
 
 
 def _check_ptmx(fd: int) -> None:
     found = posix.fstat(fd)
-    is_ptmx = found.st_rdev == posix.makedev(5, 2) and found.st_mode & 0o170000 == 0o020000 and found.st_ino == 2
+    is_ptmx = found.st_rdev == posix.makedev(5, 2) and S_ISCHR(found.st_mode) and found.st_ino == 2
     if not is_ptmx or fstatfs_type(fd) != DEVPTS_SUPER_MAGIC:
         raise GpurunError(f"{_PTMX} of the container is no ptmx of a devpts: process.terminal needs a devpts mount")
 
 
 def bind_console(root_fd: int, peer: int) -> None:
     """Mount the container's side of the terminal on /dev/console."""
-    try:
-        tree = lm.open_tree(peer, "", lm.OPEN_TREE_CLONE)
-        target = make_target(root_fd, "/dev/console", directory=False)
+    with Step("mount the terminal on", "/dev/console"):
+        # Private: /dev/pts may be the host's, which would get what the container mounts over its console.
+        tree = private_copy(peer, "", recursive=False)
+        target = make_target(root_fd, "/dev/console", directory=False, check=refuse_kernels_own)
+        refuse_kernels_own(target, "/dev/console")
         attach(tree, target)
         posix.close(target)
         posix.close(tree)
-    except OSError as e:
-        raise StepError("mount the terminal on", "/dev/console", e.errno) from None
 
 
 def take_terminal(peer: int) -> None:
@@ -92,11 +83,22 @@ def take_terminal(peer: int) -> None:
     ioctl(0, _TIOCSCTTY, 0)
 
 
+def set_up_terminal(root_fd: int, proc_fd: int, size: tuple[int, int] | None, console: int) -> None:
+    """Make the terminal of a container's init, and send its master by the socket *console*; *size* as in :func:`open_pty`.
+
+    Raises :class:`GpurunError`.
+    """
+    master, peer = open_pty(root_fd, proc_fd, size)
+    bind_console(root_fd, peer)
+    send_master(console, master)
+    take_terminal(peer)
+
+
 def send_master(socket_fd: int, master: int) -> None:
     """Hand the master over: one message with a name (which nobody uses) and exactly one descriptor."""
     s = socket(AF_UNIX, SOCK_STREAM, 0, socket_fd)
     try:
-        s.sendmsg([b"/dev/ptmx"], [(SOL_SOCKET, SCM_RIGHTS, pack("i", master))])
+        send_with(s, b"/dev/ptmx", (master,))
     except OSError as e:
         raise GpurunError(f"send the terminal to the console socket: {oserror_text(e)}") from None
     finally:
@@ -113,28 +115,30 @@ def check_console(terminal: bool, detached: bool, console_socket: str) -> None:
         raise GpurunError("cannot allocate tty if runc will detach without setting console socket")
     if console_socket and not (terminal and detached):
         raise GpurunError("cannot use console socket if runc will not detach or allocate tty")
+    if terminal and not detached and not any(posix.isatty(fd) for fd in (2, 1, 0)):
+        try:
+            posix.close(posix.open("/dev/tty", posix.O_RDWR | O_CLOEXEC))
+        except OSError as e:  # as runc has it: who waits here for a terminal's keys would wait for ever
+            what = f"open /dev/tty: {oserror_text(e).rpartition(': ')[2]}"
+            raise GpurunError(
+                f"{what}: process.terminal is true, and none of stdin, stdout and stderr is a terminal"
+            ) from None
 
 
 def connect_socket(path: str) -> int:
     """A descriptor connected to the Unix socket *path*, which may be longer than the 107 bytes of an address."""
     directory, _, name = path.rpartition("/")
-    try:
-        at = posix.open(directory or "/", O_PATH | O_CLOEXEC)
-        try:
-            s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)
-            s.connect(f"/proc/self/fd/{at}/{name}")
-            return s.detach()
-        finally:
-            posix.close(at)
-    except OSError as e:
-        raise StepError("connect to the socket", path, e.errno) from None
+    with Step("connect to the socket", path), Fd(posix.open(directory or "/", O_PATH | O_CLOEXEC)) as at:
+        s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)
+        s.connect(f"/proc/self/fd/{at}/{name}")
+        return s.detach()
 
 
 def send_pidfd(path: str, pidfd: int, kind: bytes) -> None:
     """Hand *pidfd* to the Unix socket *path*; *kind* says what it is of: ``standard`` (an init) or ``setns`` (exec)."""
     s = socket(AF_UNIX, SOCK_STREAM, 0, connect_socket(path))
     try:
-        s.sendmsg([kind], [(SOL_SOCKET, SCM_RIGHTS, pack("i", pidfd))])
+        send_with(s, kind, (pidfd,))
     except OSError as e:
         raise GpurunError(f"send the pidfd to {path}: {oserror_text(e)}") from None
     finally:
@@ -148,21 +152,21 @@ def console_pair() -> tuple[int, int]:
 
 
 def receive_master(socket_fd: int) -> int:
-    """The master that the init has sent; the socket is closed."""
+    """The master that the init has sent, made ready for :func:`serve_foreground`; the socket is closed."""
     s = socket(AF_UNIX, SOCK_STREAM, 0, socket_fd)
     try:
-        data, control, _, _ = s.recvmsg(4096, 64)
+        data, files = receive_with(s, 4096, 1)
     finally:
         s.close()
-    if not data or not control:
+    if not data or not files:
         raise GpurunError("the container's init did not send its terminal")
-    master = int(unpack_from("i", control[0][2])[0])
-    posix.set_inheritable(master, False)
+    (master,) = files
+    _clear_onlcr(master)
     return master
 
 
 def _clear_onlcr(fd: int) -> None:
-    """A newline is to arrive as it was written: those who show it (conmon, a shim) decide for themselves."""
+    """Newlines are to arrive as they are written: our own terminal makes them two characters, and a file needs no more."""
     state = bytearray(ioctl(fd, _TCGETS, bytes(_TERMIOS_SIZE)))
     oflag = unpack_from("I", state, 4)[0] & ~_ONLCR
     state[4:8] = pack("I", oflag)
@@ -262,8 +266,9 @@ def _read(fd: int) -> bytes:
 
 
 def _raw(state: bytes) -> bytes:
+    """As cfmakeraw(3), but for the output: newlines come without carriage returns, which this terminal adds."""
     iflag, oflag, cflag, lflag = unpack_from("4I", state)
     changed = bytearray(state)
-    changed[:16] = pack("4I", iflag & ~_RAW_IFLAG, oflag & ~_OPOST, cflag & ~(_CSIZE | _PARENB) | _CS8, lflag & ~_RAW_LFLAG)
+    changed[:16] = pack("4I", iflag & ~_RAW_IFLAG, oflag | _OPOST, cflag & ~(_CSIZE | _PARENB) | _CS8, lflag & ~_RAW_LFLAG)
     changed[17 + 5], changed[17 + 6] = 0, 1  # VTIME, VMIN
     return bytes(changed)

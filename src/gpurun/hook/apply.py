@@ -8,15 +8,16 @@ what is made in the image is written in a journal first, so that ``delete`` leav
 from __future__ import annotations
 
 import posix
-from errno import EEXIST, EINVAL, ELOOP, ENOENT, ENOTDIR, EXDEV
+from _stat import S_ISDIR, S_ISLNK
+from errno import EBUSY, EEXIST, EINVAL, ELOOP, ENOENT, ENOTDIR, EXDEV
 
 from gpurun.errors import StepError
-from gpurun.hook.loader import tell_loaders
-from gpurun.hook.nodes import node_step
-from gpurun.hook.private import PreparedTree, failed, mask_tree, prepare_tree
-from gpurun.hook.target import Target
+from gpurun.hook.device_steps import node_step
+from gpurun.hook.loaders import tell_loaders
+from gpurun.hook.private_mounts import PreparedTree, bind_source, failed, mask_tree, prepare_tree
+from gpurun.hook.rootfs_target import Target
 from gpurun.linux import mount as lm
-from gpurun.linux.files import read_file
+from gpurun.linux.files import Fd, read_file
 from gpurun.linux.fs import (
     AT_FDCWD,
     O_DIRECTORY,
@@ -28,7 +29,7 @@ from gpurun.linux.fs import (
     fstatfs_type,
     openat2,
 )
-from gpurun.ns.devices import is_there, make_device
+from gpurun.ns.devices import is_there, make_device, open_node
 from gpurun.ns.mount import attach, bind_fd, private_copy
 from gpurun.ns.options import parse_options
 from gpurun.ns.path import join, open_in_root, path_in_root
@@ -36,25 +37,36 @@ from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.hook.edits import Chmod, ContainerEdits, DeviceNode, EditMount, Link
+    from collections.abc import Callable
+
+    from gpurun.cdi.edits import Chmod, ContainerEdits, DeviceNode, EditMount, Link
 
 #: How many mounts are made together: so many descriptors are open at a time.
 _AT_ONCE = 96
-
-_S_IFMT, _S_IFDIR, _S_IFLNK = 0o170000, 0o040000, 0o120000
+_BIND_NODE = "bind the device node of the host"
 
 
 class Opened(Record):
-    """What edits bring from the host, opened ahead: copies of what the first mounts bind, and the trees."""
+    """What edits bring from the host, opened ahead: copies of what the first mounts bind, the trees or what is bound in
+    them, and the nodes of the host; -1 stands for a mount or a node that is still to be opened."""
 
-    mounts: tuple[int, ...]
-    trees: tuple[PreparedTree, ...]
+    mounts: tuple[int, ...] = ()
+    trees: tuple[PreparedTree, ...] = ()
+    nodes: tuple[int, ...] = ()
+    binds: tuple[tuple[int, ...], ...] = ()  # for each tree that is not prepared
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """All that is open for it."""
+        trees = [fd for tree in self.trees for fd in (tree.mount, *tree.binds)]
+        binds = [fd for tree in self.binds for fd in tree]
+        return tuple([fd for fd in (*self.mounts, *trees, *self.nodes, *binds) if fd >= 0])
 
 
-def open_sources(edits: ContainerEdits) -> Opened | None:
+def open_sources(edits: ContainerEdits, label: str) -> Opened | None:
     """What :func:`apply_edits` can do with the host's own mounts, done before; ``None`` where something is wrong.
 
-    It is tried once more then, and the error told.
+    It is tried once more then, and the error told.  *label* is the SELinux context of the file systems that are made.
     """
     mounts: list[int] = []
     trees: list[PreparedTree] = []
@@ -62,7 +74,7 @@ def open_sources(edits: ContainerEdits) -> Opened | None:
         for mount in edits.mounts[:_AT_ONCE]:
             mounts.append(_tree(mount))
         for tree in edits.proc_trees:
-            trees.append(prepare_tree(tree))
+            trees.append(prepare_tree(tree, label))
     except StepError:
         for fd in mounts:
             posix.close(fd)
@@ -70,6 +82,42 @@ def open_sources(edits: ContainerEdits) -> Opened | None:
             prepared.close()
         return None
     return Opened(tuple(mounts), tuple(trees))
+
+
+def source_openers(edits: ContainerEdits) -> tuple[Callable[[], int], ...]:
+    """What opens the sources of *edits* for an init in a user namespace, whose root may be unable to reach them: each gives
+    a detached mount, or -1 for what the host does not have, and raises :class:`StepError`.
+    """
+
+    def node_opener(path: str) -> Callable[[], int]:
+        def open_it() -> int:
+            try:
+                return open_node(path)
+            except FileNotFoundError:
+                return -1  # lent by lend_nodes, or missing: the init tells
+            except OSError as e:
+                raise failed(_BIND_NODE, path, e) from None
+
+        return open_it
+
+    def opener(source: Callable[[EditMount], int], mount: EditMount) -> Callable[[], int]:
+        return lambda: source(mount)
+
+    openers = [opener(_tree, mount) for mount in edits.mounts]
+    openers += [node_opener(node.host_path or node.path) for node in edits.device_nodes]
+    return tuple(openers + [opener(bind_source, bind) for tree in edits.proc_trees for bind in tree.binds])
+
+
+def opened_sources(edits: ContainerEdits, trees: dict[int, int], first: int) -> Opened:
+    """What :func:`source_openers` have opened, found in *trees* by their numbers, of which *first* is the first one; those
+    are taken out.
+    """
+    numbers = iter(range(first, first + len(source_openers(edits))))
+
+    def take(wanted: tuple[object, ...]) -> tuple[int, ...]:
+        return tuple([trees.pop(next(numbers), -1) for _ in wanted])
+
+    return Opened(take(edits.mounts), (), take(edits.device_nodes), tuple([take(tree.binds) for tree in edits.proc_trees]))
 
 
 def apply_edits(edits: ContainerEdits, target: Target, opened: Opened | None = None) -> None:
@@ -81,18 +129,20 @@ def apply_edits(edits: ContainerEdits, target: Target, opened: Opened | None = N
     """
     umask = posix.umask(0)
     try:
-        for node in edits.device_nodes:
-            _device_node(target, node)
+        nodes = opened.nodes if opened is not None and opened.nodes else [-1] * len(edits.device_nodes)
+        for node, source in zip(edits.device_nodes, nodes, strict=True):
+            _device_node(target, node, source)
         sources: set[tuple[int, int]] = set()
         for first in range(0, len(edits.mounts), _AT_ONCE):
-            ready = list(opened.mounts) if opened is not None and not first else []
+            ready = list(opened.mounts[first : first + _AT_ONCE]) if opened is not None else []
             sources |= _mount_all(target, edits.mounts[first : first + _AT_ONCE], ready)
         target.places.make_all([(link.path, link.target) for link in edits.links])
         for link in edits.links:
             target.with_room(link.path, lambda link=link: _link(target, link, sources))  # type: ignore[misc]
         target.places.renew()
         for number, tree in enumerate(edits.proc_trees):
-            mask_tree(target, tree, None if opened is None else opened.trees[number])
+            prepared = opened.trees[number] if opened is not None and opened.trees else None
+            mask_tree(target, tree, prepared, opened.binds[number] if opened is not None and opened.binds else ())
         for chmod in edits.chmods:
             _chmod(target, chmod)
         if edits.ldcache or edits.image_files or edits.forward_compat:
@@ -109,19 +159,24 @@ def _split(path: str) -> tuple[str, str]:
     return directory or "/", name
 
 
-def _device_node(target: Target, node: DeviceNode) -> None:
-    """Make the node by its numbers, or bind the host's; what the engine has put there already (--privileged) stays."""
+def _device_node(target: Target, node: DeviceNode, source: int) -> None:
+    """Make the node by its numbers, or bind the host's; what the engine has put there already (--privileged) stays.
+
+    *source* is the host's, opened already, and is closed; -1 for none.
+    """
     step = node_step(node)
     host_path = node.host_path or node.path
-    if target.in_user_namespace:
-        if is_there(target.root_fd, step):
-            return
-        try:
-            posix.lstat(host_path)
-        except OSError as e:
-            # Neither mknod(2) nor the host's own: nvidia-modprobe, or any first use of the driver, makes it.
-            raise failed("bind the device node of the host", host_path, e) from None
-    target.with_room(node.path, lambda: make_device(target.places, step, host_path, target.in_user_namespace))
+    with Fd(source):
+        if target.in_user_namespace:
+            if is_there(target.root_fd, step):
+                return
+            try:
+                if source < 0:
+                    posix.lstat(host_path)
+            except OSError as e:
+                # Neither mknod(2) nor the host's own: nvidia-modprobe, or any first use of the driver, makes it.
+                raise failed(_BIND_NODE, host_path, e) from None
+        target.with_room(node.path, lambda: make_device(target.places, step, host_path, target.in_user_namespace, source))
 
 
 def _mount_all(target: Target, mounts: tuple[EditMount, ...], trees: list[int]) -> set[tuple[int, int]]:
@@ -130,13 +185,17 @@ def _mount_all(target: Target, mounts: tuple[EditMount, ...], trees: list[int]) 
     All of them are found before the first mount point is made, and the mount points are noted together.
     """
     try:
-        for mount in mounts[len(trees) :]:
-            trees.append(_tree(mount))
+        for number, mount in enumerate(mounts):
+            if number == len(trees):
+                trees.append(-1)
+            if trees[number] < 0:
+                trees[number] = _tree(mount)
         target.places.make_all([(mount.container_path, None) for mount in mounts if mount.kind != "dir"])
         return {_mount(target, mount, tree) for mount, tree in zip(mounts, trees, strict=True)}
     finally:
         for tree in trees:
-            posix.close(tree)
+            if tree >= 0:
+                posix.close(tree)
 
 
 def _tree(mount: EditMount) -> int:
@@ -155,7 +214,7 @@ def _mount(target: Target, mount: EditMount, tree: int) -> tuple[int, int]:
     is_directory = mount.kind == "dir"
     stat = posix.fstat(tree)
     # A link is refused: discovery has resolved them all.
-    if stat.st_mode & _S_IFMT == _S_IFLNK or (stat.st_mode & _S_IFMT == _S_IFDIR) != is_directory:
+    if S_ISLNK(stat.st_mode) or S_ISDIR(stat.st_mode) != is_directory:
         raise StepError("mount", mount.host_path, EINVAL)
     try:
         _attach(target, mount.container_path, tree, is_directory)
@@ -174,19 +233,22 @@ def _attach(target: Target, path: str, tree: int, is_directory: bool) -> None:
         place = target.with_room(path, lambda: target.places.point(path, True))
     else:
         place = target.with_room(path, lambda: target.places.file(path))
-    try:
+    with Fd(place):
         attach(tree, place)
-    finally:
-        posix.close(place)
 
 
 def _link(target: Target, link: Link, sources: set[tuple[int, int]]) -> None:
-    """A symbolic link; where the image has something else of that name, the library it should lead to is bound over it."""
+    """A symbolic link; where the image has something else of that name, the library it should lead to is bound over it,
+    or the link takes its place (see :class:`Target`).
+    """
     step = "make the link"
     directory, name = _split(link.path)
     try:
         parent, where = target.places.directory(directory)
         if _says(parent, name, link.target):
+            return
+        if target.replaces_links:
+            _put_in_place(parent, name, link.target)
             return
         target.journal.note("link", join(where, name), link.target.encode("utf-8", "surrogateescape"))
         try:
@@ -199,6 +261,21 @@ def _link(target: Target, link: Link, sources: set[tuple[int, int]]) -> None:
                 _bind_over(target, link, directory, sources)
     except OSError as e:
         raise failed(step, link.path, e) from None
+
+
+def _put_in_place(parent: int, name: str, text: str) -> None:
+    """Make the link *name* by rename(2), so that whoever shares the rootfs finds the old or the new one.
+
+    What another runtime has mounted at that name stays: it is what the container is to have there.
+    """
+    temporary = f".gpurun.{posix.urandom(8).hex()}"
+    posix.symlink(text, temporary, dir_fd=parent)
+    try:
+        posix.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except OSError as e:
+        posix.unlink(temporary, dir_fd=parent)
+        if e.errno != EBUSY:
+            raise
 
 
 def _says(parent: int, name: str, target: str) -> bool:
@@ -221,31 +298,23 @@ def _bind_over(target: Target, link: Link, directory: str, sources: set[tuple[in
         if link.optional and e.errno in (ENOENT, ENOTDIR, ELOOP):
             return
         raise
-    try:
+    with Fd(source):
         stat = posix.fstat(source)
         if (stat.st_dev, stat.st_ino) not in sources and not (link.optional and _is_mount(target.root_fd, source)):
             if link.optional:
                 return
             raise StepError("make the link", link.path, EEXIST)
-        place = target.places.point(link.path, False)
-        try:
+        with Fd(target.places.point(link.path, False)) as place:
             there = posix.fstat(place)
             if (there.st_dev, there.st_ino) != (stat.st_dev, stat.st_ino):
                 bind_fd(source, place, lm.MOUNT_ATTR_RDONLY | lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NODEV, recursive=False)
-        finally:
-            posix.close(place)
-    finally:
-        posix.close(source)
 
 
 def _is_mount(root_fd: int, fd: int) -> bool:
     """Whether what *fd* refers to is mounted where it is: a runtime has put it there, no image can."""
     directory = path_in_root(root_fd, fd, "").rpartition("/")[0]
-    parent = open_in_root(root_fd, directory or "/")
-    try:
+    with Fd(open_in_root(root_fd, directory or "/")) as parent:
         return _mount_id(fd) != _mount_id(parent)
-    finally:
-        posix.close(parent)
 
 
 def _mount_id(fd: int) -> bytes:
@@ -258,19 +327,14 @@ def _chmod(target: Target, chmod: Chmod) -> None:
     if not chmod.path.startswith("/dev/"):
         return
     try:
-        dev = openat2(target.root_fd, "dev", O_PATH | O_DIRECTORY, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS)
-        try:
+        with Fd(openat2(target.root_fd, "dev", O_PATH | O_DIRECTORY, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS)) as dev:
             if fstatfs_type(dev) != TMPFS_MAGIC or posix.fstat(dev).st_dev == posix.stat("/dev").st_dev:
                 return  # not a tmpfs of this container (a devtmpfs looks like one, but is the host's)
             inside = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
             fd = openat2(dev, chmod.path.removeprefix("/dev/"), O_PATH | O_DIRECTORY, inside)
-        finally:
-            posix.close(dev)
     except OSError as e:
         if e.errno in (ENOENT, ENOTDIR, ELOOP, EXDEV):
             return
         raise failed("change the mode of", chmod.path, e) from None
-    try:
+    with Fd(fd):
         posix.chmod(f"/proc/self/fd/{fd}", chmod.mode & 0o7777)
-    finally:
-        posix.close(fd)

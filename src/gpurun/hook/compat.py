@@ -10,32 +10,41 @@ from __future__ import annotations
 import _json  # noqa: F401 - parse_json wants it later, when nothing can be imported any more
 import posix
 
+from gpurun.cdi.edits import CacheEntry, FileEdit, ForwardCompat
 from gpurun.errors import ConfigError
-from gpurun.hook.edits import CacheEntry, FileEdit, ForwardCompat
-from gpurun.hook.elf import MACHINES, read_elf, read_note
-from gpurun.hook.ldcache import FLAGS_NATIVE
-from gpurun.hook.ldconf import COMPAT_CONF
-from gpurun.linux.files import O_CLOEXEC
+from gpurun.formats.elf import MACHINES, read_elf, read_note
+from gpurun.formats.ldcache import FLAGS_NATIVE
+from gpurun.formats.ldconf import COMPAT_CONF
+from gpurun.linux.files import Fd
 from gpurun.linux.fs import O_DIRECTORY, O_NOFOLLOW
-from gpurun.ns.path import open_in_root, path_in_root
+from gpurun.ns.path import open_file, open_in_root, path_in_root
 from gpurun.oci.reader import parse_json
+from gpurun.record import Record
 
 _SECTION, _OWNER = ".note.cuda.fwd_compatibility", b"NVIDIA Corporation"
 _MAX_NAMES = 1000
 _MAX_LIBRARIES = 100
-_S_IFMT, _S_IFREG = 0o170000, 0o100000
 
 
-def is_newer(driver_version: str, compat_version: str, supported_majors: tuple[int, ...] | None) -> bool:
-    """Whether libraries of *compat_version* are to be used on a host with *driver_version*.
+class Note(Record):
+    """What libraries say of themselves: the branches of *drivers* that they run on, and the *cuda_version* they are of."""
 
-    *supported_majors* are the driver branches that the libraries say they run on; ``None`` when they say nothing: then a
-    greater major version counts.
+    drivers: tuple[int, ...] = ()
+    cuda_version: str = ""
+
+
+def is_newer(wanted: ForwardCompat, compat_version: str, note: Note | None) -> bool:
+    """Whether libraries of *compat_version* are to be used on the host that *wanted* speaks of.
+
+    They say it themselves in the *note*: by the driver's branch, or by the version of CUDA where the driver's version is
+    not known (a Tegra).  Without one a greater major version of the driver counts.
     """
-    driver, compat = _numbers(driver_version), _numbers(compat_version)
-    if supported_majors is None:
-        return compat[0] > driver[0]
-    return driver[0] in supported_majors and compat > driver
+    driver, compat = _numbers(wanted.driver_version), _numbers(compat_version)
+    if note is None:
+        return bool(wanted.driver_version) and not wanted.cuda_version and compat[0] > driver[0]
+    if wanted.driver_version:
+        return driver[0] in note.drivers and compat > driver
+    return bool(wanted.cuda_version and note.cuda_version) and _numbers(note.cuda_version) > _numbers(wanted.cuda_version)
 
 
 def compat_libraries(root_fd: int, wanted: ForwardCompat) -> tuple[tuple[CacheEntry, ...], tuple[FileEdit, ...]]:
@@ -47,19 +56,23 @@ def compat_libraries(root_fd: int, wanted: ForwardCompat) -> tuple[tuple[CacheEn
         fd = open_in_root(root_fd, wanted.directory, posix.O_RDONLY | O_DIRECTORY)
     except OSError:
         return (), ()
-    try:
-        names = _names(fd)
-        versions = [name.removeprefix("libcuda.so.") for name in names if _is_libcuda(name)]
-        if len(versions) != 1:
+    with Fd(fd):
+        try:
+            names = _names(fd)
+            versions = [name.removeprefix("libcuda.so.") for name in names if _is_libcuda(name)]
+            if len(versions) != 1:
+                return (), ()
+            libcuda = _open_file(fd, f"libcuda.so.{versions[0]}")
+            if libcuda < 0:
+                return (), ()
+            with Fd(libcuda):
+                newer = is_newer(wanted, versions[0], _note(libcuda))
+            if not newer:
+                return (), ()
+            directory = "/" + path_in_root(root_fd, fd, "").rstrip("/")
+            entries = _entries(fd, directory, names)
+        except OSError:
             return (), ()
-        if not is_newer(wanted.driver_version, versions[0], _supported_majors(fd, f"libcuda.so.{versions[0]}")):
-            return (), ()
-        directory = "/" + path_in_root(root_fd, fd, "").rstrip("/")
-        entries = _entries(fd, directory, names)
-    except OSError:
-        return (), ()
-    finally:
-        posix.close(fd)
     if not entries:
         return (), ()
     text = f"{directory}\n".encode("utf-8", "surrogateescape")
@@ -67,7 +80,8 @@ def compat_libraries(root_fd: int, wanted: ForwardCompat) -> tuple[tuple[CacheEn
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple([int(word[:9]) for word in version.split(".") if word.isascii() and word.isdigit()]) or (0,)
+    found = [int(word[:9]) for word in version.split(".") if word.isascii() and word.isdigit()]
+    return tuple(found) + (0,) * (3 - len(found))
 
 
 def _names(fd: int) -> list[str]:
@@ -91,34 +105,30 @@ def _is_libcuda(name: str) -> bool:
 def _open_file(directory: int, name: str) -> int:
     """A regular file in *directory*, no link followed; -1 for anything else."""
     try:
-        fd = posix.open(name, posix.O_RDONLY | O_NOFOLLOW | posix.O_NONBLOCK | O_CLOEXEC, dir_fd=directory)
+        return open_file(directory, name, O_NOFOLLOW)
     except OSError:
-        return -1  # a link, or nothing that we may read
-    if posix.fstat(fd).st_mode & _S_IFMT != _S_IFREG:
-        posix.close(fd)
-        return -1
-    return fd
+        return -1  # nothing that we may read
 
 
-def _supported_majors(directory: int, name: str) -> tuple[int, ...] | None:
-    fd = _open_file(directory, name)
-    if fd < 0:
-        return ()  # not a file: nothing to be used
-    try:
-        note = read_note(fd, _SECTION, _OWNER)
-    finally:
-        posix.close(fd)
-    if note is None:
+def _note(libcuda: int) -> Note | None:
+    """The note of the file *libcuda*; ``None`` where it has none that can be read.
+
+    The keys are "driver" and "CUDA version" in the libraries that NVIDIA ships; their case is of no importance.
+    """
+    text = read_note(libcuda, _SECTION, _OWNER)
+    if text is None:
         return None
     try:
-        document = parse_json(note.rstrip(b"\0"), _SECTION)
+        document = parse_json(text.rstrip(b"\0"), _SECTION)
     except (ConfigError, ImportError, RecursionError):  # ImportError: the words for a syntax error are not loaded here
         return None
-    majors = document.get("Driver") if isinstance(document, dict) else None
-    if not isinstance(majors, list):
+    if not isinstance(document, dict):
         return None
-    texts = [str(m) for m in majors[:_MAX_NAMES] if type(m) in (int, str)]
-    return tuple([int(t[:9]) for t in texts if t.isascii() and t.isdigit()])
+    values = {key.lower(): value for key, value in document.items() if value is not None}
+    drivers, cuda_version = values.get("driver", []), values.get("cuda version", "")
+    if not isinstance(drivers, list) or not isinstance(cuda_version, str) or any(type(d) is not int for d in drivers):
+        return None
+    return Note(tuple(drivers), cuda_version)
 
 
 def _entries(directory: int, path: str, names: list[str]) -> tuple[CacheEntry, ...]:
@@ -130,10 +140,8 @@ def _entries(directory: int, path: str, names: list[str]) -> tuple[CacheEntry, .
         fd = _open_file(directory, name)
         if fd < 0:
             continue
-        try:
+        with Fd(fd):
             elf = read_elf(fd)
-        finally:
-            posix.close(fd)
         if elf is not None and elf.machine == native and elf.soname:
             found.setdefault(elf.soname, CacheEntry(elf.soname, f"{path}/{name}", flags))
     return tuple(found.values())

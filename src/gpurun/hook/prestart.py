@@ -15,27 +15,32 @@ import sys
 from gpurun import __version__
 from gpurun.cgroup.tree import UNIFIED_MOUNTPOINT, find_tree, join_root, parse_own_cgroup
 from gpurun.errors import ConfigError, GpuError, GpurunError, StepError, oserror_text
+from gpurun.gpu.request.settings import Settings, read_settings, settings_path
+from gpurun.gpu.resolve import WRONG_MODE, Inquiry, gpu_edits, no_check
 from gpurun.hook.apply import apply_edits
-from gpurun.hook.devcgroup import allow_devices
-from gpurun.hook.gpu import WRONG_MODE, gpu_edits
-from gpurun.hook.nodes import missing_nodes, node_step
-from gpurun.hook.settings import Settings, read_settings, settings_path
-from gpurun.hook.target import Target
-from gpurun.launcher.child import end_imports
-from gpurun.linux.files import O_CLOEXEC, read_fd, read_file, write_all
+from gpurun.hook.device_program import allow_devices
+from gpurun.hook.device_steps import node_step
+from gpurun.hook.missing_nodes import lend_missing
+from gpurun.hook.rootfs_target import Target
+from gpurun.launcher.fresh_interpreter import end_imports
+from gpurun.linux.files import O_CLOEXEC, Fd, mkdir_p, read_fd, read_file
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
-from gpurun.linux.process import CLONE_NEWNS, CLONE_NEWUSER, PR_SET_DUMPABLE, prctl, setns
-from gpurun.ns.devices import lend_nodes, take_nodes
+from gpurun.linux.process import PR_SET_DUMPABLE, prctl
+from gpurun.linux.procfs import parse_cgroups
+from gpurun.ns.devices import take_nodes
+from gpurun.ns.helper_process import join_container, run_in_child
 from gpurun.ns.journal import Journal
-from gpurun.ns.namespaces import host_id
-from gpurun.ns.traces import open_journal, undo_traces
+from gpurun.ns.journal_store import open_journal, undo_traces
 from gpurun.oci.reader import as_object, get_array, get_object, get_string, get_string_map, get_strings, parse_json, require
+from gpurun.output import write_stdout
+from gpurun.paths import clean_path
+from gpurun.security.lsm import known_context
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpurun.hook.edits import ContainerEdits
+    from gpurun.cdi.edits import ContainerEdits
     from gpurun.invocation import Invocation
 
 _LIMIT = 64 << 20
@@ -50,7 +55,7 @@ _USAGE = """Usage: nvidia-container-runtime-hook [-debug] [-version] [-config FI
 def hook(invocation: Invocation) -> int:
     """``gpurun hook COMMAND``: the prestart hook, or one of the hooks of CDI files."""
     if invocation.args[0] not in ("prestart", "poststart", "poststop"):
-        from gpurun.hook.cdihook import main as cdi_hook_main
+        from gpurun.hook.cdi_hook_program import main as cdi_hook_main
 
         return cdi_hook_main(list(invocation.args))
     config = invocation.option("config")
@@ -59,13 +64,24 @@ def hook(invocation: Invocation) -> int:
 
 def main(argv: list[str]) -> int:
     """The hook with NVIDIA's own command line (*argv* without the program name); returns the exit code."""
+    try:
+        return _run(list(argv))
+    except (GpurunError, OSError) as e:
+        text = oserror_text(e) if isinstance(e, OSError) else str(e)
+        posix.write(2, f"gpurun hook: {text}\n".encode("utf-8", "surrogateescape"))
+        return 1
+
+
+def _run(words: list[str]) -> int:
     config = ""
-    words = list(argv)
     while words and words[0].startswith("-"):
         word = words.pop(0)
         name, equals, value = word.lstrip("-").partition("=")
+        if name in ("h", "help"):
+            write_stdout(_USAGE)
+            return 0
         if name == "version":
-            posix.write(1, f"NVIDIA Container Runtime Hook version {__version__} (gpurun)\n".encode())
+            write_stdout(f"NVIDIA Container Runtime Hook version {__version__} (gpurun)\n")
             return 0
         if name == "config" and (equals or words):
             config = value if equals else words.pop(0)
@@ -75,12 +91,7 @@ def main(argv: list[str]) -> int:
         return 0
     if words[:1] not in (["prestart"], ["poststop"]):
         return _usage()
-    try:
-        _prestart(config) if words[0] == "prestart" else _poststop()
-    except (GpurunError, OSError) as e:
-        text = oserror_text(e) if isinstance(e, OSError) else str(e)
-        posix.write(2, f"gpurun hook: {text}\n".encode("utf-8", "surrogateescape"))
-        return 1
+    _prestart(config) if words[0] == "prestart" else _poststop()
     return 0
 
 
@@ -99,7 +110,7 @@ def _poststop() -> None:
 
 
 def _undo(container_id: str) -> None:
-    for warning in undo_traces(_JOURNALS, container_id):
+    for warning in undo_traces(_JOURNALS, container_id, force=True):
         posix.write(2, f"gpurun hook: {warning}\n".encode("utf-8", "surrogateescape"))
     try:
         posix.rmdir(f"{_JOURNALS}/{container_id}")
@@ -116,14 +127,8 @@ def _open_journal(state: dict[str, Any], rootfs: str) -> int:
     container_id = get_string(state, "id", "state")
     if not _is_name(container_id) or not rootfs.startswith("/") or posix.geteuid() != 0:
         return -1
-    path = ""
-    for part in f"{_JOURNALS}/{container_id}".strip("/").split("/"):
-        path += f"/{part}"
-        try:
-            posix.mkdir(path, 0o700)
-        except FileExistsError:
-            pass  # made before
-    undo_traces(_JOURNALS, container_id)  # of a container of that name whose poststop never came
+    mkdir_p(f"{_JOURNALS}/{container_id}", 0o700)
+    undo_traces(_JOURNALS, container_id, force=True)  # of a container of that name whose poststop never came
     return open_journal(_JOURNALS, container_id, rootfs)
 
 
@@ -137,7 +142,7 @@ def _prestart(config: str) -> None:
     settings = read_settings(config or settings_path(env))
     document = read_bundle_config(bundle)
     asked = (document["env"], document["annotations"], document["privileged"])
-    edits = gpu_edits(*asked, env, settings, document["mounts"], files=False, prepare=True)
+    edits = gpu_edits(Inquiry(*asked, env, settings, document["mounts"], files=False, prepare=no_check))
     if edits is None:
         return
     for warning in edits.warnings:
@@ -149,10 +154,15 @@ def _prestart(config: str) -> None:
     rootfs = rootfs if rootfs.startswith("/") else f"{bundle}/{rootfs}"
     journal = _open_journal(state, rootfs) if document["poststop"] else -1
     try:
-        apply_in(pid, rootfs, edits, document["readonly"], journal)
+        proc = any(clean_path(destination) == "/proc" for _, destination in document["mounts"])
+        apply_in(pid, rootfs, edits, document["readonly"], journal, proc, document["label"])
     except BaseException:
         if journal >= 0:
-            _undo(get_string(state, "id", "state"))
+            try:
+                _undo(get_string(state, "id", "state"))
+            except (GpurunError, OSError) as e:  # poststop comes all the same, and tries it again
+                text = oserror_text(e) if isinstance(e, OSError) else str(e)
+                posix.write(2, f"gpurun hook: {text}\n".encode("utf-8", "surrogateescape"))
         raise
     if not settings.no_cgroups:
         warning = allow_devices(container_cgroup(pid), edits.device_nodes, edits.device_classes)
@@ -166,7 +176,7 @@ def _check_mode(settings: Settings) -> None:
 
 
 def read_bundle_config(bundle: str) -> dict[str, Any]:
-    """What the hook needs of the bundle's config.json: ``env``, ``annotations``, ``privileged``, ``rootfs``, ``readonly``.
+    """What the hook needs of the bundle's config.json, by its names, and whether the container is ``privileged``.
 
     Read leniently: the document is another runtime's, which has accepted it already.
     """
@@ -184,6 +194,7 @@ def read_bundle_config(bundle: str) -> dict[str, Any]:
         "privileged": is_privileged(process),
         "mounts": read_mounts(config),
         "readonly": root.get("readonly") is True,
+        "label": known_context(get_string(get_object(config, "linux", "") or {}, "mountLabel", "linux")),
         "poststop": _has_poststop(config),
         "rootfs": require(get_string(root, "path", "root") or None, "root", "path"),
     }
@@ -212,10 +223,19 @@ def is_privileged(process: dict[str, Any]) -> bool:
     return isinstance(capabilities, list) and "CAP_SYS_ADMIN" in capabilities
 
 
-def apply_in(pid: int, rootfs: str, edits: ContainerEdits, readonly: bool = False, journal_fd: int = -1) -> None:
+def apply_in(
+    pid: int,
+    rootfs: str,
+    edits: ContainerEdits,
+    readonly: bool = False,
+    journal_fd: int = -1,
+    proc: bool = False,
+    label: str = "",
+) -> None:
     """Apply *edits* to *rootfs* in the mount namespace of the process *pid*; raises :class:`GpurunError`.
 
     *readonly*: the rootfs is going to be read-only.  *journal_fd* is the journal that is to be undone later, if any.
+    *proc*: a procfs is mounted on /proc.  *label* is the SELinux context of the file systems that are made.
 
     A child does it, because joining is for ever.  In a container with a user namespace it becomes that one's root, so that
     what is made belongs to the container.
@@ -226,27 +246,10 @@ def apply_in(pid: int, rootfs: str, edits: ContainerEdits, readonly: bool = Fals
     mount_fd = posix.open(f"/proc/{pid}/ns/mnt", posix.O_RDONLY | O_CLOEXEC)
     if _namespace(pid, "mnt") == _namespace("self", "mnt"):
         raise GpuError(f"the container's process {pid} is in the mount namespace of the host: call this as a prestart hook")
-    nodes_fd = _lend_nodes(pid, edits) if user_fd >= 0 else -1
-    read, write = posix.pipe2(O_CLOEXEC) if hasattr(posix, "pipe2") else posix.pipe()
-    child = posix.fork()
-    if child == 0:
-        try:
-            text = _apply_as_child((mount_fd, user_fd, nodes_fd, journal_fd), rootfs, edits, readonly)
-        except BaseException as e:  # nothing may escape into the parent's code
-            text = f"{type(e).__name__}: {e}"
-        write_all(write, text.encode("utf-8", "surrogateescape"))
-        posix._exit(0)
-    posix.close(write)
-    text = read_fd(read).decode("utf-8", "surrogateescape")
-    posix.close(read)
-    status = posix.waitpid(child, 0)[1]
-    for fd in (mount_fd, user_fd, nodes_fd):
-        if fd >= 0:
-            posix.close(fd)
-    if status and not text:
-        text = f"the process in the container's namespaces ended with status {status}"
-    if text:
-        raise GpuError(text)
+    nodes_fd = lend_missing(pid, edits.device_nodes, label) if user_fd >= 0 else -1
+    with Fd(mount_fd), Fd(user_fd), Fd(nodes_fd):
+        fds = (mount_fd, user_fd, nodes_fd, journal_fd)
+        run_in_child(lambda: _apply_as_child(fds, rootfs, edits, readonly, proc, label))
 
 
 def apply_here(rootfs: str, edits: ContainerEdits) -> None:
@@ -256,11 +259,8 @@ def apply_here(rootfs: str, edits: ContainerEdits) -> None:
     """
     if _namespace("self", "mnt") == _namespace_of_init():
         raise GpuError("this is the mount namespace of the host: call it in the container's, or say --pid")
-    root_fd = posix.open(rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)
-    try:
+    with Fd(posix.open(rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)) as root_fd:
         apply_edits(edits, Target(root_fd, Journal(root_fd), _in_user_namespace()))
-    finally:
-        posix.close(root_fd)
 
 
 def _namespace_of_init() -> str:
@@ -278,48 +278,32 @@ def _namespace(pid: int | str, kind: str) -> str:
     return posix.readlink(f"/proc/{pid}/ns/{kind}")
 
 
-def _lend_nodes(pid: int, edits: ContainerEdits) -> int:
-    """The nodes that the host lacks, for a container in whose user namespace none can be made; -1 where we may not."""
-    missing = missing_nodes(edits.device_nodes)
-    if posix.geteuid() != 0 or not any(missing):
-        return -1
-    maps = [read_file(f"/proc/{pid}/{name}").decode() for name in ("uid_map", "gid_map")]
-    return lend_nodes(missing, lambda uid, gid: (host_id(maps[0], uid), host_id(maps[1], gid)))
-
-
-def _apply_as_child(fds: tuple[int, int, int, int], rootfs: str, edits: ContainerEdits, readonly: bool) -> str:
+def _apply_as_child(
+    fds: tuple[int, int, int, int], rootfs: str, edits: ContainerEdits, readonly: bool, proc: bool, label: str
+) -> None:
     """In the container's namespaces from here on: nothing is imported any more, and no program is run."""
     mount_fd, user_fd, nodes_fd, journal_fd = fds
     end_imports()
     prctl(PR_SET_DUMPABLE, 0)
     try:
-        if user_fd >= 0:
-            setns(user_fd, CLONE_NEWUSER)
-        setns(mount_fd, CLONE_NEWNS)
-        if user_fd >= 0:
-            posix.setgroups([])
-            posix.setresgid(0, 0, 0)
-            posix.setresuid(0, 0, 0)
+        join_container(mount_fd, user_fd)
         root_fd = posix.open(rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)
         journal = Journal(root_fd, journal_fd)
         try:
             if nodes_fd >= 0:
                 take_nodes(root_fd, tuple([node_step(node) for node in edits.device_nodes]), nodes_fd)
-            apply_edits(edits, Target(root_fd, journal, user_fd >= 0, readonly))
+            apply_edits(edits, Target(root_fd, journal, user_fd >= 0, readonly, proc=proc, label=label))
         finally:
             journal.close()
-    except GpurunError as e:
-        return str(e)
     except OSError as e:
-        return f"enter the container: {oserror_text(e)}"
-    return ""
+        raise GpuError(f"enter the container: {oserror_text(e)}") from None
 
 
 def container_cgroup(pid: int) -> str:
     """The directory of the cgroup v2 of *pid*.  Raises :class:`GpurunError` where devices are filtered by cgroup v1."""
     tree = find_tree()
     text = read_file(f"/proc/{pid}/cgroup").decode("utf-8", "surrogateescape")
-    filtered = any(":devices:" in line and not line.endswith(":/") for line in text.splitlines())
+    filtered = any("devices" in controllers.split(",") and path != "/" for controllers, path in parse_cgroups(text))
     if filtered and tree.root != UNIFIED_MOUNTPOINT:
         raise GpuError(
             "the container's devices are filtered by cgroup v1, which gpurun does not do: boot with "

@@ -1,6 +1,6 @@
 """What the launcher runs first: modules come from the launcher's own file, each read when it is wanted.
 
-This file is compiled into the launcher (see :mod:`gpurun.launcher.build`) and must import nothing of gpurun.  The module
+This file is compiled into the launcher (see :mod:`gpurun.builder.launcher`) and must import nothing of gpurun.  The module
 search of ``importlib`` costs 15 µs for each module; here a module's dependencies, which the build has found, are
 executed straight, each before what imports it, and ``importlib`` is left with the ones that a function asks for.
 """
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     # (none are listed of another project's, where imports may go round in circles and importlib must do them).
     Entry = tuple[int, int, bool, tuple[str, ...]]
 
+_SIGKILL = 9
+
 
 class Bundle:
     """The finder and loader of the modules in the open file *fd*; *index* is what the build wrote before them."""
@@ -30,7 +32,7 @@ class Bundle:
         self.modules: dict[str, Entry] = index["modules"]
         self.libraries: tuple[tuple[str, ...], int, int] = index["libraries"]
         self.extensions: dict[str, str] = index["extensions"]
-        self.python: str = index["python"]
+        self.python = sys.orig_argv[0]  # not sys.executable: PYTHONEXECUTABLE changes that, in spite of -I
         self.child_code: str = index["child_code"]
 
     def code(self, name: str) -> CodeType | None:
@@ -72,7 +74,7 @@ class Bundle:
             entry = self.modules[name]
         if entry is None:
             where = self.extensions.get(name)
-            if where is None:
+            if where is None or not _exists(where):  # the interpreter's own search finds it in another installation
                 return None
             loader = sys.modules["_frozen_importlib_external"].ExtensionFileLoader(name, where)
             return sys.modules["_frozen_importlib"].ModuleSpec(name, loader, origin=where)
@@ -88,6 +90,14 @@ class Bundle:
             exec(code, module.__dict__)
 
 
+def _exists(path: str) -> bool:
+    try:
+        posix.stat(path)
+    except OSError:
+        return False
+    return True
+
+
 def boot(fd: int, index: dict[str, Any], entry: str = "") -> NoReturn:
     """Run gpurun, or with *entry* (``module:function``) a child of it, from the open file *fd*; end the process."""
     gc.disable()  # a process that lives for milliseconds has no garbage worth looking for
@@ -98,26 +108,32 @@ def boot(fd: int, index: dict[str, Any], entry: str = "") -> NoReturn:
         sys.argv = sys.argv[1:]
         if sys.getfilesystemencoding() != "utf-8":  # an 8-bit locale, but the paths in JSON documents are UTF-8
             given = [f"-X{name}={value}" for name, value in sys._xoptions.items()]
-            posix.execv(index["python"], [index["python"], "-IS", "-Xutf8", *given, "-c", index["main_code"], *sys.argv])
+            posix.execv(sys.orig_argv[0], [sys.orig_argv[0], "-IS", "-Xutf8", *given, "-c", index["main_code"], *sys.argv])
         low = []
         while fd < 3:  # started with closed descriptors: leave 0 to 2 to what belongs there
             low.append(fd)
             fd = posix.dup(fd)
         for number in low:
             posix.close(number)
+        sys.argv[0] = str(sys._xoptions.get("gpurun-called") or sys.argv[0])  # this file may be one kept for another Python
     bundle = Bundle(fd, index)
     sys.meta_path.insert(0, bundle)  # type: ignore[arg-type] # importlib asks for find_spec, no more
     sys.gpurun_bundle = bundle  # type: ignore[attr-defined]
     module, _, function = (entry or "gpurun.__main__:main").partition(":")
-    code = getattr(bundle.load(module), function)()
+    try:
+        code = getattr(bundle.load(module), function)()
+    except Exception as e:  # errors of commands are told by __main__: this one is of the file itself, or of memory
+        if not entry:  # of a child its parent tells
+            text = getattr(e, "strerror", None) or f"{type(e).__name__}: {e}"
+            posix.write(2, f"gpurun cannot read its own program: {text.lower()}\n".encode("utf-8", "replace"))
+        posix._exit(1)
     if sys._xoptions.get("gpurun-child"):  # the compiled front has started a child, and the command has not come to use it
         child = int(str(sys._xoptions["gpurun-child"]).partition(",")[0])
-        posix.kill(child, 9)
+        posix.kill(child, _SIGKILL)
         posix.waitpid(child, 0)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except OSError:  # the reader is gone; the exit code is all that is left to give
-            pass
+    try:
+        if sys.stderr is not None:  # nothing waits in stdout: see output.py
+            sys.stderr.flush()
+    except OSError:  # the reader is gone; the exit code is all that is left to give
+        pass
     posix._exit(code or 0)  # the interpreter's own way out takes 0.8 ms

@@ -1,20 +1,27 @@
 /*
- * The compiled front of gpurun: `state`, `start`, `kill` and `delete` of a container of which nothing special is known.
+ * The compiled front of gpurun: `state`, `start`, `kill`, `pause`, `resume` and `delete` of an ordinary container.
  *
- * It is never needed.  It does what gpurun/engine/lifecycle.py and gpurun/commands/inspect.py do, from the same files, for
- * the plainest form of these four commands, and becomes the launcher that is appended to it (execve of the interpreter line
- * at byte BASE) for every other command, for every container with something more to do, and on any doubt or error: so every
- * rare path and every error text is in Python only.  For `create`, `run` and `exec` it starts the interpreter that will make
- * the container's process while the launcher's own starts.  The rule that makes this safe: until all doubts are settled nothing is
- * changed, and what is changed first leaves a container that the launcher can go on with.
+ * It is never needed.  It does what gpurun/engine/caller/lifecycle.py and gpurun/commands/ (inspect, control) do, from the same
+ * files, for the plainest form of these commands.  For every other command, for every container with something more to do, and
+ * for whatever it does not understand, it falls back: it becomes the launcher that is appended to it (execve of the interpreter
+ * line at byte BASE), which is `defer_to_python`; a function that is called `require_...` returns only where that is not needed.
+ * So every rare path and every error text is in Python only.  For `create`, `run` and `exec` it starts the
+ * starter, the interpreter that will make the container's process, while the launcher's own starts.
+ *
+ * The rule that makes this safe: nothing is changed until everything is understood, and what is changed first leaves a
+ * container that the launcher can go on with.  Undoing what was made in a rootfs (front_undo.c) is such a change: it is
+ * idempotent.
  *
  * Nothing is allocated but the launcher's words and what the C library needs to read a directory; all buffers have a fixed
- * size, and what does not fit is a doubt.
+ * size, and what does not fit falls back.
  */
 #define _GNU_SOURCE
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -22,11 +29,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <linux/mount.h>
+#include <linux/openat2.h>
 #include <sys/auxv.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifndef CLOSE_RANGE_CLOEXEC
@@ -35,87 +45,16 @@
 
 #define LINE_MAX_BYTES 512 /* the launcher's first line and comment take no more */
 
+enum { FREEZE_MILLISECONDS = 1000 };
+enum { REMOVE_ATTEMPTS = 100 }; /* how often a directory is emptied in which others still make files, as in engine/state.py */
 enum { PATH_BYTES = 4096, STATE_BYTES = 256 << 10, CONFIG_BYTES = 4 << 20, OUTPUT_BYTES = 320 << 10 };
 
 static char **arguments;
 static int argument_count;
 
-/* Start the interpreter that is to make the container's process, of which start_child in gpurun/engine/child.py tells: sealed,
- * with its end of a socket.  Returns what the launcher is told of it, NULL when there is none: then the launcher starts one. */
-static const char *start_child(char *python, char *code, const char *self, const char *entry)
-{
-	static char option[64], file[16], socket[16];
-	struct mount_attr sealed = { .attr_set = MOUNT_ATTR_RDONLY };
-	char *const words[] = { python, "-ISBc", code, file, (char *)(uintptr_t)entry, socket, NULL }, *const empty[] = { NULL };
-	int tree = (int)syscall(SYS_open_tree, AT_FDCWD, python, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
-	int fd = open(self, O_RDONLY | O_CLOEXEC), ends[2];
-	volatile bool failed = false; /* set by the child, which has our memory until it execs */
+#include "front_launcher.c"
 
-	if (tree < 0 || fd < 0 || syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &sealed, sizeof sealed) < 0 ||
-	    socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
-		return NULL;
-	snprintf(file, sizeof file, "%d", fd);
-	snprintf(socket, sizeof socket, "%d", ends[1]);
-	pid_t pid = vfork();
-	if (pid == 0) {
-		if (syscall(SYS_close_range, 3, ~0U, CLOSE_RANGE_CLOEXEC) == 0 && fcntl(fd, F_SETFD, 0) == 0 &&
-		    fcntl(ends[1], F_SETFD, 0) == 0)
-			syscall(SYS_execveat, tree, "", words, empty, AT_EMPTY_PATH);
-		failed = true;
-		_exit(1);
-	}
-	close(tree);
-	close(fd);
-	close(ends[1]);
-	if (pid < 0 || failed || fcntl(ends[0], F_SETFD, 0) < 0) {
-		close(ends[0]);
-		if (pid > 0)
-			waitpid(pid, NULL, 0);
-		return NULL;
-	}
-	snprintf(option, sizeof option, CHILD_OPTION "=%d,%d", (int)pid, ends[0]);
-	return option;
-}
-
-/* Become the launcher, with the arguments that we were given; with `entry`, a child that will call it is started before. */
-static _Noreturn void launcher_with(const char *entry)
-{
-	static char header[LINE_MAX_BYTES + 1];
-	const char *self = (const char *)getauxval(AT_EXECFN);
-	char **words = calloc((size_t)argument_count + 5, sizeof *words);
-	int fd = self ? open(self, O_RDONLY | O_CLOEXEC) : -1, count = 0;
-
-	if (fd >= 0 && words && pread(fd, header, LINE_MAX_BYTES, BASE) > 0) {
-		/* "#!python -ISBc<code>", a comment, "# child: <code>": see build.py */
-		char *end = strchr(header, '\n'), *blank = strchr(header, ' ');
-		char *code = strstr(header, "\n# child: "), *code_end = code ? strchr(code + 1, '\n') : NULL;
-
-		if (end && blank && blank < end && code_end && header[0] == '#' && header[1] == '!') {
-			*end = *blank = *code_end = '\0';
-			close(fd);
-			const char *child = entry ? start_child(header + 2, code + strlen("\n# child: "), self, entry) : NULL;
-			words[count++] = header + 2;
-			if (child) {
-				words[count++] = "-X";
-				words[count++] = (char *)(uintptr_t)child;
-			}
-			words[count++] = blank + 1;
-			words[count++] = (char *)(uintptr_t)self;
-			for (int i = 1; i < argument_count; i++)
-				words[count++] = arguments[i];
-			execv(words[0], words);
-		}
-	}
-	dprintf(2, "gpurun: cannot become the launcher in %s: %s\n", self ? self : "this program", strerror(errno));
-	_exit(1);
-}
-
-static _Noreturn void launcher(void)
-{
-	launcher_with(NULL);
-}
-
-/* A path made of parts; one that is too long is a doubt. */
+/* A path made of parts; one that is too long falls back. */
 __attribute__((format(printf, 2, 3))) static const char *text(char *into, const char *format, ...)
 {
 	va_list list;
@@ -124,11 +63,11 @@ __attribute__((format(printf, 2, 3))) static const char *text(char *into, const 
 	int length = vsnprintf(into, PATH_BYTES, format, list);
 	va_end(list);
 	if (length < 0 || length >= PATH_BYTES)
-		launcher();
+		defer_to_python();
 	return into;
 }
 
-/* The size of the content of the file, which is in `into`, ended by a zero byte; -1 with errno.  Too long is a doubt. */
+/* The size of the content of the file, which is in `into`, ended by a zero byte; -1 with errno.  Too long: falls back. */
 static ssize_t read_file(const char *path, char *into, size_t bytes)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -142,172 +81,101 @@ static ssize_t read_file(const char *path, char *into, size_t bytes)
 	int failed = got < 0 ? errno : 0;
 	close(fd);
 	if (have == bytes)
-		launcher();
+		defer_to_python();
 	errno = failed;
 	into[have] = '\0';
 	return failed ? -1 : (ssize_t)have;
 }
 
-/* A decimal number without sign or blanks, of at most 18 digits; anything else is a doubt. */
+/* A decimal number without sign or blanks, of at most 18 digits; anything else falls back. */
 static long long number(const char *digits)
 {
 	long long value = 0;
 	size_t length = strspn(digits, "0123456789");
 
 	if (length == 0 || length > 18 || digits[length] != '\0')
-		launcher();
+		defer_to_python();
 	for (size_t i = 0; i < length; i++)
 		value = value * 10 + (digits[i] - '0');
 	return value;
 }
 
-/* ---- the state file ------------------------------------------------------------------------------------------------- */
-
-/* In the order of State in gpurun/engine/state.py, from where the build has the names. */
-enum field {
-	ID, BUNDLE, ROOTFS, CGROUP, PRIVATE_PID, PID, START_TIME, CREATED, ANNOTATIONS, UNIT, SESSION_KEYRING, MANAGER, KEEPER,
-	OOM_KILLS, STREAMS, FIELDS
-};
-static const char *const field_names[] = { STATE_FIELDS };
-_Static_assert(sizeof field_names / sizeof *field_names == FIELDS,
-	       "State has other fields: think of what they mean to the four commands, then name them here");
-
-struct container {
-	char directory[PATH_BYTES];
-	char *values[FIELDS];
-	long long pid, start_time;
-};
-
-static char state_text[STATE_BYTES];
-
-/* Each field exactly once, one `name=value` a line, and nothing else: all that gpurun writes. */
-static void parse_state(char *data, size_t size, struct container *c)
-{
-	if (size == 0 || data[size - 1] != '\n' || memchr(data, '\0', size))
-		launcher();
-	for (char *line = data; line < data + size;) {
-		char *end = strchr(line, '\n'); /* there is one: the text ends with it */
-		char *equals = memchr(line, '=', (size_t)(end - line));
-		int field = 0;
-
-		if (!equals)
-			launcher();
-		*end = *equals = '\0';
-		while (field < FIELDS && strcmp(line, field_names[field]) != 0)
-			field++;
-		if (field == FIELDS || c->values[field])
-			launcher();
-		c->values[field] = equals + 1;
-		line = end + 1;
-	}
-	for (int field = 0; field < FIELDS; field++)
-		if (!c->values[field])
-			launcher();
-	c->pid = number(c->values[PID]);
-	c->start_time = number(c->values[START_TIME]);
-}
-
-static void load(const char *root, const char *id, struct container *c)
-{
-	char path[PATH_BYTES];
-
-	text(c->directory, "%s/%s", root, id);
-	ssize_t size = read_file(text(path, "%s/state", c->directory), state_text, sizeof state_text);
-	if (size < 0)
-		launcher();
-	parse_state(state_text, (size_t)size, c);
-}
-
-/* Whether the container's first process is there, is the one that was recorded, and is no zombie. */
-static bool is_alive(const struct container *c)
-{
-	char path[PATH_BYTES], stat[4096];
-	char *at, state;
-	unsigned long long start;
-
-	ssize_t size = read_file(text(path, "/proc/%lld/stat", c->pid), stat, sizeof stat);
-	if (size < 0) {
-		if (errno == ENOENT || errno == ESRCH)
-			return false;
-		launcher();
-	}
-	at = strrchr(stat, ')'); /* the program's name before it may hold anything */
-	/* state, 18 fields that do not matter, starttime: the fields 3 to 22 of proc_pid_stat(5) */
-	if (!at || sscanf(at, ") %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu", &state, &start) != 2)
-		launcher();
-	return start == (unsigned long long)c->start_time && state != 'Z' && state != 'X';
-}
-
-static bool is_frozen(const struct container *c)
-{
-	char path[PATH_BYTES], events[4096];
-
-	return read_file(text(path, "%s/cgroup.events", c->values[CGROUP]), events, sizeof events) >= 0 &&
-	       strstr(events, "frozen 1");
-}
-
-/* "created", "running" or "paused"; NULL for one that has stopped.  One that is being created is a doubt. */
-static const char *status(const struct container *c)
-{
-	char path[PATH_BYTES];
-	struct stat found;
-
-	if (c->values[CREATED][0] == '\0')
-		launcher();
-	if (!is_alive(c))
-		return NULL;
-	if (is_frozen(c))
-		return "paused";
-	if (stat(text(path, "%s/exec.fifo", c->directory), &found) == 0)
-		return "created";
-	if (errno != ENOENT)
-		launcher();
-	return "running";
-}
-
-/* A container whose saved config speaks of hooks may have some to run now. */
-static void without_hooks(const struct container *c)
-{
-	static char config[CONFIG_BYTES];
-	char path[PATH_BYTES];
-
-	ssize_t size = read_file(text(path, "%s/config.json", c->directory), config, sizeof config);
-	if (size < 0 || memmem(config, (size_t)size, "\"hooks\"", 7))
-		launcher();
-}
+#include "front_state.c"
 
 /* ---- the commands --------------------------------------------------------------------------------------------------- */
 
+/* That the kernel has killed in the container for want of memory is for the launcher to say. */
+static void require_no_oom_kill(const struct container *c)
+{
+	static char statistics[64 << 10];
+	char events[512], *kills;
+	struct stat found;
+
+	if (read_cgroup(c, "memory.events", events, sizeof events)) {
+		if (!strstr(events, "\noom_kill 0\n"))
+			defer_to_python();
+		return;
+	}
+	if (c->values[UNIT][0] == '\0' || stat(c->values[CGROUP], &found) == 0)
+		return;
+	/* A scope takes with it what was known, but where nothing on this host was killed so since, nothing in it was. */
+	if (read_file("/proc/vmstat", statistics, sizeof statistics) < 0 || !(kills = strstr(statistics, "\noom_kill ")))
+		defer_to_python();
+	kills += strlen("\noom_kill ");
+	kills[strcspn(kills, "\n")] = '\0';
+	if (number(kills) != number(c->values[OOM_KILLS]))
+		defer_to_python();
+}
+
 /* Whether the text is the same as JSON, between its quotes or (`json`) as it is. */
-static void printable(const char *value, bool json)
+static void require_printable(const char *value, bool json)
 {
 	for (const char *at = value; *at; at++)
 		if (*at < ' ' || *at > '~' || (!json && (*at == '"' || *at == '\\')))
-			launcher();
+			defer_to_python();
+}
+
+/* Some of it has been written: the launcher would write that again. */
+static _Noreturn void lost_output(int error)
+{
+	char what[128];
+
+	snprintf(what, sizeof what, "cannot write to stdout: %s", strerror(error));
+	char *reason = strchr(what, ':') + 2;
+	*reason = (char)tolower((unsigned char)*reason);
+	die(what);
 }
 
 static int do_state(const struct container *c)
 {
 	static char out[OUTPUT_BYTES];
-	static const enum field shown[] = { ID, BUNDLE, ROOTFS, CREATED, ANNOTATIONS };
+	static const enum field shown[] = { ID, BUNDLE, ROOTFS, CREATED, OWNER, ANNOTATIONS };
 	const char *now = status(c);
 
 	if (!now)
-		launcher(); /* it may have to say that memory ran out */
+		require_no_oom_kill(c);
+	if (c->values[OWNER][0] == '\0')
+		defer_to_python();
 	for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
-		printable(c->values[shown[i]], shown[i] == ANNOTATIONS);
+		require_printable(c->values[shown[i]], shown[i] == ANNOTATIONS);
 	bool annotated = strcmp(c->values[ANNOTATIONS], "{}") != 0;
 	int size = snprintf(out, sizeof out,
 			    "{\n  \"ociVersion\": \"" SPEC_VERSION "\",\n  \"id\": \"%s\",\n  \"pid\": %lld,\n  \"status\": \"%s\",\n"
-			    "  \"bundle\": \"%s\",\n  \"rootfs\": \"%s\",\n  \"created\": \"%s\"%s%s\n}\n",
-			    c->values[ID], c->pid, now, c->values[BUNDLE], c->values[ROOTFS], c->values[CREATED],
+			    "  \"bundle\": \"%s\",\n  \"rootfs\": \"%s\",\n  \"created\": \"%s\",\n"
+			    "  \"owner\": \"%s\"%s%s\n}\n",
+			    c->values[ID], now ? c->pid : 0, now ? now : "stopped", c->values[BUNDLE], c->values[ROOTFS], c->values[CREATED],
+			    c->values[OWNER],
 			    annotated ? ",\n  \"annotations\": " : "", annotated ? c->values[ANNOTATIONS] : "");
 	if (size < 0 || (size_t)size >= sizeof out)
-		launcher();
+		defer_to_python();
+	signal(SIGPIPE, SIG_IGN); /* a write that fails is an error to be told */
+	signal(SIGXFSZ, SIG_IGN);
 	for (int at = 0; at < size;) {
 		ssize_t wrote = write(1, out + at, (size_t)(size - at));
+		if (wrote < 0 && at == 0)
+			defer_to_python();
 		if (wrote < 0)
-			launcher();
+			lost_output(errno);
 		at += (int)wrote;
 	}
 	return 0;
@@ -319,17 +187,19 @@ static int do_start(const struct container *c)
 	const char *now = status(c);
 
 	if (!now || strcmp(now, "created") != 0 || getenv("NOTIFY_SOCKET"))
-		launcher();
-	without_hooks(c);
+		defer_to_python();
+	/* Hooks of other kinds create has called (Docker's for the network), or the init will.  If a poststart hook fails, the
+	 * poststop hooks run. */
+	require_no_hooks(c, (const char *const[]){ "\"poststart\"", "\"poststop\"", NULL });
 	signal(SIGPIPE, SIG_IGN);
 	int fifo = open(text(path, "%s/exec.fifo", c->directory), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
 	/* Of two starts at once, the one that removes the FIFO is the one. */
 	if (fifo < 0 || unlink(path) < 0 || write(fifo, "0", 1) != 1)
-		launcher();
+		defer_to_python();
 	return 0;
 }
 
-/* The number of a signal as shims give it; other names are a doubt. */
+/* The number of a signal as shims give it; other names fall back. */
 static int signal_number(const char *word)
 {
 	static const struct {
@@ -340,7 +210,7 @@ static int signal_number(const char *word)
 	if (*word >= '0' && *word <= '9') {
 		long long given = number(word);
 		if (given > 64)
-			launcher();
+			defer_to_python();
 		return (int)given;
 	}
 	if (strncmp(word, "SIG", 3) == 0)
@@ -348,7 +218,7 @@ static int signal_number(const char *word)
 	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
 		if (strcmp(word, known[i].name) == 0)
 			return known[i].number;
-	launcher();
+	defer_to_python();
 }
 
 static int do_kill(const struct container *c, const char *word)
@@ -356,66 +226,61 @@ static int do_kill(const struct container *c, const char *word)
 	int wanted = word ? signal_number(word) : SIGTERM;
 
 	if (c->pid == 0 || (wanted == SIGKILL && strcmp(c->values[PRIVATE_PID], "1") != 0))
-		launcher();
+		defer_to_python();
 	long pidfd = syscall(SYS_pidfd_open, (pid_t)c->pid, 0);
 	/* Looked at again after opening: pids are used again. */
 	if (pidfd < 0 || !is_alive(c) || syscall(SYS_pidfd_send_signal, (int)pidfd, wanted, NULL, 0) < 0)
-		launcher();
+		defer_to_python();
 	return 0;
 }
 
-/* The names in the state directory: a stranger, or a record of something else to undo, is a doubt. */
-static void only_plain_files(const struct container *c)
+static bool set_frozen(const struct container *c, const char *value)
 {
-	static const char *const plain[] = { ".", "..", "state", "config.json", "exec.fifo", "edits", "seccomp" };
-	struct dirent *entry;
-	DIR *directory = opendir(c->directory);
-
-	if (!directory)
-		launcher();
-	errno = 0;
-	while ((entry = readdir(directory))) {
-		size_t i = 0;
-		while (i < sizeof plain / sizeof *plain && strcmp(entry->d_name, plain[i]) != 0)
-			i++;
-		if (i == sizeof plain / sizeof *plain)
-			launcher();
-	}
-	if (errno)
-		launcher();
-	closedir(directory);
-}
-
-/* That the kernel has killed in the container for want of memory is said when it goes. */
-static void memory_was_enough(const struct container *c)
-{
-	char path[PATH_BYTES], events[512];
-
-	if (read_file(text(path, "%s/memory.events", c->values[CGROUP]), events, sizeof events) >= 0 &&
-	    !strstr(events, "\noom_kill 0\n"))
-		launcher();
-}
-
-static int do_delete(const struct container *c)
-{
-	static const char *const files[] = { "config.json", "exec.fifo", "edits", "seccomp", "state" };
 	char path[PATH_BYTES];
+	int fd = open(text(path, "%s/cgroup.freeze", c->values[CGROUP]), O_WRONLY | O_CLOEXEC);
+	bool done = fd >= 0 && write(fd, value, 1) == 1;
 
-	if (status(c) || c->values[UNIT][0] != '\0' || strcmp(c->values[KEEPER], "0") != 0)
-		launcher();
-	without_hooks(c);
-	only_plain_files(c);
-	memory_was_enough(c);
-	if (rmdir(c->values[CGROUP]) < 0 && errno != ENOENT)
-		launcher();
-	/* The state last: until then the launcher can go on with what is left. */
-	for (size_t i = 0; i < sizeof files / sizeof *files; i++)
-		if (unlink(text(path, "%s/%s", c->directory, files[i])) < 0 && errno != ENOENT)
-			launcher();
-	if (rmdir(c->directory) < 0 && errno != ENOENT)
-		launcher();
+	if (fd >= 0)
+		close(fd);
+	return done;
+}
+
+static int do_pause(const struct container *c)
+{
+	char path[PATH_BYTES], events[4096];
+	const char *now = status(c);
+	ssize_t size;
+
+	if (!now || strcmp(now, "paused") == 0)
+		defer_to_python();
+	int fd = open(text(path, "%s/cgroup.events", c->values[CGROUP]), O_RDONLY | O_CLOEXEC);
+	if (fd < 0 || !set_frozen(c, "1"))
+		defer_to_python();
+	/* The kernel says when the file changes.  What takes longer than a moment is thawed again, for the launcher to begin anew. */
+	struct pollfd change = { .fd = fd, .events = POLLPRI };
+	while ((size = pread(fd, events, sizeof events - 1, 0)) > 0) {
+		events[size] = '\0';
+		if (strstr(events, "frozen 1"))
+			return 0;
+		if (poll(&change, 1, FREEZE_MILLISECONDS) <= 0)
+			break;
+	}
+	set_frozen(c, "0");
+	defer_to_python();
+}
+
+static int do_resume(const struct container *c)
+{
+	const char *now = status(c);
+
+	if (!now || strcmp(now, "paused") != 0 || !set_frozen(c, "0"))
+		defer_to_python();
 	return 0;
 }
+
+#include "front_journal.c"
+#include "front_undo.c"
+#include "front_delete.c"
 
 /* ---- the command line ----------------------------------------------------------------------------------------------- */
 
@@ -453,13 +318,26 @@ static const char *option(const char *name, int *at)
 	return word[length] == '\0' && *at + 1 < argument_count ? arguments[++*at] : NULL;
 }
 
+/* Whether user ids are mapped here: the first namespace has the one map of each of them to itself. */
+static bool in_user_namespace(void)
+{
+	char map[4096], rest;
+	unsigned inside, outside, size;
+
+	if (read_file("/proc/self/uid_map", map, sizeof map) < 0)
+		defer_to_python();
+	return sscanf(map, "%u %u %u %c", &inside, &outside, &size, &rest) != 3 || inside || outside || size != UINT32_MAX;
+}
+
+/* As default_root() in cli/parse.py.  Rootless Podman, root of a user namespace, gives $XDG_RUNTIME_DIR and no other variable. */
 static const char *default_root(void)
 {
+	static char root[PATH_BYTES];
 	const char *user = getenv("USER"), *runtime = getenv("XDG_RUNTIME_DIR");
 
-	if (runtime && *runtime && !(geteuid() == 0 && user && strcmp(user, "root") == 0))
-		launcher();
-	return "/run/gpurun";
+	if (!runtime || !*runtime || (geteuid() == 0 && ((user && strcmp(user, "root") == 0) || !in_user_namespace())))
+		return "/run/gpurun";
+	return text(root, "%s/gpurun", runtime);
 }
 
 /* What the child of this command begins with, NULL for one that needs none or that is handed descriptors for it. */
@@ -486,10 +364,10 @@ int main(int argc, char **argv)
 	const char *slash = self ? strrchr(self, '/') : NULL;
 	/* Under the name of one of NVIDIA's programs gpurun is that one. */
 	if (!self || strncmp(slash ? slash + 1 : self, "nvidia-", 7) == 0 || getenv("_GPURUN_COMPLETE"))
-		launcher();
+		defer_to_python();
 	for (int fd = 0; fd < 3; fd++)
 		if (fcntl(fd, F_GETFD) < 0)
-			launcher();
+			defer_to_python();
 	for (; at < argc && argv[at][0] == '-'; at++) {
 		if ((value = option("--root", &at)))
 			root = value;
@@ -497,15 +375,15 @@ int main(int argc, char **argv)
 			log = value;
 		else if ((value = option("--log-format", &at))) {
 			if (strcmp(value, "json") != 0 && strcmp(value, "text") != 0)
-				launcher();
+				defer_to_python();
 		} else if (strcmp(argv[at], "--systemd-cgroup") != 0) /* which is said to create alone */
-			launcher();
+			defer_to_python();
 	}
 	if (argc - at < 2)
-		launcher();
+		defer_to_python();
 	const char *entry = child_entry(argv[at]);
 	if (entry)
-		launcher_with(entry);
+		defer_with_child(entry);
 	const char *command = argv[at], *id = argv[at + 1], *more = argc - at == 3 ? argv[at + 2] : NULL;
 	bool to_kill = strcmp(command, "kill") == 0, to_delete = strcmp(command, "delete") == 0;
 	if (to_delete && more && (strcmp(id, "--force") == 0 || strcmp(id, "-f") == 0)) {
@@ -513,18 +391,24 @@ int main(int argc, char **argv)
 		more = NULL;
 	}
 	bool to_state = strcmp(command, "state") == 0, to_start = strcmp(command, "start") == 0;
-	if (argc - at > 3 || (more && !to_kill) || !(to_state || to_start || to_kill || to_delete) || !is_id(id))
-		launcher();
+	bool to_pause = strcmp(command, "pause") == 0, to_resume = strcmp(command, "resume") == 0;
+	if (argc - at > 3 || (more && !to_kill) || !is_id(id) ||
+	    !(to_state || to_start || to_kill || to_delete || to_pause || to_resume))
+		defer_to_python();
 	if (!root)
 		root = default_root();
 	if (!is_clean(root) || (log && *log && *log != '/')) /* a log may be journald's or syslog's */
-		launcher();
+		defer_to_python();
 	if (log && *log) { /* made even where nothing is said */
 		int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
 		if (fd < 0)
-			launcher();
+			defer_to_python();
 		close(fd);
 	}
 	load(root, id, &c);
-	return to_state ? do_state(&c) : to_start ? do_start(&c) : to_kill ? do_kill(&c, more) : do_delete(&c);
+	if (to_pause)
+		return do_pause(&c);
+	if (to_resume)
+		return do_resume(&c);
+	return to_state ? do_state(&c) : to_start ? do_start(&c) : to_kill ? do_kill(&c, more) : do_delete(&c, root, id);
 }

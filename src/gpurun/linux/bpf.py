@@ -42,7 +42,11 @@ def _bpf(command: int, attr: Any, size: int) -> int:
     return syscall(NR["bpf"], command, attr, size)
 
 
-def prog_load(instructions: bytes, name: str = "gpurun_devices", license: bytes = b"Apache-2.0") -> int:
+#: What programs are called unless said otherwise: at most 15 letters, digits, ``_`` or ``.``.
+NAME = "gpurun_devices"
+
+
+def prog_load(instructions: bytes, name: str = NAME, license: bytes = b"Apache-2.0") -> int:
     """Load a BPF_PROG_TYPE_CGROUP_DEVICE program (an array of struct bpf_insn); returns its descriptor.
 
     *name* (at most 15 letters, digits, ``_`` or ``.``) is what bpftool shows.
@@ -122,3 +126,12 @@ def prog_instructions(prog_fd: int) -> bytes:
     attr = pack("=IIQ", prog_fd, size, address(info))
     _bpf(BPF_OBJ_GET_INFO_BY_FD, attr, len(attr))
     return bytes(code.raw)
+
+
+def prog_name(prog_fd: int) -> str:
+    """The name that a program was loaded with."""
+    size = 80  # struct bpf_prog_info up to the name, which begins at 64
+    info = buffer(size)
+    attr = pack("=IIQ", prog_fd, size, address(info))
+    _bpf(BPF_OBJ_GET_INFO_BY_FD, attr, len(attr))
+    return bytes(info.raw[64:80]).partition(b"\0")[0].decode("ascii", "replace")

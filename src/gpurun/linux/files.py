@@ -4,23 +4,42 @@ from __future__ import annotations
 
 import posix
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
+
 O_CLOEXEC = posix.O_CLOEXEC
+#: Bytes of a small file at most: of the kernel's, or of our own.  Who reads other people's says how large they may be.
+MAX_SMALL_FILE = 1 << 20
+#: Bytes that are read at once.
+CHUNK = 1 << 16
 
 
-def read_file(path: str, limit: int = 1 << 20, dir_fd: int | None = None) -> bytes:
+class Fd(int):
+    """A descriptor that is closed at the end of its ``with`` block, whatever happens there; a negative one is none.
+
+    It is an ``int`` for every call.  One that is to outlive the block, or to be sent in a record, is no ``Fd``.
+    """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self >= 0:
+            posix.close(self)
+
+
+def read_file(path: str, limit: int = MAX_SMALL_FILE, dir_fd: int | None = None) -> bytes:
     """The content of a small file, at most *limit* bytes; raises OSError with the path in it."""
-    fd = posix.open(path, posix.O_RDONLY | O_CLOEXEC, dir_fd=dir_fd)
-    try:
+    with Fd(posix.open(path, posix.O_RDONLY | O_CLOEXEC, dir_fd=dir_fd)) as fd:
         return read_fd(fd, limit)
-    finally:
-        posix.close(fd)
 
 
-def read_fd(fd: int, limit: int = 1 << 20) -> bytes:
+def read_fd(fd: int, limit: int = MAX_SMALL_FILE) -> bytes:
     """All that can be read from *fd*, at most *limit* bytes."""
     chunks: list[bytes] = []
     while limit > 0:
-        chunk = posix.read(fd, min(limit, 1 << 16))
+        chunk = posix.read(fd, min(limit, CHUNK))
         if not chunk:
             break
         chunks.append(chunk)
@@ -28,8 +47,46 @@ def read_fd(fd: int, limit: int = 1 << 20) -> bytes:
     return b"".join(chunks)
 
 
+def mkdir_p(path: str, mode: int, dir_fd: int | None = None, last_mode: int | None = None) -> None:
+    """mkdir -p: make the directory *path*, and those above it, where it is missing, each with *mode* (less the umask).
+
+    *last_mode* is that of *path* itself.  Raises OSError with the directory that could not be made in it; something else
+    that has the name of *path* is taken as it is.
+    """
+    made = "/" if path.startswith("/") else ""
+    names = [name for name in path.split("/") if name]
+    while names:
+        made += names.pop(0)
+        try:
+            posix.mkdir(made, mode if names or last_mode is None else last_mode, dir_fd=dir_fd)
+        except FileExistsError:
+            pass  # the usual case, or somebody was faster
+        made += "/"
+
+
 def write_all(fd: int, data: bytes) -> None:
     """Write all of *data*."""
     view = memoryview(data)
     while view:
         view = view[posix.write(fd, view) :]
+
+
+def write_atomically(path: str, data: bytes, mode: int) -> None:
+    """Write *data* to a file beside *path* and rename it there: a reader sees the old file or the whole new one.
+
+    *path* is absolute.  No reader of the directory takes the file beside it for one of its own, by its first letter and its
+    end.  Two who write the same *path* at once need a lock.  Raises OSError.
+    """
+    folder, _, name = path.rpartition("/")
+    temporary = f"{folder}/.{name}.new"
+    try:
+        posix.unlink(temporary)  # left by one who was killed while writing
+    except FileNotFoundError:
+        pass
+    with Fd(posix.open(temporary, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | O_CLOEXEC, mode)) as fd:
+        try:
+            write_all(fd, data)
+        except OSError:
+            posix.unlink(temporary)
+            raise
+    posix.rename(temporary, path)

@@ -68,3 +68,13 @@ def statfs_type(path: str) -> int:
 def close_range(first: int, last: int = 0xFFFFFFFF, flags: int = 0) -> None:
     """close_range(2): close (or mark, with CLOSE_RANGE_CLOEXEC) all descriptors from *first* to *last*."""
     syscall(NR["close_range"], first, last, flags)
+
+
+def close_others(keep: tuple[int, ...], flags: int = 0) -> None:
+    """As :func:`close_range`, all descriptors from 3 on but those in *keep*."""
+    first = 3
+    for fd in sorted(keep):
+        if fd > first:
+            close_range(first, fd - 1, flags)
+        first = max(first, fd + 1)
+    close_range(first, flags=flags)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import posix
 
+from gpurun.linux.files import Fd
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +26,7 @@ def kernel_messages(path: str = "/dev/kmsg") -> Iterator[bytes]:
         fd = posix.open(path, posix.O_RDONLY | posix.O_NONBLOCK | posix.O_CLOEXEC)
     except OSError:
         return
-    try:
+    with Fd(fd):
         while True:
             try:
                 record = posix.read(fd, _LONGEST)
@@ -38,5 +40,3 @@ def kernel_messages(path: str = "/dev/kmsg") -> Iterator[bytes]:
             priority = head.partition(b",")[0]
             if priority.isdigit() and int(priority) < 8:
                 yield rest.partition(b"\n")[0]  # what follows are the names of devices
-    finally:
-        posix.close(fd)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import _ctypes
 import posix
 from _struct import pack, unpack
+from errno import EEXIST, EINVAL
 
-from gpurun.linux.files import read_fd
+from gpurun.linux.files import Fd, read_fd
 from gpurun.linux.libc import _Char, _Pointer
 
 TYPE_CHECKING = False
@@ -24,8 +25,6 @@ SCMP_FLTATR_CTL_OPTIMIZE = 8
 
 # seccomp_syscall_resolve_name: there is no such name
 NR_SCMP_ERROR = -1
-
-_EEXIST = 17
 
 
 class _Int(_ctypes._SimpleCData):  # type: ignore[misc,type-arg]
@@ -112,7 +111,7 @@ class Filter:
         self._library = library
         self._context: int | None = library._init(default_action)
         if not self._context:
-            raise OSError(22, "")
+            raise OSError(EINVAL, "")
 
     def release(self) -> None:
         if self._context:
@@ -122,7 +121,7 @@ class Filter:
     def add_arch(self, token: int) -> None:
         """Let the filter also judge calls of the architecture *token*; one that is there already is fine."""
         result = self._library._arch_add(self._context, token)
-        if result != -_EEXIST:
+        if result != -EEXIST:
             _check(result)
 
     def set_attribute(self, attribute: int, value: int) -> None:
@@ -135,13 +134,10 @@ class Filter:
 
     def export(self) -> bytes:
         """The program: an array of struct sock_filter."""
-        fd = posix.memfd_create("seccomp", 1)  # MFD_CLOEXEC
-        try:
+        with Fd(posix.memfd_create("seccomp", 1)) as fd:  # MFD_CLOEXEC
             _check(self._library._export(self._context, fd))
             posix.lseek(fd, 0, 0)
-            return read_fd(fd, 1 << 20)
-        finally:
-            posix.close(fd)
+            return read_fd(fd)
 
 
 def _check(result: int) -> None:

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from _struct import pack
 
-from gpurun.linux.fs import AT_EMPTY_PATH, AT_FDCWD
+from gpurun.linux.fs import AT_EMPTY_PATH, AT_FDCWD, AT_SYMLINK_NOFOLLOW
 from gpurun.linux.libc import NR, cstring, syscall
 
 # mount(2) flags
 MS_RDONLY = 1
+MS_SYNCHRONOUS = 16
+MS_MANDLOCK = 64
+MS_DIRSYNC = 128
 MS_NOATIME = 1024
 MS_NODIRATIME = 2048
 MS_BIND = 4096
 MS_MOVE = 8192
 MS_REC = 16384
+MS_SILENT = 32768
 MS_UNBINDABLE = 1 << 17
 MS_PRIVATE = 1 << 18
 MS_SLAVE = 1 << 19
 MS_SHARED = 1 << 20
 MS_RELATIME = 1 << 21
+MS_I_VERSION = 1 << 23
 MS_STRICTATIME = 1 << 24
+MS_LAZYTIME = 1 << 25
 MNT_DETACH = 2
+UMOUNT_NOFOLLOW = 8
 
 # mount_setattr(2)
 MOUNT_ATTR_RDONLY = 0x1
@@ -120,6 +127,7 @@ def pivot_root(new_root: str, put_old: str) -> None:
     syscall(NR["pivot_root"], cstring(new_root), cstring(put_old))
 
 
-def open_tree_path(path: str, recursive: bool) -> int:
-    """A detached copy of the mount at the host path *path* (and of those below it)."""
-    return open_tree(AT_FDCWD, path, OPEN_TREE_CLONE | (AT_RECURSIVE if recursive else 0))
+def open_tree_path(path: str, recursive: bool, follow: bool = True) -> int:
+    """A detached copy of the mount at the host path *path* (and of those below it); not to *follow* it, of a link itself."""
+    flags = OPEN_TREE_CLONE | (AT_RECURSIVE if recursive else 0) | (0 if follow else AT_SYMLINK_NOFOLLOW)
+    return open_tree(AT_FDCWD, path, flags)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import posix
 from _struct import pack, unpack
+from errno import ENOSYS
 
-from gpurun.linux.libc import NR, address, buffer, syscall
+from gpurun.errors import Step, StepError
+from gpurun.linux.libc import NR, address, buffer, cstring, syscall
 
 CLONE_NEWTIME = 0x00000080
 CLONE_PIDFD = 0x00001000
@@ -19,7 +21,13 @@ CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 CLONE_INTO_CGROUP = 0x200000000
 
-SIGCHLD = 17
+SIGKILL, SIGCHLD = 9, 17
+#: setrlimit(2)'s resources by number, without RLIMIT_ before them.
+RLIMITS = (
+    "CPU", "FSIZE", "DATA", "STACK", "CORE", "RSS", "NPROC", "NOFILE",
+    "MEMLOCK", "AS", "LOCKS", "SIGPENDING", "MSGQUEUE", "NICE", "RTPRIO", "RTTIME",
+)  # fmt: skip
+RLIMIT_NPROC = 6
 
 PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
@@ -31,21 +39,36 @@ PR_CAP_AMBIENT_RAISE = 2
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 
 
-def clone3(flags: int, cgroup_fd: int = -1) -> tuple[int, int]:
-    """clone3(2) as a fork with *flags*: (pid, pidfd) in the parent, (0, -1) in the child.
+_KEYCTL_JOIN_SESSION_KEYRING, _KEYCTL_SETPERM, _KEYCTL_DESCRIBE = 1, 5, 6
+_KEY_USR_SEARCH = 0x80000
+
+
+def clone3(flags: int, cgroup_fd: int = -1, pidfd: bool = True) -> tuple[int, int]:
+    """clone3(2) as a fork with *flags*: (pid, pidfd or -1) in the parent, (0, -1) in the child.
 
     With *cgroup_fd* the child is born in that cgroup.  The child shares nothing but runs in a copy of this interpreter that
     no fork handler has seen: it must soon exec or _exit.
     """
-    pidfd = buffer(4)
+    made = buffer(4)
+    if pidfd:
+        flags |= CLONE_PIDFD
     if cgroup_fd >= 0:
         flags |= CLONE_INTO_CGROUP
     # struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size,
     # cgroup
     signal = 0 if flags & CLONE_PARENT else SIGCHLD
-    args = pack("11Q", flags | CLONE_PIDFD, address(pidfd), 0, 0, signal, 0, 0, 0, 0, 0, cgroup_fd if cgroup_fd >= 0 else 0)
+    args = pack("11Q", flags, address(made) if pidfd else 0, 0, 0, signal, 0, 0, 0, 0, 0, cgroup_fd if cgroup_fd >= 0 else 0)
     pid = syscall(NR["clone3"], args, len(args))
-    return pid, int.from_bytes(pidfd.raw, "little") if pid else -1
+    return pid, int.from_bytes(made.raw, "little") if pid and pidfd else -1
+
+
+def clone(flags: int) -> int:
+    """clone(2) as a fork with *flags*, as :func:`clone3`; for a process whose filter knows no clone3: the pid, 0 in
+    the child.
+
+    The signal at its end is that of this process, with CLONE_PARENT.
+    """
+    return syscall(NR["clone"], flags, 0, 0, 0, 0)
 
 
 def unshare(flags: int) -> None:
@@ -66,6 +89,20 @@ def prctl(option: int, arg2: int = 0, arg3: int = 0, arg4: int = 0, arg5: int = 
 def prlimit(pid: int, resource: int, soft: int, hard: int) -> None:
     """prlimit64(2): set the limits of another process; values are unsigned 64-bit, all ones for no limit."""
     syscall(NR["prlimit64"], pid, resource, pack("QQ", soft, hard), None)
+
+
+def set_limit(pid: int, resource: int, soft: int, hard: int) -> None:
+    """prlimit(2) of *pid*, 0 for this process; raises :class:`StepError`."""
+    with Step("set the limit", f"RLIMIT_{RLIMITS[resource]} to {soft}:{hard}"):
+        prlimit(pid, resource, soft, hard)
+
+
+def get_limit(pid: int, resource: int) -> tuple[int, int]:
+    """(soft, hard) limit of another process, as :func:`prlimit` takes them."""
+    found = buffer(16)
+    syscall(NR["prlimit64"], pid, resource, None, found)
+    soft, hard = unpack("QQ", found.raw)
+    return soft, hard
 
 
 def pidfd_open(pid: int) -> int:
@@ -101,3 +138,28 @@ def capset(effective: int, permitted: int, inheritable: int) -> None:
         "6I", effective & low, permitted & low, inheritable & low, effective >> 32, permitted >> 32, inheritable >> 32
     )
     syscall(NR["capset"], header, data)
+
+
+def make_session_keyring(name: str) -> None:
+    """Join the session keyring *name*, and let others of its user join it: a container must not hold the runtime's keys."""
+    keyring = join_session_keyring(name)
+    if not keyring:
+        return
+    with Step("set the permissions of the session keyring", name):
+        described = buffer(1024)
+        syscall(NR["keyctl"], _KEYCTL_DESCRIBE, keyring, described, 1024, 0)
+        permissions = int(described.raw.split(b";")[3], 16)  # "type;uid;gid;perm;description"
+        syscall(NR["keyctl"], _KEYCTL_SETPERM, keyring, permissions | _KEY_USR_SEARCH, 0, 0)
+
+
+def join_session_keyring(name: str) -> int:
+    """Join the session keyring *name*, or make one where there is none that we may search; its serial number.
+
+    0 is of a kernel without keyrings, which has no keys to protect.
+    """
+    try:
+        return syscall(NR["keyctl"], _KEYCTL_JOIN_SESSION_KEYRING, cstring(name), 0, 0, 0)
+    except OSError as e:
+        if e.errno == ENOSYS:
+            return 0
+        raise StepError("join the session keyring", f"{name} (--no-new-keyring goes without)", e.errno) from None

@@ -14,11 +14,18 @@ _ALL_CPUS = b"\xff" * 1024
 
 
 def sched_setattr(
-    policy: int, flags: int = 0, nice: int = 0, priority: int = 0, runtime: int = 0, deadline: int = 0, period: int = 0
+    policy: int,
+    flags: int = 0,
+    nice: int = 0,
+    priority: int = 0,
+    runtime: int = 0,
+    deadline: int = 0,
+    period: int = 0,
+    pid: int = 0,
 ) -> None:
-    """sched_setattr(2) of this process; *runtime*, *deadline*, *period* in nanoseconds."""
+    """sched_setattr(2) of *pid*, 0 is this process; *runtime*, *deadline*, *period* in nanoseconds."""
     attr = pack("IIQiIQQQII", 56, policy, flags, nice, priority, runtime, deadline, period, 0, 0)
-    syscall(NR["sched_setattr"], 0, attr, 0)
+    syscall(NR["sched_setattr"], pid, attr, 0)
 
 
 def sched_setaffinity(mask: bytes, pid: int = 0) -> None:

@@ -21,6 +21,10 @@ SECCOMP_FILTER_FLAG_LOG = 2
 SECCOMP_FILTER_FLAG_SPEC_ALLOW = 4
 SECCOMP_FILTER_FLAG_NEW_LISTENER = 8
 SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV = 32  # Linux 5.19; only with NEW_LISTENER
+#: The flags that the kernel is told, and one of our own beside them, for a filter under which a process can wait
+#: (gpurun.security.seccomp.can_wait).
+KERNEL_FLAGS = 0xFFFFFFFF
+CAN_WAIT = 1 << 32
 
 _EXECVE = 221 if libc._machine == "aarch64" else 59
 
@@ -44,7 +48,7 @@ def install(program: bytes, flags: int) -> int:
     Needs no_new_privs or CAP_SYS_ADMIN in the user namespace (EACCES); cannot be undone.
     """
     code = buffer(program)
-    return syscall(NR["seccomp"], SECCOMP_SET_MODE_FILTER, flags, _sock_fprog(program, code))
+    return syscall(NR["seccomp"], SECCOMP_SET_MODE_FILTER, flags & KERNEL_FLAGS, _sock_fprog(program, code))
 
 
 def prepare_execve(
@@ -63,7 +67,7 @@ def prepare_execve(
     keep = (code, path_buffer, argv_vector, argv_strings, env_vector, env_strings, fprog)
     raw = libc._syscall
     rehearsal = (NR["seccomp"], 0xFFFF, 0, 0, 0, 0, 0)
-    install_it = (NR["seccomp"], SECCOMP_SET_MODE_FILTER, flags, address(fprog), 0, 0, 0) if program else None
+    install_it = (NR["seccomp"], SECCOMP_SET_MODE_FILTER, flags & KERNEL_FLAGS, address(fprog), 0, 0, 0) if program else None
     execute_it = (_EXECVE, address(path_buffer), address(argv_vector), address(env_vector), 0, 0, 0)
 
     def go() -> OSError:

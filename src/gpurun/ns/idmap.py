@@ -6,8 +6,8 @@ from __future__ import annotations
 import posix
 
 from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
-from gpurun.linux.files import O_CLOEXEC, read_file, write_all
-from gpurun.linux.process import CLONE_NEWUSER, PR_SET_DUMPABLE, clone3, prctl, setns
+from gpurun.linux.files import O_CLOEXEC, Fd, read_file, write_all
+from gpurun.linux.process import CLONE_NEWUSER, PR_SET_DUMPABLE, prctl, setns, unshare
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,12 +26,11 @@ def read_maps(path: str, where: str) -> tuple[str, str]:
         fd = posix.open(path, posix.O_RDONLY | O_CLOEXEC)
     except OSError as e:
         raise ConfigError(where, f"open the user namespace {oserror_text(OSError(e.errno, '', path))}") from None
-    try:
-        return _beside(0, lambda: _enter(fd), _read_maps)
-    except OSError as e:
-        raise ConfigError(where, f"join the user namespace {oserror_text(OSError(e.errno, '', path))}") from None
-    finally:
-        posix.close(fd)
+    with Fd(fd):
+        try:
+            return _beside(lambda: _enter(fd), _read_maps)
+        except OSError as e:
+            raise ConfigError(where, f"join the user namespace {oserror_text(OSError(e.errno, '', path))}") from None
 
 
 def make_user_namespace(uid_map: str, gid_map: str) -> int:
@@ -39,16 +38,14 @@ def make_user_namespace(uid_map: str, gid_map: str) -> int:
 
     def write_and_open(pid: int) -> int:
         for name, text in (("uid_map", uid_map), ("gid_map", gid_map)):
-            file = posix.open(f"/proc/{pid}/{name}", posix.O_WRONLY | O_CLOEXEC)
-            try:
-                write_all(file, text.encode())
-            except OSError as e:
-                raise StepError("make a user namespace with the map", f'"{text.strip()}"', e.errno) from None
-            finally:
-                posix.close(file)
+            with Fd(posix.open(f"/proc/{pid}/{name}", posix.O_WRONLY | O_CLOEXEC)) as file:
+                try:
+                    write_all(file, text.encode())
+                except OSError as e:
+                    raise StepError("make a user namespace with the map", f'"{text.strip()}"', e.errno) from None
         return posix.open(f"/proc/{pid}/ns/user", posix.O_RDONLY | O_CLOEXEC)
 
-    return _beside(CLONE_NEWUSER, lambda: None, write_and_open)
+    return _beside(lambda: unshare(CLONE_NEWUSER), write_and_open)
 
 
 def _enter(fd: int) -> None:
@@ -82,11 +79,14 @@ def _merged(lines: str) -> list[tuple[int, int, int]]:
     return merged
 
 
-def _beside(flags: int, prepare: Callable[[], None], work: Callable[[int], T]) -> T:
-    """``work(pid)`` of a child that was made with clone3(2) *flags*, has done ``prepare()`` and waits until we are done."""
+def _beside(prepare: Callable[[], None], work: Callable[[int], T]) -> T:
+    """``work(pid)`` of a child that has done ``prepare()`` and waits until we are done.
+
+    It is made with fork(2), for the reason in :mod:`gpurun.ns.helper_process`.
+    """
     ready_r, ready_w = posix.pipe2(O_CLOEXEC)
     done_r, done_w = posix.pipe2(O_CLOEXEC)
-    pid, pidfd = clone3(flags)
+    pid = posix.fork()
     if pid == 0:
         try:
             prepare()
@@ -109,5 +109,4 @@ def _beside(flags: int, prepare: Callable[[], None], work: Callable[[int], T]) -
     finally:
         posix.close(ready_r)
         posix.close(done_w)
-        posix.close(pidfd)
         posix.waitpid(pid, 0)

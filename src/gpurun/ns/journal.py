@@ -15,9 +15,9 @@ import posix
 import time
 from errno import ELOOP, ENOENT, ENOTDIR, EXDEV
 
-from gpurun.linux.files import write_all
+from gpurun.linux.files import Fd
 from gpurun.linux.fs import O_DIRECTORY, O_PATH, RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
-from gpurun.record import Record
+from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,11 +29,12 @@ DIRECTORY = "directory"  # an empty directory
 FILE = "file"  # an empty file or a device node: a mount point
 LINK = "link"  # a symbolic link; rest: its text
 TEMPORARY = "temporary"  # a file of ours whatever is in it, about to be renamed
-REWRITTEN = "rewritten"  # a file's content; rest: digest of ours, then what was there (see Original)
+REWRITTEN = "rewritten"  # a file that is another one now; rest: digest of ours, then what was there (see Original)
 TIMES = "times"  # the mtime of a directory; rest: before and after, in nanoseconds
 CANCELLED = "cancelled"  # the record with the stamp in rest was not acted on
 
 _NOT_OF_IMAGE, _MADE_BY_US = -1, -2
+_SEEK_CUR = 1
 
 #: How directories of the image itself are opened: through no link and on no other mount.
 ON_ROOT = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
@@ -52,6 +53,7 @@ class Original(Record):
     """What a rewritten file was: *content* ``None`` when there was none; *mtime* in nanoseconds.
 
     Owner and group -1: those of our file, whatever they are outside the user namespace that this was written in.
+    *kept*: under this name in the same directory the file itself is kept, which is *inode*; "" where it could not be.
     """
 
     content: bytes | None
@@ -59,6 +61,8 @@ class Original(Record):
     uid: int = 0
     gid: int = 0
     mtime: int = 0
+    inode: int = 0
+    kept: str = ""
 
 
 class Journal:
@@ -88,7 +92,7 @@ class Journal:
             if of_image:
                 records.append(_record(kind, path, rest, stamps[-1]))
         if records:
-            write_all(self.fd, b"".join(records))
+            _append(self.fd, b"".join(records))
         return stamps
 
     def cancel(self, stamp: int | None = None) -> None:
@@ -118,7 +122,7 @@ class Journal:
             if after not in (_NOT_OF_IMAGE, before):
                 changed.append((TIMES, directory, b"%d %d" % (before, after)))
         now = time.monotonic_ns()
-        write_all(self.fd, b"".join([_record(*change, now) for change in changed]))
+        _append(self.fd, b"".join([_record(*change, now) for change in changed]))
         posix.close(self.fd)
         self.fd = -1
 
@@ -134,17 +138,34 @@ class Journal:
             if e.errno in (EXDEV, ENOENT, ENOTDIR, ELOOP):
                 return _NOT_OF_IMAGE
             raise
-        try:
+        with Fd(fd):
             return posix.fstat(fd).st_mtime_ns
-        finally:
-            posix.close(fd)
 
 
 def append(fd: int, kind: str, path: str, rest: bytes = b"", stamp: int = 0) -> int:
     """Append one record to the journal *fd*, in one write: two writers do not mix.  Returns its stamp (now unless given)."""
     stamp = stamp or time.monotonic_ns()
-    write_all(fd, _record(kind, path, rest, stamp))
+    _append(fd, _record(kind, path, rest, stamp))
     return stamp
+
+
+def append_all(fd: int, traces: Iterable[Trace]) -> None:
+    """Append the records *traces* of another journal, all or none."""
+    _append(fd, b"".join([_record(trace.kind, trace.path, trace.rest, trace.stamp) for trace in traces]))
+
+
+def _append(fd: int, data: bytes) -> None:
+    """Append *data*, all or nothing of it: what is appended behind half a record would never be read."""
+    written = 0
+    try:
+        while written < len(data):
+            written += posix.write(fd, data[written:])
+    except OSError:
+        if written:
+            end = posix.lseek(fd, 0, _SEEK_CUR)  # where our part ends; another writer may have appended to it since
+            if posix.fstat(fd).st_size == end:
+                posix.ftruncate(fd, end - written)
+        raise
 
 
 def _record(kind: str, path: str, rest: bytes, stamp: int) -> bytes:
@@ -180,14 +201,19 @@ def pack_rewritten(digest: bytes, original: Original) -> bytes:
     """The rest of a REWRITTEN record."""
     if original.content is None:
         return b"%b\0-\0" % digest.hex().encode()
-    numbers = b"%d %d %d %d" % (original.mode, original.uid, original.gid, original.mtime)
-    return b"%b\0%b\0" % (digest.hex().encode(), numbers) + original.content
+    numbers = b"%d %d %d %d %d" % (original.mode, original.uid, original.gid, original.mtime, original.inode)
+    kept = original.kept.encode("utf-8", "surrogateescape")
+    return b"%b\0%b %b\0" % (digest.hex().encode(), numbers, kept) + original.content
 
 
 def unpack_rewritten(rest: bytes) -> tuple[bytes, Original]:
-    """(digest, original) of :func:`pack_rewritten`."""
-    digest, numbers, content = rest.split(b"\0", 2)
-    if numbers == b"-":
-        return bytes.fromhex(digest.decode()), Original(None)
-    mode, uid, gid, mtime = [int(word) for word in numbers.split()]
-    return bytes.fromhex(digest.decode()), Original(content, mode, uid, gid, mtime)
+    """(digest, original) of :func:`pack_rewritten`; an older gpurun has written down no file that is kept."""
+    digest, words, content = rest.split(b"\0", 2)
+    ours = bytes.fromhex(digest.decode())
+    if words == b"-":
+        return ours, Original(None)
+    mode, uid, gid, mtime, *kept = words.split(b" ", 5)
+    original = Original(content, int(mode), int(uid), int(gid), int(mtime))
+    if not kept:
+        return ours, original
+    return ours, replace(original, inode=int(kept[0]), kept=kept[1].decode("utf-8", "surrogateescape"))

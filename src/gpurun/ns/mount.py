@@ -6,8 +6,17 @@ import posix
 from errno import EINVAL
 
 from gpurun.linux import mount as lm
+from gpurun.linux.files import Fd
 from gpurun.linux.fs import AT_SYMLINK_NOFOLLOW
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.ns.mount_plan import MountStep
+
+    Option = tuple[str, str | None]  # (key, value), value None for a flag
+
+#: How long a value may be for fsconfig(2).
+FSCONFIG_BYTES = 255
 #: Flags that mount(2) takes for any file system and that most of them do not know as options: hints, no demands.
 _HINTS = frozenset(("iversion", "silent"))
 
@@ -17,11 +26,8 @@ def bind_fd(source_fd: int, target_fd: int, attr_set: int = 0, attr_clr: int = 0
 
     The attributes go on the top mount only, as bind mounts have always done; see ``mount_setattr`` for trees.
     """
-    tree = private_copy(source_fd, "", attr_set, attr_clr, recursive)
-    try:
+    with Fd(private_copy(source_fd, "", attr_set, attr_clr, recursive)) as tree:
         lm.move_mount(tree, target_fd)
-    finally:
-        posix.close(tree)
 
 
 def private_copy(dir_fd: int, path: str, attr_set: int = 0, attr_clr: int = 0, recursive: bool = True) -> int:
@@ -44,10 +50,24 @@ def private_copy(dir_fd: int, path: str, attr_set: int = 0, attr_clr: int = 0, r
     return tree
 
 
-def filesystem(fstype: str, options: tuple[tuple[str, str | None], ...], attributes: int = 0, source: str = "") -> int:
+def fits_fsconfig(source: str, options: tuple[Option, ...]) -> bool:
+    """Whether fsconfig(2) takes each of *options*, and *source*; else see :mod:`gpurun.ns.long_options`."""
+    for value in (source, *[value or key for key, value in options]):
+        # The longest character of UTF-8 has four bytes.
+        if len(value) > FSCONFIG_BYTES // 4 and len(value.encode("utf-8", "surrogateescape")) > FSCONFIG_BYTES:
+            return False
+    return True
+
+
+def may_have_long_options(step: MountStep) -> bool:
+    """Whether *step* may need :mod:`gpurun.ns.long_options`: asked before it is known what the options come to."""
+    words = (step.source, step.label, *step.options.data)
+    return step.kind != "bind" and any(len(word) > FSCONFIG_BYTES // 4 for word in words)
+
+
+def filesystem(fstype: str, options: tuple[Option, ...], attributes: int = 0, source: str = "") -> int:
     """A descriptor of a detached mount of a new file system; *options* are (key, value), value None for a flag."""
-    fs = lm.fsopen(fstype)
-    try:
+    with Fd(lm.fsopen(fstype)) as fs:
         if source:
             lm.fsconfig_set(fs, "source", source)
         for key, value in options:
@@ -58,18 +78,20 @@ def filesystem(fstype: str, options: tuple[tuple[str, str | None], ...], attribu
                     raise
         lm.fsconfig_create(fs)
         return lm.fsmount(fs, attributes)
-    finally:
-        posix.close(fs)
 
 
-def tmpfs(mode: int = 0o755, size: str = "", attributes: int = lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NODEV) -> int:
+def tmpfs(
+    mode: int = 0o755, size: str = "", attributes: int = lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NODEV, label: str = ""
+) -> int:
     """A descriptor of a detached tmpfs; its root can be used with ``dir_fd=`` at once, before it is attached anywhere.
 
-    *size* as tmpfs takes it (``64k``); *mode* of the root directory.
+    *size* as tmpfs takes it (``64k``); *mode* of the root directory; *label* is the SELinux context of all in it.
     """
-    options: tuple[tuple[str, str | None], ...] = (("mode", f"{mode:o}"),)
+    options: tuple[Option, ...] = (("mode", f"{mode:o}"),)
     if size:
         options += (("size", size),)
+    if label:
+        options += (("context", label),)
     return filesystem("tmpfs", options, attributes, source="tmpfs")
 
 

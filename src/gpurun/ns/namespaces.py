@@ -54,8 +54,14 @@ class NamespacePlan(Record):
 
     @property
     def needs_helper(self) -> bool:
-        """Whether the init must be cloned from inside a joined (or already made) namespace: see ns/spawn.py."""
-        return bool(self.new & CLONE_NEWTIME) or any(j.flag in (CLONE_NEWUSER, CLONE_NEWPID) for j in self.joins)
+        """Whether the init must be cloned from inside a joined (or already made) namespace: see ns/spawn.py.
+
+        Root of a new user namespace may join none that was there before, so these are joined first.
+        """
+        joined = [join.flag for join in self.joins if join.flag != CLONE_NEWNS]  # that one the init joins by itself
+        if self.new & CLONE_NEWUSER and joined:
+            return True
+        return bool(self.new & CLONE_NEWTIME) or CLONE_NEWUSER in joined or CLONE_NEWPID in joined
 
 
 def plan_namespaces(linux: Linux, joined_maps: tuple[str, str] | None = None) -> NamespacePlan:

@@ -113,6 +113,8 @@ class MountOptions(Record):
     recursive: bool = False
     copy_up: bool = False
     idmap: str = ""  # "", "idmap" or "ridmap"
+    idmap_ranges: str = ""  # what follows "idmap=", for ns/idmap_option.py
+    copy_symlink: bool = False
     remount: bool = False
 
 
@@ -135,7 +137,8 @@ def _parse(words: tuple[str, ...]) -> MountOptions:
     superblock: dict[str, bool] = {}
     data: list[str] = []
     bind = recursive = copy_up = remount = False
-    idmap = ""
+    copy_symlink = False
+    idmap = idmap_ranges = ""
     for word in words:
         if word in _TIMES:
             flag, on = _TIMES[word]
@@ -157,8 +160,10 @@ def _parse(words: tuple[str, ...]) -> MountOptions:
             bind = recursive = True
         elif word == "tmpcopyup":
             copy_up = True
-        elif word in ("idmap", "ridmap"):
-            idmap = word
+        elif word.partition("=")[0] in ("idmap", "ridmap"):
+            idmap, _, idmap_ranges = word.partition("=")
+        elif word == "copy-symlink":
+            copy_symlink = True
         elif word == "remount":
             remount = True
         elif word not in ("defaults", ""):
@@ -177,6 +182,8 @@ def _parse(words: tuple[str, ...]) -> MountOptions:
         recursive=recursive,
         copy_up=copy_up,
         idmap=idmap,
+        idmap_ranges=idmap_ranges,
+        copy_symlink=copy_symlink,
         remount=remount,
     )
 
@@ -194,7 +201,32 @@ def _times(flags: int) -> tuple[int, int]:
     return set_, _ATIME | m.MOUNT_ATTR_NODIRATIME
 
 
+def split_escaped(text: str, separator: str) -> list[str]:
+    """The parts of *text* between the character *separator*, in which a backslash takes the meaning from the next one.
+
+    So overlayfs writes paths in its options; the parts keep their backslashes.
+    """
+    parts, start, at = [], 0, 0
+    while at < len(text):
+        if text[at] == separator:
+            parts.append(text[start:at])
+            start = at + 1
+        at += 2 if text[at] == "\\" else 1
+    return [*parts, text[start:]]
+
+
+def likely_option(word: str, more: tuple[str, ...] = ()) -> str:
+    """`` (did you mean "nosuid"?)`` where the option *word* looks like one that is understood, or like one of *more*."""
+    try:
+        from difflib import get_close_matches  # for an error that somebody reads: never on the way to a container
+    except ImportError:  # a small Python
+        return ""
+    close = get_close_matches(word.partition("=")[0], [*more, *option_names()], 1, 0.7)
+    return f' (did you mean "{close[0]}"?)' if close else ""
+
+
 def option_names() -> tuple[str, ...]:
     """Every word that is understood as a flag, sorted: ``mountOptions`` of the features document."""
-    words = {"bind", "rbind", "defaults", "remount", "tmpcopyup", "idmap", "ridmap", *ATTRIBUTES, *SUPERBLOCK, *PROPAGATION}
+    words = {"bind", "rbind", "defaults", "remount", "tmpcopyup", "idmap", "ridmap", "copy-symlink"}
+    words |= {*ATTRIBUTES, *SUPERBLOCK, *PROPAGATION}
     return tuple(sorted(words | {"r" + word for word in RECURSIVE}))

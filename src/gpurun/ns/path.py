@@ -8,10 +8,23 @@ component at a time, each by mkdirat(2) under the descriptor of its parent.
 from __future__ import annotations
 
 import posix
-from errno import EEXIST, ELOOP, ENOENT, ENOTDIR
+from _stat import S_ISDIR, S_ISLNK, S_ISREG
+from errno import EACCES, EEXIST, ELOOP, ENAMETOOLONG, ENODEV, ENOENT, ENOTDIR, ENXIO, EPERM
 
-from gpurun.linux.files import O_CLOEXEC
-from gpurun.linux.fs import O_DIRECTORY, O_NOFOLLOW, O_PATH, RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, openat2
+from gpurun.errors import GpurunError
+from gpurun.linux.files import O_CLOEXEC, Fd
+from gpurun.linux.fs import (
+    CGROUP2_SUPER_MAGIC,
+    O_DIRECTORY,
+    O_NOFOLLOW,
+    O_PATH,
+    PROC_SUPER_MAGIC,
+    RESOLVE_IN_ROOT,
+    RESOLVE_NO_MAGICLINKS,
+    SYSFS_MAGIC,
+    fstatfs_type,
+    openat2,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +35,12 @@ if TYPE_CHECKING:
     Check = Callable[[int, str], None]
 
 _RESOLVE = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
+_KERNELS_OWN = (PROC_SUPER_MAGIC, SYSFS_MAGIC, CGROUP2_SUPER_MAGIC)
 _MAX_LINKS = 40  # as the kernel's MAXSYMLINKS
+
+#: Errors of opening something that an image need not have: there is none, or none that we may open.  Any other tells nothing
+#: of the image.
+UNUSABLE = (ENOENT, ENOTDIR, ELOOP, ENAMETOOLONG, EACCES, EPERM, ENXIO, ENODEV)
 
 
 def open_in_root(root_fd: int, path: str, flags: int = O_PATH) -> int:
@@ -34,6 +52,46 @@ def open_in_root(root_fd: int, path: str, flags: int = O_PATH) -> int:
         return openat2(root_fd, path.lstrip("/") or ".", flags, _RESOLVE)
     except OSError as e:
         raise OSError(e.errno, e.strerror, path) from None
+
+
+def open_file(directory_fd: int, path: str, flags: int = 0, resolve: int = _RESOLVE, proc_fd: int = -1) -> int:
+    """A descriptor for reading of the regular file *path* below *directory_fd*, found by openat2(2) under the rules
+    *resolve*; -1 for anything else, which is never opened.
+
+    This is the one way in which a file of an image is opened.  To open a device node or a FIFO does something already: a
+    watchdog begins to run, a terminal becomes the one that controls the process that opens it.  So what there is is looked
+    at by an O_PATH descriptor, and only that very file is opened.  *flags*: O_NOFOLLOW.  *proc_fd*: see :func:`reopen`.
+
+    Raises OSError (with *path* as the file name) as open(2) does.
+    """
+    try:
+        with Fd(openat2(directory_fd, path.lstrip("/") or ".", O_PATH | flags, resolve)) as found:
+            if not S_ISREG(posix.fstat(found).st_mode):
+                return -1
+            return reopen(found, posix.O_RDONLY, proc_fd)
+    except OSError as e:
+        raise OSError(e.errno, e.strerror, path) from None
+
+
+def reopen(path_fd: int, flags: int, proc_fd: int = -1) -> int:
+    """Open what the O_PATH descriptor *path_fd* refers to, whatever its name leads to by now; never as our terminal.
+
+    It goes through the descriptor *proc_fd* of a procfs, which whoever is in a container's root must have; -1 stands for the
+    host's /proc at its place.
+    """
+    flags |= posix.O_NOCTTY | O_CLOEXEC
+    if proc_fd < 0:
+        return posix.open(f"/proc/self/fd/{path_fd}", flags)
+    return posix.open(f"{posix.readlink('self', dir_fd=proc_fd)}/fd/{path_fd}", flags, dir_fd=proc_fd)
+
+
+def refuse_kernels_own(fd: int, path: str) -> None:
+    """Raise :class:`GpurunError` where *path* is none of /proc or /sys and *fd*, to which it was resolved, is there.
+
+    What is bound there would hide a file that this runtime or the container's processes trust.
+    """
+    if fstatfs_type(fd) in _KERNELS_OWN and not path.startswith(("/proc/", "/sys/")):
+        raise GpurunError(f"{path}: a link of the image leads into /proc or /sys, and nothing is put there")
 
 
 def make_dirs(root_fd: int, path: str, journal: Journal | None = None, mode: int = 0o755, check: Check | None = None) -> int:
@@ -113,6 +171,22 @@ def make_target(
         posix.close(fd[0])
 
 
+def make_symlink(root_fd: int, path: str, text: str) -> None:
+    """Make the symbolic link *path* to *text* in the rootfs, and its parents where they are missing; one that is the same
+    may be there.  Raises OSError, FileExistsError where there is something else."""
+    parent, _, name = path.rstrip("/").rpartition("/")
+    with Fd(make_dirs(root_fd, parent or "/")) as directory:
+        try:
+            posix.symlink(text, name, dir_fd=directory)
+        except FileExistsError:
+            try:
+                if posix.readlink(name, dir_fd=directory) == text:
+                    return
+            except OSError:
+                pass  # no link
+            raise OSError(EEXIST, posix.strerror(EEXIST), path) from None
+
+
 def existing_part(root_fd: int, path: str) -> tuple[int, str, str]:
     """How far *path* exists: (descriptor of the last directory there is, its path in the rootfs, the first name missing).
 
@@ -178,8 +252,8 @@ def _walk(root_fd: int, path: str, check: Check | None = None) -> tuple[tuple[in
                 if check is not None:
                     check(here, path)
                 return stack.pop(), tuple(rest)
-            kind = posix.fstat(fd).st_mode & 0o170000
-            if kind == 0o120000:
+            mode = posix.fstat(fd).st_mode
+            if S_ISLNK(mode):
                 posix.close(fd)
                 links += 1
                 if links > _MAX_LINKS:
@@ -189,7 +263,7 @@ def _walk(root_fd: int, path: str, check: Check | None = None) -> tuple[tuple[in
                     while len(stack) > 1:
                         posix.close(stack.pop()[0])
                 todo.extend([c for c in text.split("/") if c not in ("", ".")][::-1])
-            elif kind == 0o040000:
+            elif S_ISDIR(mode):
                 stack.append((fd, join(where, name)))
             else:
                 posix.close(fd)

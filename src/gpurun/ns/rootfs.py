@@ -1,18 +1,19 @@
-"""Building the container's root file system, inside its namespaces and before (then after) pivot_root(2).
+"""Building the container's root file system, inside its namespaces and before pivot_root(2) (:mod:`gpurun.ns.pivot`).
 
 Everything is done by descriptor: *root_fd* is the root of the rootfs mount, targets come from :mod:`gpurun.ns.path`, and
-a mount is made completely before it is attached.  Steps and their order are decided in :mod:`gpurun.ns.steps`.
+a mount is made completely before it is attached.  Steps and their order are decided in :mod:`gpurun.ns.mount_plan`.
 """
 
 from __future__ import annotations
 
 import posix
 import time
-from errno import EBUSY, EINVAL, ENOTDIR, EPERM
+from _stat import S_ISDIR, S_ISLNK
+from errno import EBUSY, ELOOP, ENOTDIR
 
 from gpurun.errors import GpurunError, StepError, strerror_lower
 from gpurun.linux import mount as lm
-from gpurun.linux.files import O_CLOEXEC, read_file
+from gpurun.linux.files import Fd
 from gpurun.linux.fs import (
     O_DIRECTORY,
     O_PATH,
@@ -24,54 +25,20 @@ from gpurun.linux.fs import (
     fstatfs_type,
     openat2,
 )
-from gpurun.ns.mount import attach, filesystem
-from gpurun.ns.options import MountOptions
-from gpurun.ns.path import make_dirs, make_target, open_in_root
-from gpurun.ns.steps import PROC_TARGETS, MountStep, failed_mount
+from gpurun.ns.mount import attach, filesystem, fits_fsconfig
+from gpurun.ns.mount_plan import PROC_TARGETS, MountStep, failed_mount
+from gpurun.ns.options import MountOptions, split_escaped
+from gpurun.ns.path import make_dirs, make_symlink, make_target, open_in_root
 from gpurun.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpurun.ns.mount import Option
+
 #: File systems whose superblock is shared or special: read-only is a matter of the mount alone.
 _MOUNT_ONLY_RO = frozenset(("tmpfs", "proc", "sysfs", "devpts", "mqueue", "cgroup2"))
-
-
-def enter_root(rootfs: str, propagation: tuple[int, bool], tree: int = -1) -> int:
-    """Cut the new mount namespace off the host's and mount *rootfs* on itself; returns the root's descriptor.
-
-    *tree* is the rootfs' mount tree if the parent has opened it already (a user namespace may be unable to reach it).
-    """
-    flag, recursive = propagation
-    try:
-        lm.mount("", "/", "", flag | (lm.MS_REC if recursive else 0))
-        if flag in (lm.MS_SHARED, lm.MS_UNBINDABLE):
-            _make_parent_private(rootfs)
-        if tree < 0:
-            tree = lm.open_tree_path(rootfs, recursive=True)
-        try:
-            place = posix.open(rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)
-        except PermissionError:
-            place = posix.open("/", O_PATH | O_DIRECTORY | O_CLOEXEC)
-        attach(tree, place)
-        posix.close(place)
-    except OSError as e:
-        raise StepError("mount the rootfs", rootfs, e.errno) from None
-    return tree
-
-
-def _make_parent_private(rootfs: str) -> None:
-    """pivot_root(2) refuses a root whose parent mount is shared: make the mount that *rootfs* lies on private."""
-    path = rootfs
-    while True:
-        try:
-            lm.mount("", path, "", lm.MS_PRIVATE)
-            return
-        except OSError as e:
-            if e.errno != EINVAL or path == "/":
-                raise
-            path = path.rpartition("/")[0] or "/"
 
 
 def mount_all(
@@ -84,11 +51,11 @@ def mount_all(
 ) -> tuple[tuple[int, int], ...]:
     """Carry out *steps* in order; returns (descriptor, attributes) of mounts that become read-only at the end.
 
-    *views* gets a descriptor of each mount that shows the kernel's own files (proc, sysfs), by its destination: see
-    :mod:`gpurun.ns.masks`.
+    *views* gets a descriptor of each mount that shows the kernel's own files (proc, sysfs), and of a /dev of the
+    container's own, by its destination: see :mod:`gpurun.ns.masks`.
 
     *sources* gives the source tree of a bind mount, by the index of its step, that the parent opens; -1 is for us to open.
-    *cgroup* is the directory of the host's cgroup tree that the container sees as its root, "" when that is another's.
+    *cgroup* is the host's cgroup tree, if the container is to see that: it has no cgroup namespace.
     """
     late: list[tuple[int, int]] = []
     for index, step in enumerate(steps):
@@ -97,6 +64,8 @@ def mount_all(
                 fd = _remount(root_fd, step)
             elif step.kind == "bind":
                 fd = _bind(root_fd, root, step, sources(index))
+                if fd < 0:
+                    continue
             else:
                 fd = _new_filesystem(root_fd, root, step, cgroup)
             for flag, recursive in step.options.propagation:
@@ -108,7 +77,8 @@ def mount_all(
         if views is not None and not step.options.remount:
             if step.destination in views:
                 posix.close(views.pop(step.destination))
-            if fstatfs_type(fd) in (PROC_SUPER_MAGIC, SYSFS_MAGIC):
+            own_dev = step.destination == "/dev" and step.kind == "tmpfs"
+            if own_dev or fstatfs_type(fd) in (PROC_SUPER_MAGIC, SYSFS_MAGIC):
                 views[step.destination] = posix.dup(fd)
         if step.kind != "bind" and _late_readonly(step) and step.options.attr_set & lm.MOUNT_ATTR_RDONLY:
             late.append((fd, lm.MOUNT_ATTR_RDONLY))
@@ -126,38 +96,44 @@ def _remount(root_fd: int, step: MountStep) -> int:
     """Change the mount that is at the target already (mount(8) "remount"): its own flags, and with data its file system."""
     options = step.options
     target = open_in_root(root_fd, step.destination)
-    pairs = _superblock_pairs(options)
+    pairs = _superblock_pairs(step)
+    if not fits_fsconfig("", tuple(pairs)):
+        raise failed_mount(step, "an option of more than 255 bytes cannot be changed")
     if pairs and step.kind != "bind":
-        context = lm.fspick(target)
-        try:
+        with Fd(lm.fspick(target)) as context:
             for key, value in pairs:
                 lm.fsconfig_set(context, key, value)
             lm.fsconfig_reconfigure(context)
-        finally:
-            posix.close(context)
     if step.kind != "bind" and _late_readonly(step):
         options = replace(options, attr_set=options.attr_set & ~lm.MOUNT_ATTR_RDONLY)
     _set_attributes(target, options)
     return target
 
 
-def _superblock_pairs(options: MountOptions) -> list[tuple[str, str | None]]:
+def _superblock_pairs(step: MountStep) -> list[Option]:
     """The options that are the file system's own, as fsconfig(2) takes them."""
-    pairs: list[tuple[str, str | None]] = []
-    for entry in options.data:
-        for word in entry.split(","):
+    pairs: list[Option] = []
+    for entry in step.options.data:
+        escaped = step.kind == "overlay" and "\\" in entry  # where it stands before a comma or a backslash of a path
+        for word in split_escaped(entry, ",") if escaped else entry.split(","):
             key, equals, value = word.partition("=")
             pairs.append((key, value if equals else None))
-    return pairs + [(key, None) for key in options.superblock]
+    return pairs + [(key, None) for key in step.options.superblock]
 
 
 def _bind(root_fd: int, root: str, step: MountStep, tree: int) -> int:
+    """The mount's descriptor; -1 where there is none, because a link was to be copied (``copy-symlink``)."""
     options = step.options
     if tree < 0:
-        tree = lm.open_tree_path(step.source, options.recursive)
-    directory = posix.fstat(tree).st_mode & 0o170000 == 0o040000
+        tree = lm.open_tree_path(step.source, options.recursive, not options.copy_symlink)
+    if options.copy_symlink and S_ISLNK(posix.fstat(tree).st_mode):
+        text = posix.readlink("", dir_fd=tree)
+        posix.close(tree)
+        make_symlink(root_fd, step.destination, text)
+        return -1
+    directory = S_ISDIR(posix.fstat(tree).st_mode)
     target = make_target(root_fd, step.destination, directory)
-    if (posix.fstat(target).st_mode & 0o170000 == 0o040000) is not directory:  # of which move_mount(2) says EINVAL
+    if S_ISDIR(posix.fstat(target).st_mode) is not directory:  # of which move_mount(2) says EINVAL
         posix.close(target)
         raise OSError(ENOTDIR, posix.strerror(ENOTDIR))
     _check_proc_target(root, target, step, tree)
@@ -208,7 +184,7 @@ def _new_filesystem(root_fd: int, root: str, step: MountStep, cgroup: str) -> in
         target = make_target(root_fd, step.destination, directory=True)
         if fstatfs_type(target) == PROC_SUPER_MAGIC:
             raise GpurunError(f'{step.where}: "{step.destination}" cannot be mounted because it is inside /proc')
-    pairs = _superblock_pairs(options)
+    pairs = _superblock_pairs(step)
     if step.label and fstype != "mqueue":
         pairs.append(("context", step.label))
     attributes = options.attr_set
@@ -219,7 +195,21 @@ def _new_filesystem(root_fd: int, root: str, step: MountStep, cgroup: str) -> in
             attributes &= ~lm.MOUNT_ATTR_RDONLY
         elif fstype not in _MOUNT_ONLY_RO:
             pairs.append(("ro", None))
-    fd = filesystem(fstype, tuple(pairs), attributes, step.source or fstype)
+    source = step.source or fstype
+    if fits_fsconfig(source, tuple(pairs)):
+        try:
+            fd = filesystem(fstype, tuple(pairs), attributes, source)
+        except PermissionError:
+            if fstype != "sysfs" or not attributes & lm.MOUNT_ATTR_RDONLY:
+                raise
+            fd = _host_sysfs(options)
+    else:
+        from gpurun.ns.long_options import filesystem_with_long_options  # imported before the host's tree was left
+
+        try:
+            fd = filesystem_with_long_options(fstype, tuple(pairs), attributes, source)
+        except GpurunError as e:
+            raise failed_mount(step, str(e)) from None
     if options.copy_up:
         from gpurun.ns.copyup import copy_up
 
@@ -231,6 +221,18 @@ def _new_filesystem(root_fd: int, root: str, step: MountStep, cgroup: str) -> in
     return fd
 
 
+def _host_sysfs(options: MountOptions) -> int:
+    """/sys of the host, read-only with all below it, as a detached mount.
+
+    The kernel refuses a new sysfs to a user namespace that does not own its network namespace (sysfs(5)), and where the
+    host's own is partly covered.  crun takes the host's then, and so does what Podman makes for `--network host`.
+    """
+    tree = lm.open_tree_path("/sys", recursive=True)
+    lm.mount_setattr(tree, lm.MOUNT_ATTR_RDONLY, propagation=lm.MS_PRIVATE, recursive=True)
+    _set_attributes(tree, options)
+    return tree
+
+
 def _exists(root_fd: int, path: str) -> bool:
     try:
         posix.close(open_in_root(root_fd, path))
@@ -240,8 +242,8 @@ def _exists(root_fd: int, path: str) -> bool:
 
 
 def _bind_cgroup(root_fd: int, step: MountStep, cgroup: str) -> int:
-    """cgroup2 is bound from the host's tree: what the container sees is the same as of a mount of its own, which waits up to
-    10 ms for the kernel's cgroup lock, and which a user namespace without a cgroup namespace is refused.
+    """Without a cgroup namespace cgroup2 is bound from the host's tree: a mount of its own would change the host's mount
+    options, and a user namespace is refused it.
 
     Nor does it get the host's mounts below its tree, which systemd shares; CRIU would refuse it for that.
     """
@@ -263,79 +265,28 @@ def _ordinary_directory(root_fd: int, step: MountStep) -> int:
     except FileNotFoundError:
         posix.close(make_dirs(root_fd, step.destination))
         return openat2(root_fd, relative, O_PATH | O_DIRECTORY, resolve)
-    except OSError:
+    except OSError as e:
+        if e.errno not in (ELOOP, ENOTDIR):
+            raise
         raise GpurunError(
             f'{step.where}: filesystem "{step.kind}" must be mounted on ordinary directory, "{step.destination}" is none'
         ) from None
 
 
-def pivot(root_fd: int) -> None:
-    """Make *root_fd* the root directory and let go of the host's tree (pivot_root(2))."""
-    old = posix.open("/", O_PATH | O_DIRECTORY | O_CLOEXEC)
-    try:
-        posix.fchdir(root_fd)
-        lm.pivot_root(".", ".")
-        posix.fchdir(old)
-        # The old root is let go without any unmount reaching the host.
-        lm.mount("", ".", "", lm.MS_SLAVE | lm.MS_REC)
-        lm.umount2(".", lm.MNT_DETACH)
-        posix.chdir("/")
-    except OSError as e:
-        raise StepError("pivot_root", "", e.errno) from None
-    finally:
-        posix.close(old)
-
-
-def move_root(root_fd: int, rootfs: str) -> None:
-    """--no-pivot: for a host whose root is a ramfs.  Moves *rootfs* over ``/`` and changes the root directory to it.
-
-    The host's tree stays below, so what there would tell of the host without a mask, proc and sysfs, is taken away first.
-    """
-    posix.fchdir(root_fd)
-    try:
-        for path in _full_views(read_file("/proc/self/mountinfo", 64 << 20).decode("utf-8", "surrogateescape"), rootfs):
-            lm.mount("", path, "", lm.MS_PRIVATE | lm.MS_REC)
-            try:
-                lm.umount2(path, lm.MNT_DETACH)
-            except OSError as e:
-                if e.errno not in (EPERM, EINVAL):
-                    raise
-                lm.mount("tmpfs", path, "tmpfs", lm.MS_RDONLY)  # locked by a user namespace: covered instead
-        lm.mount(".", "/", "", lm.MS_MOVE)
-        posix.chroot(".")
-        posix.chdir("/")
-    except OSError as e:
-        raise StepError("move the rootfs to", "/", e.errno) from None
-
-
-def _full_views(mountinfo: str, rootfs: str) -> list[str]:
-    """Where whole proc and sysfs file systems are mounted outside *rootfs*, the last mounted first."""
-    found = []
-    for line in mountinfo.splitlines():
-        fields, _, after = line.partition(" - ")
-        root, path = fields.split(" ")[3:5]
-        if root != "/" or after.split(" ")[0] not in ("proc", "sysfs"):
-            continue
-        path = path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
-        if not f"{path}/".startswith(f"{rootfs}/"):
-            found.append(path)
-    return found[::-1]
-
-
-def set_root_propagation(root_fd: int, propagation: tuple[int, bool]) -> None:
-    """Give the new root what ``linux.rootfsPropagation`` asks for, where that differs from what it already has."""
-    flag, recursive = propagation
-    if flag in (lm.MS_SHARED, lm.MS_UNBINDABLE):
-        lm.mount_setattr(root_fd, propagation=flag, recursive=recursive)
+#: How often a mount is asked to become read-only that somebody writes to at this moment, and the pause in between: as
+#: runc does.  A child that a createContainer hook has left behind may be at it, by the directory of its own process.
+_READONLY_TRIES, _READONLY_PAUSE_S = 6, 0.1
 
 
 def make_readonly(fd: int, what: str) -> None:
-    """Make the mount of *fd* read-only."""
-    for attempt in range(6):
+    """Make the mount of *fd* read-only; raises :class:`StepError`, also where a file in it stays open for writing."""
+    for attempt in range(_READONLY_TRIES):
+        if attempt:
+            time.sleep(_READONLY_PAUSE_S)
         try:
             lm.mount_setattr(fd, lm.MOUNT_ATTR_RDONLY)
             return
         except OSError as e:
-            if e.errno != EBUSY or attempt == 5:
-                raise StepError("make read-only", what, e.errno) from None
-        time.sleep(0.1)
+            if e.errno != EBUSY:
+                raise StepError("make read-only: mount_setattr(2) of", what, e.errno) from None
+    raise StepError("make read-only: mount_setattr(2): a process has a file open for writing in", what, EBUSY)

@@ -8,17 +8,25 @@ put on a mount (ro, nosuid, nodev, noexec) against a user namespace that does no
 from __future__ import annotations
 
 import posix
-from _socket import AF_UNIX, SCM_RIGHTS, SOCK_CLOEXEC, SOCK_SEQPACKET, SOL_SOCKET, socket, socketpair
+from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_SEQPACKET, socket, socketpair
 from _struct import pack, unpack
 from errno import EINVAL, ENOENT
 
-from gpurun.errors import GpurunError, StepError, strerror_lower
+from gpurun.errors import GpurunError, strerror_lower
 from gpurun.linux import mount as lm
 from gpurun.linux.files import O_CLOEXEC
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.process import CLONE_NEWNS, setns
-from gpurun.ns.child import run_in_child
-from gpurun.ns.steps import MountStep, failed_mount
+from gpurun.linux.scm_rights import receive_with, send_with
+from gpurun.ns.helper_process import run_in_child
+from gpurun.ns.mount_plan import MountStep, failed_mount
+from gpurun.ns.pivot import cut, root_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpurun.ns.pivot import Propagation
 
 _CHUNK = 200  # descriptors in one message; the kernel takes 253
 ROOT = -1  # the index that stands for the rootfs
@@ -35,11 +43,13 @@ def hand_over(
     mount_namespace: int,
     rootfs: str,
     steps: tuple[MountStep | None, ...],
-    propagation: int,
+    propagation: Propagation,
     user_namespaces: dict[tuple[str, str], int],
+    more: tuple[Callable[[], int], ...] = (),
 ) -> None:
     """Open the rootfs (unless *rootfs* is empty) and the sources of the bind mounts among *steps* (None stands for one that
-    the init does alone), and send them to the init *pid*.
+    the init does alone), and send them to the init *pid*; then what each of *more* opens (-1: nothing), with the numbers
+    that follow those of the steps.
 
     *mount_namespace* is that of the container if it is joined, -1 for the init's own.  *user_namespaces* has a descriptor
     for each pair of maps that id-mapped mounts use.  Raises :class:`GpurunError`.
@@ -56,14 +66,18 @@ def hand_over(
             posix.chroot(".")
         trees: list[tuple[int, int]] = []
         if rootfs:
-            trees.append((ROOT, _open_root(rootfs, propagation)))
+            trees.append((ROOT, root_tree(rootfs, propagation)))
         for index, step in enumerate(steps):
             if step is not None and step.kind == "bind" and not step.options.remount:
                 tree = _open_source(step, propagation, user_namespaces)
                 if tree >= 0:
                     trees.append((index, tree))
+        for index, open_one in enumerate(more, len(steps)):
+            tree = open_one()
+            if tree >= 0:
+                trees.append((index, tree))
         for start in range(0, len(trees), _CHUNK):
-            _send(ours, trees[start : start + _CHUNK])
+            send_trees(ours, trees[start : start + _CHUNK])
 
     try:
         run_in_child(in_container)
@@ -79,43 +93,29 @@ def receive_trees(fd: int) -> dict[int, int]:
     its = socket(fileno=fd)
     trees: dict[int, int] = {}
     while True:
-        data, ancillary, _, _ = its.recvmsg(4 * _CHUNK, 16 + 4 * _CHUNK + 16)
+        data, files = receive_with(its, 4 * _CHUNK, _CHUNK)
         if not data:
             break
         count = len(data) // 4
-        fds: tuple[int, ...] = ()
-        for level, kind, rights in ancillary:
-            if level == SOL_SOCKET and kind == SCM_RIGHTS:
-                fds = unpack(f"{len(rights) // 4}i", rights[: len(rights) // 4 * 4])
-        if len(fds) != count:
-            raise GpurunError(f"{count} mount trees were sent, {len(fds)} came: the limit RLIMIT_NOFILE is too low")
-        for index, tree in zip(unpack(f"{count}i", data), fds):  # noqa: B905 - the lengths are checked above
-            posix.set_inheritable(tree, False)
-            trees[index] = tree
+        if len(files) != count:
+            raise GpurunError(f"{count} mount trees were sent, {len(files)} came: the limit RLIMIT_NOFILE is too low")
+        trees.update(zip(unpack(f"{count}i", data), files))  # noqa: B905 - the lengths are checked above
     its.close()
     return trees
 
 
-def _send(ours: socket, trees: list[tuple[int, int]]) -> None:
+def send_trees(ours: socket, trees: list[tuple[int, int]]) -> None:
+    """Send (index, descriptor) of up to some 200 trees at once."""
     indexes = pack(f"{len(trees)}i", *[index for index, _ in trees])
-    rights = pack(f"{len(trees)}i", *[fd for _, fd in trees])
-    ours.sendmsg([indexes], [(SOL_SOCKET, SCM_RIGHTS, rights)])
+    send_with(ours, indexes, [fd for _, fd in trees])
 
 
-def _open_root(rootfs: str, propagation: int) -> int:
-    try:
-        tree = lm.open_tree_path(rootfs, recursive=True)
-        lm.mount_setattr(tree, propagation=propagation, recursive=True)
-        return tree
-    except OSError as e:
-        raise StepError("open the rootfs", rootfs, e.errno) from None
-
-
-def _open_source(step: MountStep, propagation: int, user_namespaces: dict[tuple[str, str], int]) -> int:
+def _open_source(step: MountStep, propagation: Propagation, user_namespaces: dict[tuple[str, str], int]) -> int:
     """The tree of a bind mount's source; -1 when it is not there yet: an earlier mount of the list may make it."""
     try:
-        tree = lm.open_tree_path(step.source, step.options.recursive)
-        lm.mount_setattr(tree, propagation=propagation, recursive=True)
+        tree = lm.open_tree_path(step.source, step.options.recursive, not step.options.copy_symlink)
+        if cut(propagation):
+            lm.mount_setattr(tree, propagation=cut(propagation), recursive=True)
     except OSError as e:
         if e.errno == ENOENT and step.idmap is None:
             return -1

@@ -1,30 +1,37 @@
 """Making the container's first process in its namespaces and its cgroup (clone3(2), setns(2), user_namespaces(7)).
 
-The usual case is one clone3(2): the child is born in all new namespaces and in its cgroup.  When a user or pid namespace is
-joined, or a time namespace made, a helper goes first: it enters or makes these, clones the child and ends.  All are made as
-siblings of the caller (CLONE_PARENT), which is a child of create itself: create is to be their parent and to wait for them.
+The usual case is one clone3(2): the child is born in nearly all new namespaces and in its cgroup.  When a user or pid
+namespace is joined, any other beside a new user namespace, or a time namespace made, a helper goes first: it enters or
+makes these, clones the child and ends.  All are made as siblings of the caller (CLONE_PARENT), which is a child of create
+itself: create is to be their parent and to wait for them.
 
 The child runs in a copy of this interpreter, so what it does here is little and imports nothing.
+
+A child that the kernel kills at birth, for the reason in :mod:`gpurun.ns.birth`, has said nothing: another one is cloned
+where we are, asks to be moved into the cgroup before anything else, and goes the same way.
 """
 
 from __future__ import annotations
 
 import posix
-from errno import EPERM
+from errno import EACCES, ENOSPC, EPERM
 
-from gpurun.errors import GpurunError, StepError, oserror_text
-from gpurun.linux.files import O_CLOEXEC, write_all
+from gpurun.errors import GpurunError, Step, StepError, oserror_text
+from gpurun.linux.files import O_CLOEXEC, Fd, write_all
 from gpurun.linux.process import (
     CLONE_NEWCGROUP,
+    CLONE_NEWIPC,
+    CLONE_NEWNET,
     CLONE_NEWNS,
     CLONE_NEWTIME,
     CLONE_NEWUSER,
     CLONE_PARENT,
+    SIGKILL,
     clone3,
     setns,
     unshare,
 )
-from gpurun.ns.namespaces import Join, NamespacePlan
+from gpurun.ns.namespaces import NAMESPACES, Join, NamespacePlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,49 +58,112 @@ def spawn(plan: NamespacePlan, joins: tuple[tuple[Join, int], ...], cgroup_fd: i
     (raised in the caller) all have been told.  A mount namespace to join is left to the new process: it still has to see the
     host's files.
     """
+    made = _spawn(plan, joins, cgroup_fd, True, told)
+    if made < 0 and cgroup_fd >= 0:
+        made = _spawn(plan, joins, cgroup_fd, False, told)
+    if made < 0:
+        raise GpurunError("the process of the container ended while its namespaces were made")
+    return made
+
+
+def _spawn(
+    plan: NamespacePlan, joins: tuple[tuple[Join, int], ...], cgroup_fd: int, inside: bool, told: Callable[[int], None]
+) -> int:
+    """As :func:`spawn`; the child is born *inside* the cgroup, or moved there.  -1 when it ended without a word."""
     ask_r, ask_w = posix.pipe2(O_CLOEXEC)
     answer_r, answer_w = posix.pipe2(O_CLOEXEC)
-    flags = plan.new & ~CLONE_NEWCGROUP
     helper = plan.needs_helper
-    pid, pidfd = clone3(CLONE_PARENT | (0 if helper else flags), cgroup_fd)
+    flags = plan.new & ~_late(plan, helper)
+    try:
+        pid, pidfd = clone3(CLONE_PARENT | (0 if helper else flags), cgroup_fd if inside else -1)
+    except OSError as e:
+        raise StepError("clone3(2) a process", _wanted(plan), e.errno, _remedy(plan, e.errno)) from None
     if pid == 0:
         posix.close(ask_r)
         posix.close(answer_w)
-        _in_child(plan, joins, (ask_w, answer_r), helper)
+        _in_child(plan, joins, (ask_w, answer_r), helper, inside)
         posix.close(ask_w)
         posix.close(answer_r)
         return 0
     for fd in (pidfd, ask_w, answer_r):
         posix.close(fd)
     told(pid)
-    try:
-        made = _serve(plan, pid, ask_r, answer_w)
-    except BaseException:
-        posix.kill(pid, 9)
-        raise
-    finally:
-        posix.close(ask_r)
-        posix.close(answer_w)
-    if made != pid:
+    with Fd(ask_r), Fd(answer_w):
+        try:
+            made = _serve(plan, pid, ask_r, answer_w, cgroup_fd)
+        except BaseException:
+            posix.kill(pid, SIGKILL)
+            raise
+    if made not in (pid, -1):
         told(made)
     return made
 
 
-def _serve(plan: NamespacePlan, pid: int, ask_r: int, answer_w: int) -> int:
-    """Do for the child *pid* what only we may: write its id maps and clock offsets; returns the pid of the init.
+def _late(plan: NamespacePlan, helper: bool) -> int:
+    """The namespaces that the new process makes itself, once it is in its cgroup and its user namespace has its maps.
 
-    The child asks with lines: ``maps``, ``offsets``, ``pid N``, ``done``, ``error TEXT``.
+    clone3(2) would take the root of a cgroup namespace from the parent's cgroup, and what comes with an IPC or a network
+    namespace (/dev/mqueue, /proc/net) would belong to nobody in the user namespace.  With a *helper* the maps come first.
+    """
+    owned = CLONE_NEWIPC | CLONE_NEWNET if plan.new & CLONE_NEWUSER and not helper else 0
+    return CLONE_NEWCGROUP | owned
+
+
+def _wanted(plan: NamespacePlan) -> str:
+    return f"in new namespaces ({_names(plan.new)})" if plan.new else "in the container's cgroup"
+
+
+def _names(flags: int) -> str:
+    return ", ".join([name for name, (flag, _) in NAMESPACES.items() if flags & flag])
+
+
+def _remedy(plan: NamespacePlan, errno: int | None) -> str:
+    """What to do about clone3(2)'s answer (clone(2), user_namespaces(7))."""
+    if errno == ENOSPC:
+        return "there are as many namespaces as user.max_*_namespaces allows (sysctl)"
+    if errno == EACCES and plan.new & CLONE_NEWUSER:
+        return (
+            "AppArmor may keep the program that called from making user namespaces: gpurun needs a profile that allows them "
+            "(debian/apparmor/gpurun), and the kernel's log names the one that it was in"
+        )
+    if errno != EPERM:
+        return ""
+    if plan.new & CLONE_NEWUSER:
+        return (
+            "this host lets nobody without privilege make user namespaces (kernel.unprivileged_userns_clone, "
+            "kernel.apparmor_restrict_unprivileged_userns), or gpurun runs in a chroot, where the kernel makes none"
+        )
+    return (
+        "this takes CAP_SYS_ADMIN: run gpurun as root, or give the container a user namespace "
+        "(`gpurun spec --rootless` writes such a config.json)"
+    )
+
+
+def _serve(plan: NamespacePlan, pid: int, ask_r: int, answer_w: int, cgroup_fd: int) -> int:
+    """Do for the child *pid* what only we may: write its id maps and clock offsets; returns the pid of the init, -1 when the
+    child ended before it had asked for anything.
+
+    The child asks with lines: ``cgroup``, ``maps``, ``offsets``, ``pid N``, ``done``, ``error TEXT``.
     """
     pending = b""
+    asked = False
     while True:
         chunk = posix.read(ask_r, 4096)
         if not chunk:
+            if not asked:
+                return -1
             raise GpurunError("the process of the container ended while its namespaces were made")
+        asked = True
         pending += chunk
         while b"\n" in pending:
             line, _, pending = pending.partition(b"\n")
             word, _, rest = line.decode("utf-8", "replace").partition(" ")
-            if word == "maps":
+            if word == "cgroup":
+                from gpurun.cgroup.manager import add_process
+
+                add_process(cgroup_fd, pid)
+                posix.write(answer_w, b"\n")
+            elif word == "maps":
                 _write_maps(pid, plan)
                 posix.write(answer_w, b"\n")
             elif word == "offsets":
@@ -116,8 +186,13 @@ def _write_maps(pid: int, plan: NamespacePlan) -> None:
         try:
             _write_proc(pid, name, text)
         except StepError as e:
-            if e.errno != EPERM or not rootless:
+            if e.errno != EPERM:
                 raise
+            if not rootless:
+                field = name.replace("_map", "Mappings")
+                raise GpurunError(
+                    f"{e}: linux.{field} may name only ids that gpurun's own user namespace has (/proc/self/{name})"
+                ) from None
             _run_mapper(helper, pid, text, e)
 
 
@@ -136,16 +211,15 @@ def _run_mapper(helper: str, pid: int, text: str, refused: StepError) -> None:
 def _write_proc(pid: int, name: str, text: str) -> None:
     path = f"/proc/{pid}/{name}"
     try:
-        fd = posix.open(path, posix.O_WRONLY | O_CLOEXEC)
-        try:
+        with Fd(posix.open(path, posix.O_WRONLY | O_CLOEXEC)) as fd:
             write_all(fd, text.encode())  # the kernel takes these files in one write
-        finally:
-            posix.close(fd)
     except OSError as e:
         raise StepError("write", f'"{text.strip()}" to {path}', e.errno) from None
 
 
-def _in_child(plan: NamespacePlan, joins: tuple[tuple[Join, int], ...], pipes: tuple[int, int], helper: bool) -> None:
+def _in_child(
+    plan: NamespacePlan, joins: tuple[tuple[Join, int], ...], pipes: tuple[int, int], helper: bool, inside: bool
+) -> None:
     """The new process' part; returns in all namespaces, or ends having told why not."""
     ask_w, answer_r = pipes
 
@@ -156,6 +230,8 @@ def _in_child(plan: NamespacePlan, joins: tuple[tuple[Join, int], ...], pipes: t
 
     try:
         new = plan.new
+        if not inside:
+            ask("cgroup")
         if helper:
             _join(joins)
             if new & CLONE_NEWUSER:
@@ -166,7 +242,7 @@ def _in_child(plan: NamespacePlan, joins: tuple[tuple[Join, int], ...], pipes: t
                 unshare(CLONE_NEWTIME)
                 if plan.time_offsets:
                     ask("offsets")
-            rest = new & ~(CLONE_NEWUSER | CLONE_NEWTIME | CLONE_NEWCGROUP)
+            rest = new & ~(CLONE_NEWUSER | CLONE_NEWTIME | _late(plan, helper))
             pid, _ = clone3(rest | CLONE_PARENT)
             if pid:
                 posix.write(ask_w, b"pid %d\n" % pid)
@@ -176,9 +252,12 @@ def _in_child(plan: NamespacePlan, joins: tuple[tuple[Join, int], ...], pipes: t
                 ask("maps")
                 _become_root()
             _join(joins)
-        if new & CLONE_NEWCGROUP:
-            # Only now: clone3 would take the root of the new namespace from the parent's cgroup.
-            unshare(CLONE_NEWCGROUP)
+        late = new & _late(plan, helper)
+        if late:
+            try:
+                unshare(late)
+            except OSError as e:
+                raise StepError("unshare(2)", _names(late), e.errno, _remedy(plan, e.errno)) from None
         if not helper:
             posix.write(ask_w, b"done\n")
         return
@@ -205,18 +284,14 @@ def _join(joins: tuple[tuple[Join, int], ...]) -> None:
             setns(fd, join.flag)
         except PermissionError:
             if not user:
-                raise StepError("join the namespace", join.path, 1) from None
+                raise StepError("join the namespace", join.path, EPERM) from None
             failed.append((join, fd))
         except OSError as e:
             raise StepError("join the namespace", join.path, e.errno) from None
     for join, fd in user:
-        try:
+        with Step("join the namespace", join.path):
             setns(fd, join.flag)
-        except OSError as e:
-            raise StepError("join the namespace", join.path, e.errno) from None
         _become_root()
     for join, fd in failed:
-        try:
+        with Step("join the namespace", join.path):
             setns(fd, join.flag)
-        except OSError as e:
-            raise StepError("join the namespace", join.path, e.errno) from None

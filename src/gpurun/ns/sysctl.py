@@ -28,12 +28,15 @@ def sysctl_path(key: str) -> str:
     return key.translate({ord("."): "/", ord("/"): "."})
 
 
-def plan_sysctl(sysctl: dict[str, str], namespaces: NamespacePlan) -> tuple[tuple[str, str], ...]:
-    """(path below /proc/sys, value) of each key; refuses what is not in a separate namespace of the container."""
-    return tuple([(_checked_path(key, namespaces), value) for key, value in sysctl.items()])
+def plan_sysctl(sysctl: dict[str, str], namespaces: NamespacePlan, own: int = 0) -> tuple[tuple[str, str], ...]:
+    """(path below /proc/sys, value) of each key; refuses what is not in a separate namespace of the container.
+
+    *own*: CLONE_NEW* flags of the namespaces to join that are the runtime's own, which are not separate.
+    """
+    return tuple([(_checked_path(key, namespaces, own), value) for key, value in sysctl.items()])
 
 
-def _checked_path(key: str, namespaces: NamespacePlan) -> str:
+def _checked_path(key: str, namespaces: NamespacePlan, own: int) -> str:
     where = f"linux.sysctl.{key}"
     path = sysctl_path(key)
     name = path.translate({ord("/"): ".", ord("."): "/"})
@@ -50,6 +53,6 @@ def _checked_path(key: str, namespaces: NamespacePlan) -> str:
         needed = CLONE_NEWNET
     elif name.startswith("user."):
         needed = CLONE_NEWUSER
-    if not needed or not namespaces.has(needed):
+    if not needed or own & needed or not namespaces.has(needed):
         raise ConfigError(where, f'sysctl "{key}" is not in a separate kernel namespace')
     return path

@@ -1,4 +1,4 @@
-"""config.json as records: what the runtime specification 1.2 (config.md, config-linux.md) says, checked for its types.
+"""config.json as records: what the runtime specification 1.3 (config.md, config-linux.md) says, checked for its types.
 
 Reading decides nothing: whether a value makes sense together with others is the plan's question.  Absent and ``null`` are
 the same, unknown keys are ignored (Go's ``encoding/json``, which runc's callers rely on).
@@ -102,11 +102,11 @@ class Device(Record):
 
 
 class OciHook(Record):
-    """A hook: *args* is the whole argv; *timeout* in seconds, None for none."""
+    """A hook: *args* is the whole argv; *env* is None where the stage decides; *timeout* in seconds, None for none."""
 
     path: str
     args: tuple[str, ...] = ()
-    env: tuple[str, ...] = ()
+    env: tuple[str, ...] | None = None
     timeout: int | None = None
 
 
@@ -280,7 +280,7 @@ def _hook(value: Any, where: str) -> OciHook:
     return OciHook(
         path=get_string(obj, "path", where),
         args=get_strings(obj, "args", where),
-        env=get_strings(obj, "env", where),
+        env=get_strings(obj, "env", where) if obj.get("env") is not None else None,
         timeout=get_int(obj, "timeout", where),
     )
 

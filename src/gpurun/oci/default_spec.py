@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpurun.oci.version import SPEC_VERSION
+from gpurun.oci import SPEC_VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

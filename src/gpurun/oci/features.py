@@ -7,12 +7,23 @@ options and for ``linux.mountExtensions.idmap.enabled``.
 from __future__ import annotations
 
 from gpurun import __version__
-from gpurun.oci.version import SPEC_VERSION
+from gpurun.oci import SPEC_VERSION
 from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+
+#: The annotations that change what a runtime does: the keys, and beginnings of keys, which end with a dot.
+UNSAFE_ANNOTATIONS = (
+    "bundle",  # runc's alone; engines that leave out what is listed here leave it out for both
+    "cdi.k8s.",  # devices, in the mode `cdi` of NVIDIA's config.toml
+    "dev.gpurun.",
+    "org.criu.config",
+    "org.systemd.property.",
+    "run.oci.",
+)
 
 
 class Built(Record):
@@ -27,6 +38,8 @@ class Built(Record):
     apparmor: bool = False
     selinux: bool = False
     intel_rdt: bool = False
+    memory_policies: tuple[str, ...] = ()
+    memory_policy_flags: tuple[str, ...] = ()
     idmap: bool = False
     net_devices: bool = False
     cgroup_systemd: bool = False
@@ -46,13 +59,14 @@ def features_document(built: Built) -> dict[str, Any]:
                 "v1": False,
                 "v2": True,
                 "systemd": built.cgroup_systemd,
-                "systemdUser": False,
+                "systemdUser": built.cgroup_systemd,
                 "rdma": True,
             },
             "seccomp": {"enabled": False} if built.seccomp is None else {"enabled": True, **built.seccomp},
             "apparmor": {"enabled": built.apparmor},
             "selinux": {"enabled": built.selinux},
-            "intelRdt": {"enabled": built.intel_rdt},
+            "intelRdt": {"enabled": built.intel_rdt, "schemata": built.intel_rdt, "monitoring": built.intel_rdt},
+            "memoryPolicy": {"modes": sorted(built.memory_policies), "flags": sorted(built.memory_policy_flags)},
             "mountExtensions": {"idmap": {"enabled": built.idmap}},
             "netDevices": {"enabled": built.net_devices},
         },
@@ -63,5 +77,5 @@ def features_document(built: Built) -> dict[str, Any]:
             "org.opencontainers.runc.checkpoint.enabled": "true" if built.checkpoint else "false",
             **({"io.github.seccomp.libseccomp.version": built.libseccomp} if built.libseccomp else {}),
         },
-        "potentiallyUnsafeConfigAnnotations": ["bundle", "org.criu.config"],
+        "potentiallyUnsafeConfigAnnotations": list(UNSAFE_ANNOTATIONS),
     }

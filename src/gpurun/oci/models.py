@@ -1,76 +1,54 @@
-"""The whole config.json as pydantic models, for people: every mistake of a document at once, each with its JSON path.
+"""The whole config.json as models, for people: every mistake of a document at once, each with its JSON path.
 
 The engine reads documents with :mod:`gpurun.oci.config`, which stops at the first mistake and costs a tenth of importing
-this; :mod:`gpurun.oci.problems` turns what pydantic says into sentences.  Fields carry the specification's own names;
-runtime-spec 1.2 (and of 1.3 what runc has): config.md, config-linux.md.
+this; :mod:`gpurun.oci.schema` says what the notation means.  Fields carry the specification's own names;
+runtime-spec 1.3 (and what 1.2 had of intelRdt): config.md, config-linux.md.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from pydantic_core import PydanticCustomError
-
 from gpurun.oci.reader import INT64_MAX, INT64_MIN, UINT32_MAX, UINT64_MAX
-
-
-def _says(what: str) -> PydanticCustomError:
-    return PydanticCustomError("gpurun", "{what}", {"what": what})
+from gpurun.oci.schema import Check, Field, Model
 
 
 def _absolute(path: str) -> str:
-    if not path.startswith("/"):
-        raise _says(f'"{path}" must be an absolute path')
-    return path
+    return "" if path.startswith("/") else f'"{path}" must be an absolute path'
 
 
 def _not_empty(text: str) -> str:
-    if not text:
-        raise _says("must not be empty")
-    return text
+    return "" if text else "must not be empty"
 
 
 def _no_null(text: str) -> str:
-    if "\0" in text:
-        raise _says("contains a null byte")
-    return text
+    return "contains a null byte" if "\0" in text else ""
 
 
 def _env(entry: str) -> str:
     name, equals, _ = entry.partition("=")
-    if not equals or not name:
-        raise _says(f'"{entry}" must be NAME=value')
-    return entry
+    return "" if equals and name else f'"{entry}" must be NAME=value'
 
 
 def _version(text: str) -> str:
     major, *rest = text.partition("-")[0].partition("+")[0].split(".")
     if major != "1" or len(rest) != 2 or not all(r.isdecimal() for r in rest):
-        raise _says(f'"{text}" is no version of the specification like 1.2.0')
-    return text
+        return f'"{text}" is no version of the specification like 1.2.0'
+    return ""
 
 
 def _access(text: str) -> str:
-    if not text or set(text) - set("rwm"):
-        raise _says(f'"{text}" must be made of r, w and m')
-    return text
+    return "" if text and not set(text) - set("rwm") else f'"{text}" must be made of r, w and m'
 
 
-Text = Annotated[str, AfterValidator(_no_null)]
-Path = Annotated[Text, AfterValidator(_absolute)]
-Needed = Annotated[Text, AfterValidator(_not_empty)]
-Env = Annotated[Text, AfterValidator(_env)]
+Text = Annotated[str, Check(_no_null)]
+Path = Annotated[Text, Check(_absolute)]
+Needed = Annotated[Text, Check(_not_empty)]
+Env = Annotated[Text, Check(_env)]
 Int = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)]
 Uint16 = Annotated[int, Field(ge=0, le=65535)]
 Uint32 = Annotated[int, Field(ge=0, le=UINT32_MAX)]
 Uint64 = Annotated[int, Field(ge=0, le=UINT64_MAX)]
-
-
-class Model(BaseModel):
-    """What is not named here is kept, to be told of as ignored."""
-
-    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
 
 class Root(Model):
@@ -128,7 +106,7 @@ class Scheduler(Model):
 
 
 class IOPriority(Model):
-    class_: Literal["IOPRIO_CLASS_RT", "IOPRIO_CLASS_BE", "IOPRIO_CLASS_IDLE"] = Field(alias="class")
+    class_: Literal["IOPRIO_CLASS_RT", "IOPRIO_CLASS_BE", "IOPRIO_CLASS_IDLE"] = Field(alias="class")  # type: ignore[assignment]
     priority: Annotated[int, Field(ge=0, le=7)] = 0
 
 
@@ -221,7 +199,7 @@ class DeviceRule(Model):
     type: Literal["a", "b", "c", ""] = ""
     major: Int | None = None
     minor: Int | None = None
-    access: Annotated[str, AfterValidator(_access)]
+    access: Annotated[str, Check(_access)]
 
 
 class Memory(Model):
@@ -386,7 +364,7 @@ class Linux(Model):
 
 
 class Config(Model):
-    ociVersion: Annotated[Text, AfterValidator(_version)]
+    ociVersion: Annotated[Text, Check(_version)]
     root: Root
     process: Process
     hostname: Text = ""

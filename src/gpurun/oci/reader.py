@@ -25,6 +25,8 @@ else:
 INT64_MIN, INT64_MAX, UINT64_MAX = -(1 << 63), (1 << 63) - 1, (1 << 64) - 1
 UINT32_MAX = (1 << 32) - 1
 
+#: The largest document that is read, in bytes: a container's annotations and the state that has them have the same bound.
+MAX_DOCUMENT = 16 << 20
 _WHITESPACE = " \t\n\r"
 
 
@@ -56,13 +58,12 @@ def parse_json(data: bytes, source: str) -> Any:
     except UnicodeDecodeError as e:
         raise ConfigError(source, f"is not UTF-8 text (byte {e.start})") from None
     scan: Any = make_scanner(_Context)  # type: ignore[arg-type]
-    start = 0
-    while start < len(text) and text[start] in _WHITESPACE:
-        start += 1
+    start = len(text) - len(text.lstrip(_WHITESPACE))
     if start == len(text):
         raise ConfigError(source, "is empty, a JSON object is needed")
     try:
-        return scan(text, start)[0]
+        value = scan(text, start)[0]
+        return _whole_characters(value) if "\\ud" in text or "\\uD" in text else value
     except RecursionError:
         raise ConfigError(source, "is nested too deeply") from None
     except (StopIteration, ValueError, SystemError):
@@ -78,6 +79,17 @@ def parse_json(data: bytes, source: str) -> Any:
     line = text.count("\n", 0, position) + 1
     column = position - text.rfind("\n", 0, position)
     raise ConfigError(source, f"is not valid JSON at line {line}, column {column}: {reason[:1].lower()}{reason[1:]}")
+
+
+def _whole_characters(value: Any) -> Any:
+    """*value* with U+FFFD for each half of a surrogate pair that stands alone, as Go reads it: no file can have one."""
+    if type(value) is str:
+        return value if value.isascii() else "".join(["\ufffd" if "\ud800" <= c <= "\udfff" else c for c in value])
+    if type(value) is list:
+        return [_whole_characters(one) for one in value]
+    if type(value) is dict:
+        return {_whole_characters(key): _whole_characters(one) for key, one in value.items()}
+    return value
 
 
 def child(where: str, key: str) -> str:

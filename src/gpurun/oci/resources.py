@@ -1,6 +1,6 @@
 """``linux.resources`` of config.json, and the same object as ``update --resources`` gets it.
 
-Specification: runtime-spec 1.2, config-linux.md, "Control groups".  What only cgroup v1 has is not read, as runc ignores it
+Specification: runtime-spec 1.3, config-linux.md, "Control groups".  What only cgroup v1 has is not read, as runc ignores it
 on cgroup v2 and clients send it out of habit: ``kernel``, ``kernelTCP``, ``swappiness``, ``disableOOMKiller`` and
 ``useHierarchy`` of memory, ``realtime*`` of cpu, ``leafWeight`` of blockIO, and ``network``.
 

@@ -89,9 +89,13 @@ def capability_masks(capabilities: Capabilities, last_cap: int) -> tuple[Capabil
     inheritable, permitted, ambient = mask(c.inheritable), mask(c.permitted), mask(c.ambient)
     able = ambient & inheritable & permitted
     masks = CapabilityMasks(mask(c.bounding), mask(c.effective), inheritable, permitted, able)
-    warnings = [f"can't raise ambient capability {name}: operation not permitted" for name in _names(ambient & ~able)]
+    warnings = []
     if unknown:
-        warnings.insert(0, f"ignoring unknown or unavailable capabilities: [{' '.join(sorted(unknown))}]")
+        warnings.append(f"ignoring unknown or unavailable capabilities: [{' '.join(sorted(unknown))}]")
+    refused = _names(ambient & ~able)
+    if refused:
+        word = "capability" if len(refused) == 1 else "capabilities"
+        warnings.append(f"can't raise ambient {word} {', '.join(refused)}: operation not permitted")
     return masks, tuple(warnings)
 
 

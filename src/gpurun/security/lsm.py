@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.errors import ConfigError, StepError
-from gpurun.linux.files import read_file, write_all
+from gpurun.errors import ConfigError, GpurunError, Step, StepError
+from gpurun.linux.files import Fd, read_file, write_all
 from gpurun.linux.fs import RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
 
 _RESOLVE = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
@@ -52,6 +52,29 @@ def check_selinux(label: str, where: str, enabled: bool) -> str:
     return label
 
 
+def known_context(label: str) -> str:
+    """*label* where this kernel runs SELinux, else "": of a config that another runtime has accepted."""
+    return label if label and selinux_enabled() else ""
+
+
+def check_restored_context(pid: int, label: str) -> None:
+    """Raises :class:`GpurunError` unless the process *pid* has the SELinux context *label*: a criu that was built without
+    libselinux restores processes in its own, which confines nothing.
+    """
+    try:
+        with Fd(posix.open("/sys/fs/selinux/context", posix.O_RDWR | posix.O_CLOEXEC)) as fd:
+            write_all(fd, label.encode("utf-8", "surrogateescape") + b"\0")
+            wanted = posix.read(fd, 4096).rstrip(b"\0")  # as the kernel writes it
+        found = read_file(f"/proc/{pid}/attr/current", 4096).rstrip(b"\0\n")
+    except OSError as e:
+        raise StepError("look at the SELinux context", f'"{label}"', e.errno) from None
+    if found != wanted:
+        raise GpurunError(
+            f"criu has restored the process with the SELinux context {found.decode(errors='replace')}, and not with the "
+            f"container's, {label}: restore it with a criu that was built with libselinux"
+        )
+
+
 def apply_apparmor(proc_fd: int, profile: str) -> None:
     """The next execve(2) of this process enters *profile*."""
     try:
@@ -65,25 +88,39 @@ def apply_apparmor(proc_fd: int, profile: str) -> None:
         raise _apparmor_error(profile, e) from None
 
 
+def leave_own_profile() -> bool:
+    """Become ``unconfined`` for AppArmor where this process is in a profile that confines nothing; whether that was so.
+
+    Such a profile is there to be allowed user namespaces (Ubuntu; the package has one). Profiles of containers let
+    themselves be signalled by ``unconfined``, by the engine, runc and crun, and by no other name: who is refused leaves.
+    """
+    try:
+        with Fd(posix.open("/proc/self/attr/apparmor/current", posix.O_RDWR | posix.O_CLOEXEC)) as fd:
+            if not posix.read(fd, 4096).rstrip(b"\0\n").endswith(b" (unconfined)"):
+                return False
+            posix.pwrite(fd, b"changeprofile unconfined", 0)  # the kernel takes it at the beginning alone
+            return True
+    except OSError:
+        return False  # no AppArmor, or one that keeps who is in a profile there
+
+
 def _apparmor_error(profile: str, error: OSError) -> StepError:
     return StepError("unable to apply apparmor profile", f'"{profile}" (is it loaded?)', error.errno)
 
 
 def apply_selinux(proc_fd: int, label: str, attribute: str = "exec") -> None:
     """The next execve(2) of this process has the context *label*; *attribute* ``keycreate`` labels keyrings instead."""
-    try:
+    with Step("set the SELinux label", f'"{label}" ({attribute})'):
         _write_attr(proc_fd, attribute, label)
-    except OSError as e:
-        raise StepError("set the SELinux label", f'"{label}" ({attribute})', e.errno) from None
 
 
 def _write_attr(proc_fd: int, name: str, value: str) -> None:
     pid = posix.readlink("self", dir_fd=proc_fd)
-    fd = openat2(proc_fd, f"{pid}/attr/{name}", posix.O_WRONLY, _RESOLVE)
-    try:
-        write_all(fd, value.encode("utf-8", "surrogateescape"))
-    finally:
-        posix.close(fd)
+    with Fd(openat2(proc_fd, f"{pid}/attr/{name}", posix.O_WRONLY, _RESOLVE)) as fd:
+        if value:
+            write_all(fd, value.encode("utf-8", "surrogateescape"))
+        else:
+            posix.write(fd, b"")  # a write of nothing is what takes it back: write_all makes none
 
 
 def apply_labels(proc_fd: int, apparmor: str, selinux: str) -> None:

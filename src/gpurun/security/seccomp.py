@@ -105,6 +105,7 @@ class SeccompPlan(Record):
     default_flags: bool  # the profile names none: they are dropped where the kernel lacks them
     listener_path: str = ""
     listener_metadata: str = ""
+    refuse_unknown: bool = False  # whether names of system calls that are not known are an error
     agent_needed: bool = False  # whether some system call waits for the agent's answer
 
 
@@ -144,6 +145,46 @@ def plan_seccomp(profile: Seccomp, machine: str, where: str = "linux.seccomp") -
         listener_metadata=profile.listener_metadata if agent else "",
         agent_needed=notify,
     )
+
+
+#: What the last part of a process's way calls before execve(2), in the init and in exec's processes: dropping capabilities,
+#: the messages, the FIFO, memory, signals, descriptors, the terminal.  With it whatever Python needs in between.
+_WAITING = frozenset(
+    """brk capset clock_gettime close close_range dup2 dup3 execve exit exit_group fcntl fstat futex getpid getuid
+    ioctl lseek madvise mmap mprotect mremap munmap newfstatat prctl prlimit64 read recvmsg recvfrom rt_sigaction
+    rt_sigprocmask rt_sigreturn setsid write""".split()
+)
+_CLONE_PARENT = 0x8000
+_LETS_THROUGH = (ACTIONS["SCMP_ACT_ALLOW"], ACTIONS["SCMP_ACT_LOG"])
+_MASKED_EQ = OPERATORS["SCMP_CMP_MASKED_EQ"]
+
+
+def can_wait(plan: SeccompPlan) -> bool:
+    """Whether a process can wait to be started under the filter: all that it calls until its execve(2) is let through.
+
+    Then the filter can be installed while CAP_SYS_ADMIN is still there for it, and the capability be dropped.
+    """
+    wanted = set(_WAITING)
+    named: set[str] = set()
+    clones = False
+    for rule in plan.rules:
+        through = rule.action in _LETS_THROUGH
+        if through and not rule.conditions:
+            named.update(rule.names)
+        elif not through and not wanted.isdisjoint(rule.names):
+            return False
+        if "clone" in rule.names:
+            clones = clones or (through and (not rule.conditions or any(map(_matches_clone, rule.conditions))))
+            if not through:
+                return False
+    if plan.default_action in _LETS_THROUGH:
+        return True
+    return clones and wanted <= named
+
+
+def _matches_clone(conditions: tuple[tuple[int, int, int, int], ...]) -> bool:
+    """Whether clone(2) with no flag but CLONE_PARENT meets all *conditions*, as engines write them."""
+    return all(index == 0 and operator == _MASKED_EQ and _CLONE_PARENT & a == b for index, operator, a, b in conditions)
 
 
 def _action(name: str, errno_ret: int | None, where: str, key: str, errno_key: str) -> int:

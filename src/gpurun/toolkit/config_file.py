@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from gpurun.errors import ConfigError
-from gpurun.hook.settings import settings_path
-from gpurun.hook.toml import parse
+from gpurun.errors import ConfigError, UsageError
+from gpurun.formats.toml import parse
+from gpurun.gpu.request.settings import settings_path
 
 #: What holds where the file says nothing; the keys are NVIDIA's.
 DEFAULT = """\
@@ -130,11 +130,13 @@ def changed(text: str, sets: tuple[str, ...], separator: str, source: str) -> st
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
+    if not separator:
+        raise UsageError("--set-list-separator is empty: what divides the items of a list has to be something")
     try:
         document: Any = tomlkit.parse(text)
     except TOMLKitError as e:
         raise ConfigError(source, f"is not TOML: {e}") from None
-    for item in sets:
+    for item in [one for text in sets for one in _items(text)]:
         key, equals, value = item.partition("=")
         *tables, name = key.split(".")
         wanted = _value(key, equals, value, separator)
@@ -145,21 +147,51 @@ def changed(text: str, sets: tuple[str, ...], separator: str, source: str) -> st
             table = table[part]
             if not isinstance(table, dict):
                 raise ConfigError(f"{source}: {part}", "is not a table")
-        table[name] = wanted
+        if wanted is None:
+            table.pop(name, None)
+        else:
+            table[name] = wanted
     made = tomlkit.dumps(document)
     parse(made, source)
     return made
 
 
-def _value(key: str, equals: str, value: str, separator: str) -> bool | str | list[str]:
+def _items(text: str) -> list[str]:
+    """The settings in one ``--set``, which commas divide: but what follows a comma and is none belongs to the value before.
+
+    ``supported-driver-capabilities=compute,utility`` is one, ``disable-require=true,nvidia-container-cli.no-cgroups`` two.
+    """
+    items: list[str] = []
+    for piece in text.split(","):
+        key, equals, _ = piece.partition("=")
+        own = (
+            key in _BOOLEANS
+            or key in _LISTS
+            or key in _TEXTS
+            or (equals and key.replace("-", "").replace(".", "").islower())
+        )
+        if own or not items:
+            items.append(piece)
+        else:
+            items[-1] += f",{piece}"
+    return items
+
+
+def _value(key: str, equals: str, value: str, separator: str) -> bool | str | list[str] | None:
+    """The value of *key* in the file; None: it is to be without one, which ``nil`` says of a feature."""
     if key in _BOOLEANS:
         if not equals or value in _TRUE:
             return True
         if value in _FALSE:
             return False
+        if value == "nil" and key.startswith("features."):
+            return None
         raise ConfigError(f"--set {key}", f"'{value}' is neither true nor false")
     if key not in _LISTS and key not in _TEXTS:
         raise ConfigError(f"--set {key}", "is no key of the toolkit (`nvidia-ctk config default` shows them)")
     if not equals:
         raise ConfigError(f"--set {key}", "needs a value: KEY=VALUE")
-    return [part for part in value.split(separator) if part] if key in _LISTS else value
+    if key in _TEXTS:
+        return value
+    divider = next((one for one in (separator, ",") if one in value), separator)
+    return [part for part in value.split(divider) if part]

@@ -13,7 +13,9 @@ from typing import Any
 import click
 
 from gpurun import log
+from gpurun.clients.files import write
 from gpurun.errors import GpurunError, oserror_text
+from gpurun.output import write_stdout
 from gpurun.toolkit import config_file, devices, engines
 from gpurun.toolkit.inventory import INTERFACE_VERSION
 
@@ -27,9 +29,10 @@ _SWITCHES = frozenset(
 
 def main(argv: list[str]) -> int:
     """*argv* is the command line without the program's name; returns the exit code."""
+    _use_own_formatter(program)
     command = _command(argv)
     if argv[command : command + 1] == ["hook"]:
-        from gpurun.hook.cdihook import main as hook_main
+        from gpurun.hook.cdi_hook_program import main as hook_main
 
         return hook_main(argv[command + 1 :])
     config = _value_of("config", argv[:command]) or os.environ.get("NVIDIA_CTK_CONFIG", "")
@@ -142,11 +145,16 @@ def runtime() -> None:
 def configure(context: click.Context, /, **options: Any) -> None:
     """Tell a container engine of the runtime."""
     request = engines.Request(**options)
-    for change in engines.changes(request):
+    made = engines.changes(request)
+    for text in engines.unused_options(request):
+        _warn(context, text)
+    for change in made:
         if request.dry_run or not change.path:
-            sys.stdout.write(change.text)
+            if change.path:
+                _say(context, f"{change.path} would be:")
+            write_stdout(change.text or "")
             continue
-        engines.write(change)
+        write(change.path, change.text or "")
         _say(context, f"wrote {change.path}")
     if not request.dry_run and request.config_mode not in ("oci-hook", "hook"):
         _say(context, f"{request.engine} reads it when it is restarted")
@@ -239,12 +247,26 @@ def create_dev_char_symlinks(
 
 def _deliver(context: click.Context, text: str, path: str) -> None:
     if not path:
-        sys.stdout.write(text)
+        write_stdout(text)
         return
-    engines.write(engines.Change(path, text))
+    write(path, text)
     _say(context, f"wrote {path}")
 
 
 def _say(context: click.Context, text: str) -> None:
     if not context.find_root().obj:
         sys.stderr.write(log.record("info", text))
+
+
+def _warn(context: click.Context, text: str) -> None:
+    if not context.find_root().obj:
+        sys.stderr.write(log.record("warning", text))
+
+
+def _use_own_formatter(command: click.Command) -> None:
+    """Help as gpurun's own has it, lines broken between words alone."""
+    from gpurun.cli.human import Context
+
+    command.context_class = Context
+    for below in command.commands.values() if isinstance(command, click.Group) else ():
+        _use_own_formatter(below)

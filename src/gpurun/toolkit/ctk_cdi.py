@@ -59,7 +59,7 @@ def main(words: list[str]) -> int:
     if invocation.command == "help":
         from gpurun.cli.human import show_help
 
-        return show_help(invocation)
+        return show_help(invocation, "nvidia-ctk")
     return cdi(invocation)
 
 

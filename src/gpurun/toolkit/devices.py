@@ -12,11 +12,14 @@ import stat
 import subprocess
 from pathlib import Path
 
+from gpurun.decimals import decimal
 from gpurun.errors import GpuError, GpurunError
-from gpurun.hook.driver import MINOR_CTL, MINOR_MODESET
-from gpurun.hook.gpus import nvidia_major, read_gpus
-from gpurun.hook.host import PROC, Roots, fields, read_majors
-from gpurun.hook.mig import CAPS_DEVICE, read_minors
+from gpurun.gpu.host.driver import MINOR_CTL, MINOR_MODESET
+from gpurun.gpu.host.gpus import nvidia_major, read_gpus
+from gpurun.gpu.host.mig import CAPS_DEVICE, read_minors
+from gpurun.gpu.host.nodes import read_majors
+from gpurun.gpu.host.reads import fields
+from gpurun.gpu.host.roots import PROC, Roots
 from gpurun.record import Record
 
 _MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset")
@@ -76,7 +79,8 @@ def control_nodes(roots: Roots) -> tuple[Node, ...]:
 
 
 def _number(text: str | None, default: int) -> int:
-    return int(text) if text and text.isdigit() else default
+    number = decimal(text or "")
+    return default if number is None else number
 
 
 def create_control_nodes(root: str, dev_root: str, dry_run: bool) -> list[str]:

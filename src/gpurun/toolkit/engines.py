@@ -1,4 +1,4 @@
-"""``nvidia-ctk runtime configure``: what to change in an engine's configuration, as text; only :func:`write` writes.
+"""``nvidia-ctk runtime configure``: what to change in an engine's configuration, as text.
 
 A configuration is somebody's work: what gpurun does not know in it stays, comments included where the format has them.
 """
@@ -10,8 +10,8 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
+from gpurun.clients.files import Change, read
 from gpurun.errors import ConfigError, GpurunError, UsageError
 from gpurun.record import Record
 
@@ -24,7 +24,12 @@ _PATHS = {
 }
 #: Files that the engines read beside their own (containerd only when told to).
 DROP_INS = {"containerd": "/etc/containerd/conf.d/99-nvidia.toml", "crio": "/etc/crio/crio.conf.d/99-nvidia.toml"}
-_DUMP = {"containerd": ("containerd", "config", "dump"), "crio": ("crio", "status", "config")}
+#: How an engine is asked for its configuration; the first one that answers.  CRI-O before 1.30 has a program for it.
+_DUMP = {
+    "containerd": (("containerd", "config", "dump"),),
+    "crio": (("crio", "status", "config"), ("crio-status", "config")),
+}
+_HOOK_MODES, _FILE_MODES = ("oci-hook", "hook"), ("", "config-file", "config")
 
 
 class Request(Record):
@@ -45,39 +50,49 @@ class Request(Record):
     cdi: bool = False
 
 
-class Change(Record):
-    """The new content *text* of the file *path* (empty: stdout)."""
-
-    path: str
-    text: str
-
-
 def changes(request: Request) -> tuple[Change, ...]:
     """What is to be written; reads the engine's files and changes nothing.  Raises :class:`GpurunError`."""
-    if request.config_mode in ("oci-hook", "hook"):
+    if request.config_mode in _HOOK_MODES:
         _check_absolute("--nvidia-runtime-hook-path", request.hook)
         return (Change(request.hook_file, oci_hook(request.hook or beside(HOOK))),)
-    if request.config_mode not in ("", "config-file", "config"):
-        raise UsageError(f"--config-mode={request.config_mode}: config-file or oci-hook is meant")
     if request.engine not in _PATHS:
         raise UsageError(f"--runtime={request.engine}: docker, containerd or crio is meant")
     if request.config_source not in ("file", "command"):
         raise UsageError(f"--config-source={request.config_source}: file or command is meant")
     path = request.path or _PATHS[request.engine]
     if request.engine == "docker":
-        text = docker(_read(path), path, request.name, request.binary or RUNTIME, request.default, request.cdi)
+        if request.drop_in:
+            raise UsageError(f"--drop-in-config={request.drop_in}: docker reads no other file than daemon.json")
+        text = docker(read(path), path, request.name, request.binary or RUNTIME, request.default, request.cdi)
         return (Change(path, text),)
-    from gpurun.toolkit import toml_engines
+    from gpurun.clients import toml_files
 
     binary = "" if request.binary == RUNTIME else request.binary
     _check_absolute("--nvidia-runtime-path", binary)
+    _check_absolute("--drop-in-config", request.drop_in or "")
     drop_in = DROP_INS[request.engine] if request.drop_in is None else request.drop_in
     if request.drop_in is None and request.path:  # another file: then beside that one, unless it is said where
         drop_in = f"{os.path.dirname(os.path.abspath(path))}/{'/'.join(drop_in.split('/')[-2:])}"
     source = _dump(request) if request.config_source == "command" else None
-    options = toml_engines.RuntimeEntry(request.name, binary or beside(RUNTIME), request.default, request.cdi)
-    edit = toml_engines.containerd if request.engine == "containerd" else toml_engines.crio
-    return tuple([Change(p, t) for p, t in edit(path, _read(path), drop_in, options, source)])
+    options = toml_files.RuntimeEntry(request.name, binary or beside(RUNTIME), request.default, request.cdi, unlike="nvidia")
+    edit = toml_files.containerd if request.engine == "containerd" else toml_files.crio
+    return tuple([Change(p, t) for p, t in edit(path, read(path), drop_in, options, source)])
+
+
+def unused_options(request: Request) -> tuple[str, ...]:
+    """A sentence for each option that is left out, as NVIDIA's program leaves it out, and for what is deprecated."""
+    said = []
+    if request.config_mode in _HOOK_MODES:
+        return (f"--config-mode={request.config_mode} is deprecated: the engines' own configuration is what lasts",)
+    if request.config_mode not in _FILE_MODES:
+        said.append(f"--config-mode={request.config_mode} is not known and left out: the configuration file is changed")
+    if request.engine == "docker" and request.executable_path:
+        said.append("--executable-path is not for docker and left out")
+    if request.engine == "docker" and request.config_source == "command":
+        said.append("--config-source=command is not for docker: its file is read")
+    if request.engine == "crio" and request.cdi:
+        said.append("--cdi.enabled is left out: CRI-O always has it")
+    return tuple(said)
 
 
 def _check_absolute(option: str, path: str) -> None:
@@ -127,38 +142,17 @@ def beside(name: str) -> str:
     return f"/usr/bin/{name}"
 
 
-def write(change: Change) -> None:
-    """Write the file in one step, with the mode that it had; a symbolic link stays one.  Raises OSError."""
-    path = Path(os.path.realpath(change.path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    mode = path.stat().st_mode & 0o7777 if path.exists() else 0o644
-    made = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        made.write_text(change.text, encoding="utf-8")
-        made.chmod(mode)
-        made.rename(path)
-    finally:
-        made.unlink(missing_ok=True)
-
-
-def _read(path: str) -> str | None:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except UnicodeDecodeError:
-        raise ConfigError(path, "is not UTF-8 text") from None
-
-
-def _dump(request: Request) -> str | None:
-    """The configuration as the engine itself says it is; None, and the file counts, when it cannot be asked."""
-    command = list(_DUMP[request.engine])
-    if request.executable_path:
-        command[0] = request.executable_path
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, stdin=subprocess.DEVNULL)
-    except FileNotFoundError:
-        raise GpurunError(f"{command[0]}: not found: give --executable-path, or --config-source=file") from None
-    except subprocess.SubprocessError as e:
-        raise GpurunError(f"`{' '.join(command)}` failed: {e}: try --config-source=file") from None
-    return done.stdout
+def _dump(request: Request) -> str:
+    """The configuration as the engine itself says it is.  Raises :class:`GpurunError` when it cannot be asked."""
+    first, *others = _DUMP[request.engine]
+    commands = [(request.executable_path or first[0], *first[1:]), *others]
+    problem = ""
+    for command in commands:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, stdin=subprocess.DEVNULL)
+            return done.stdout
+        except FileNotFoundError:
+            problem = problem or f"{command[0]}: not found: give --executable-path, or --config-source=file"
+        except subprocess.SubprocessError as e:
+            problem = problem or f"`{' '.join(command)}` failed: {e}: try --config-source=file"
+    raise GpurunError(problem)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from gpurun.errors import GpurunError
-from gpurun.hook.nvml import DEVICES, find_nvml, query
-from gpurun.hook.require import properties
+from gpurun.gpu.host.nvml import DEVICES, find_nvml, query
+from gpurun.gpu.request.require import properties
 from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpurun.hook.driver import Roots
+    from gpurun.gpu.host.roots import Roots
 
 #: The version of NVIDIA's toolkit whose command lines are those here; scripts compare it with what they need.
 INTERFACE_VERSION = "1.18.0"

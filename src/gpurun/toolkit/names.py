@@ -5,8 +5,9 @@ from __future__ import annotations
 import posix
 import sys
 
-from gpurun.cli.output import write_stdout
 from gpurun.errors import GpurunError, StepError
+from gpurun.linux.files import Fd
+from gpurun.output import write_stdout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 PROGRAMS = {
     "nvidia-container-runtime-hook": "gpurun.hook.prestart:main",
     "nvidia-container-toolkit": "gpurun.hook.prestart:main",
-    "nvidia-cdi-hook": "gpurun.hook.cdihook:main",
+    "nvidia-cdi-hook": "gpurun.hook.cdi_hook_program:main",
     "nvidia-container-cli": "gpurun.toolkit.container_cli:main",
     "nvidia-ctk": "gpurun.toolkit.ctk:main",
 }
@@ -43,31 +44,57 @@ def program(name: str) -> Callable[[list[str]], int] | None:
 
 def install_names(invocation: Invocation) -> int:
     """``install-names DIR``: a link in DIR to this program for every name; all or none when one of them is taken."""
-    directory = invocation.args[0]
-    target = own_path()
+    for path, target in link_names(invocation.args[0], own_path(), invocation.flag("force")):
+        write_stdout(f"{path} -> {target}\n")
+    return 0
+
+
+def link_names(directory: str, target: str, force: bool) -> list[tuple[str, str]]:
+    """Make the links in *directory* that are missing there, and return (link, what is said of it).
+
+    Raises :class:`GpurunError` when a name is taken and not to be replaced by *force*, OSError; then no link is made.
+    """
     wanted = []
     for name in (*RUNTIMES, *PROGRAMS):
         path = f"{directory}/{name}"
         there = _target(path)
         if there == target:
             continue
-        if there is not None and not invocation.flag("force"):
+        if there is not None and not force:
             raise GpurunError(
                 f"{path} exists and is not this program: --force replaces it (the package it is of may put its own back)"
             )
         wanted.append((path, there is not None))
+    made = []
     for path, replaced in wanted:
         _link(path, target)
-        write_stdout(f"{path} -> {target}{' (replaced)' if replaced else ''}\n")
-    return 0
+        made.append((path, f"{target}{' (replaced)' if replaced else ''}"))
+    return made
+
+
+def links_to(directory: str, target: str) -> list[str]:
+    """The names in *directory* that are links to *target*."""
+    return [path for name in (*RUNTIMES, *PROGRAMS) if _target(path := f"{directory}/{name}") == target]
+
+
+def is_one_file() -> bool:
+    """Whether this program is one file, which can be called by other names, and no source tree."""
+    return getattr(sys, "gpurun_bundle", None) is not None
 
 
 def own_path() -> str:
-    """The file of this program.  Raises :class:`GpurunError` when it is not one file but a source tree."""
+    """The file of this program, also where one that was compiled for another Python runs in its place.
+
+    Raises :class:`GpurunError` when it is not one file but a source tree.
+    """
     bundle = getattr(sys, "gpurun_bundle", None)
     if bundle is None:
         raise GpurunError("only the one-file program can be called by other names: `make build`, then call build/gpurun")
-    return posix.readlink(f"/proc/self/fd/{bundle.fd}")
+    called = sys._xoptions.get("gpurun-called")
+    if not called:
+        return posix.readlink(f"/proc/self/fd/{bundle.fd}")
+    with Fd(posix.open(str(called), posix.O_RDONLY | posix.O_CLOEXEC)) as fd:
+        return posix.readlink(f"/proc/self/fd/{fd}")
 
 
 def _target(path: str) -> str | None:

@@ -6,8 +6,8 @@ import posix
 
 from gpurun import log
 from gpurun.errors import GpurunError
-from gpurun.hook.settings import read_settings, settings_path
-from gpurun.oci.version import SPEC_VERSION
+from gpurun.gpu.request.settings import read_settings, settings_path
+from gpurun.oci import SPEC_VERSION
 
 
 def first_lines() -> str:

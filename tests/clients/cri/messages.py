@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpurun.criu import wire
+from gpurun.formats import protobuf
 
 ENUMS = {
     "NamespaceMode": ("POD", "CONTAINER", "NODE", "TARGET"),
@@ -133,12 +133,12 @@ def encode(message: str, value: dict[str, Any]) -> bytes:
     known = FIELDS[message]
     if unknown := value.keys() - known.keys():
         raise KeyError(f"{message} has no {', '.join(sorted(unknown))}")
-    return wire.message((known[name][0], item) for name in value for item in _items(known[name][1], value[name]))
+    return protobuf.message((known[name][0], item) for name in value for item in _items(known[name][1], value[name]))
 
 
 def _items(kind: str, value: Any) -> list[int | str | bytes]:
     if kind == "{}":
-        return [wire.message([(1, key), (2, text)]) for key, text in value.items()]
+        return [protobuf.message([(1, key), (2, text)]) for key, text in value.items()]
     if kind.endswith("[]"):
         return [item for one in value for item in _items(kind[:-2], one)]
     if kind in ENUMS:
@@ -148,20 +148,20 @@ def _items(kind: str, value: Any) -> list[int | str | bytes]:
 
 def decode(message: str, data: bytes) -> dict[str, Any]:
     """The message, whole: every field that :data:`FIELDS` has of it."""
-    found = wire.fields(data)
+    found = protobuf.fields(data)
     return {name: _value(kind, found.get(number, [])) for name, (number, kind) in FIELDS[message].items()}
 
 
 def _value(kind: str, sent: list[int | bytes]) -> Any:
     if kind == "{}":
-        entries = [wire.fields(entry) for entry in sent if isinstance(entry, bytes)]
-        return {wire.text(entry, 1): wire.text(entry, 2) for entry in entries}
+        entries = [protobuf.fields(entry) for entry in sent if isinstance(entry, bytes)]
+        return {protobuf.text(entry, 1): protobuf.text(entry, 2) for entry in entries}
     if kind.endswith("[]"):
         return [_value(kind[:-2], [one]) for one in sent]
     as_fields = {1: sent} if sent else {}
     if kind in ENUMS:
-        number = wire.number(as_fields, 1)
+        number = protobuf.number(as_fields, 1)
         return ENUMS[kind][number] if number < len(ENUMS[kind]) else str(number)
     if kind in FIELDS:
-        return decode(kind, wire.inner(as_fields, 1)) if sent else {}
-    return wire.text(as_fields, 1) if kind == "string" else wire.number(as_fields, 1)
+        return decode(kind, protobuf.inner(as_fields, 1)) if sent else {}
+    return protobuf.text(as_fields, 1) if kind == "string" else protobuf.number(as_fields, 1)

@@ -1,4 +1,5 @@
 ### limits of a container
+# short
 # needs: memory cpu pids
 # says: memory 67108864
 # says: cpu 50000 100000

@@ -64,6 +64,22 @@ boot d -- awk '{ print $2 }' /proc/self/uid_map
 exited
 logs d
 
+### user namespace: the OOM score that a kubelet always gives, also to what is executed
+# needs: containerd-1.7 cni
+# compared if: idmap
+# says: best effort: 1000
+# says: burstable: 900 900
+# says: critical: 0
+remapped
+pod
+run_as() { boot $1 linux.resources.oom_score_adj:=$2 -- sh -c "$WAITS"; }
+run_as c 1000
+echo best effort: $(in_ cat /proc/self/oom_score_adj)
+run_as d 900
+echo burstable: $(cat /proc/$(pid)/oom_score_adj) $(in_ cat /proc/self/oom_score_adj)
+run_as e 0
+echo critical: $(in_ cat /proc/self/oom_score_adj)
+
 ### user namespace: a directory of the host's, idmapped
 # needs: containerd-2.0 cni
 # compared if: idmap

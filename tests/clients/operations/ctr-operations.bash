@@ -296,6 +296,7 @@ up --cpus 0.5 --memory-limit 67108864
 cat $(cgroup)/cpu.max $(cgroup)/memory.max
 
 ### --runc-systemd-cgroup
+# short
 # says: scope
 # needs: systemd
 up --runc-systemd-cgroup --cgroup system.slice:ctr:$C

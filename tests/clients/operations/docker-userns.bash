@@ -11,6 +11,11 @@ echo inside: $(in_ id -u) $(in_ id -g)
 echo outside: $(stat -c '%u %g' /proc/$(pid))
 echo no other user namespace: $([[ $(in_ readlink /proc/self/ns/user) == "$(readlink /proc/self/ns/user)" ]] && echo 1 || echo 0)
 
+### userns-remap: --oom-score-adj
+# says: 500
+remapped
+run --rm --oom-score-adj 500 $IMAGE cat /proc/self/oom_score_adj
+
 ### userns-remap: output, errors, exit code, command not found
 # says: out
 # says: ! err

@@ -15,8 +15,8 @@ up
 printf 'a\nb\n' | cli exec -i $C wc -l
 
 ### exec -it
-# says: /dev/pts/.*
-# says: 29 88
+# says: /dev/pts/\d+\\r
+# says: 29 88\\r
 # says: code 7
 up
 terminal --size 29x88 -- bash -c "cli exec -it $C sh -c 'test -t 0 && tty; until stty size 2>/dev/null | grep 29; do sleep .1; done; exit 7'" || echo code $?

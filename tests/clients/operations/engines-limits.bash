@@ -13,6 +13,7 @@ up -m 64m --memory-reservation 32m
 cat $(cgroup)/memory.low
 
 ### -m: out of memory
+# short
 # says: exit code 137
 # needs: memory
 fails 137 run -m 32m --memory-swap 32m $IMAGE dd if=/dev/zero of=/dev/null bs=100M

@@ -35,9 +35,9 @@ printf 'one\ntwo\n' | run --rm -i $IMAGE wc -l
 head -c 3000000 /dev/zero | run --rm -i $IMAGE cat | wc -c
 
 ### run -it
-# says: /dev/pts/0
-# says: 31 97
-# says: all
+# says: /dev/pts/0\\r
+# says: 31 97\\r
+# says: all\\r
 # guest
 terminal --size 31x97 -- bash -c "run --rm -it $IMAGE sh -c 'tty; until stty size 2>/dev/null | grep 31; do sleep .1; done; test -t 0 -a -t 1 -a -t 2 && echo all'"
 

@@ -1,0 +1,169 @@
+{{- define "gpurun.labels" -}}
+app.kubernetes.io/name: gpurun
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{- /* (list . "device-plugin"): what the DaemonSet and its pods have in common. */ -}}
+{{- define "gpurun.selector" -}}
+app.kubernetes.io/name: gpurun
+app.kubernetes.io/instance: {{ (index . 0).Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{- define "gpurun.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- define "gpurun.hookPath" -}}
+{{- if .Values.hookPath -}}
+{{ .Values.hookPath }}
+{{- else if .Values.installer.enabled -}}
+{{ .Values.installer.directory }}/bin/gpurun
+{{- else -}}
+/usr/bin/gpurun
+{{- end }}
+{{- end }}
+
+{{- define "gpurun.draVersion" -}}
+{{- if semverCompare ">=1.34.0-0" .Capabilities.KubeVersion.Version -}} resource.k8s.io/v1 {{- else -}} resource.k8s.io/v1beta2 {{- end }}
+{{- end }}
+
+{{- /* (list . "device-plugin"): a service account of the part's own. */ -}}
+{{- define "gpurun.account" -}}
+{{- $ := index . 0 -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ $.Release.Name }}-{{ index . 1 }}
+  namespace: {{ $.Release.Namespace }}
+  labels: {{- include "gpurun.labels" $ | nindent 4 }}
+{{- end }}
+
+{{- /* (list . "device-plugin" RULES): the part's account may do that in the whole cluster, and no more. */ -}}
+{{- define "gpurun.role" -}}
+{{- $ := index . 0 -}}
+{{- $name := printf "%s-%s" $.Release.Name (index . 1) -}}
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: {{ $name }}
+  labels: {{- include "gpurun.labels" $ | nindent 4 }}
+rules: {{- index . 2 | nindent 2 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata:
+  name: {{ $name }}
+  labels: {{- include "gpurun.labels" $ | nindent 4 }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: {{ $name }}}
+subjects:
+  - {kind: ServiceAccount, name: {{ $name }}, namespace: {{ $.Release.Namespace }}}
+{{- end }}
+
+{{- /* (list . "device-plugin" TOKEN SPEC): the part on every node; SPEC is what it has beside the common part. */ -}}
+{{- define "gpurun.daemonset" -}}
+{{- $ := index . 0 -}}
+{{- $part := index . 1 -}}
+apiVersion: apps/v1
+kind: DaemonSet
+metadata:
+  name: {{ $.Release.Name }}-{{ $part }}
+  namespace: {{ $.Release.Namespace }}
+  labels:
+    {{- include "gpurun.labels" $ | nindent 4 }}
+    app.kubernetes.io/component: {{ $part }}
+spec:
+  selector:
+    matchLabels: {{- include "gpurun.selector" (list $ $part) | nindent 6 }}
+  updateStrategy: {type: RollingUpdate}
+  template:
+    metadata:
+      labels:
+        {{- include "gpurun.selector" (list $ $part) | nindent 8 }}
+        {{- with $.Values.podLabels }}{{ toYaml . | nindent 8 }}{{- end }}
+      {{- with $.Values.podAnnotations }}
+      annotations: {{- toYaml . | nindent 8 }}
+      {{- end }}
+    spec:
+      serviceAccountName: {{ $.Release.Name }}-{{ $part }}
+      automountServiceAccountToken: {{ index . 2 }}
+      {{- with $.Values.image.pullSecrets }}
+      imagePullSecrets: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      priorityClassName: {{ $.Values.priorityClassName }}
+      {{- with $.Values.nodeSelector }}
+      nodeSelector: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $.Values.affinity }}
+      affinity: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $.Values.tolerations }}
+      tolerations: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- index . 3 | nindent 6 }}
+{{- end }}
+
+{{- /* (list . "device-plugin"): the beginning of its container, up to the environment. */ -}}
+{{- define "gpurun.container" -}}
+{{- $ := index . 0 -}}
+name: {{ index . 1 }}
+image: {{ include "gpurun.image" $ | quote }}
+imagePullPolicy: {{ $.Values.image.pullPolicy }}
+resources: {{- toYaml $.Values.resources | nindent 2 }}
+securityContext: {privileged: true}
+terminationMessagePolicy: FallbackToLogsOnError
+env:
+  - name: NODE_NAME
+    valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+{{- end }}
+
+{{- /* The node's own tree, read only, and its devices: what the looking for GPUs needs. */ -}}
+{{- define "gpurun.hostMounts" -}}
+- {name: host, mountPath: /host, readOnly: true, mountPropagation: HostToContainer}
+- {name: dev, mountPath: /dev}
+{{- end }}
+{{- define "gpurun.hostVolumes" -}}
+- {name: host, hostPath: {path: /, type: Directory}}
+- {name: dev, hostPath: {path: /dev, type: Directory}}
+{{- end }}
+
+{{- /* (list . "labels" "nodes" EXPRESSION): a policy that keeps a part to its own node; the expression is the node's name. */ -}}
+{{- define "gpurun.ownNode" -}}
+{{- $ := index . 0 -}}
+{{- $name := printf "%s-%s-own-node" $.Release.Name (index . 1) -}}
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata:
+  name: {{ $name }}
+  labels: {{- include "gpurun.labels" $ | nindent 4 }}
+spec:
+  failurePolicy: Fail
+  matchConstraints:
+    resourceRules: {{- index . 2 | nindent 6 }}
+  matchConditions:
+    - name: by-this-account
+      expression: request.userInfo.username == "system:serviceaccount:{{ $.Release.Namespace }}:{{ $.Release.Name }}-{{ index . 1 }}"
+  variables:
+    - name: caller
+      expression: request.userInfo.extra[?'authentication.kubernetes.io/node-name'][0].orValue('')
+    - name: node
+      expression: {{ index . 3 | quote }}
+  validations:
+    - expression: variables.caller != ''
+      reason: Forbidden
+      message: the token of this service account is not bound to a pod on a node
+    - expression: variables.caller == variables.node
+      reason: Forbidden
+      messageExpression: "'a pod on node ' + variables.caller + ' may not change what is of node ' + variables.node"
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: {{ $name }}
+  labels: {{- include "gpurun.labels" $ | nindent 4 }}
+spec:
+  policyName: {{ $name }}
+  validationActions: [Deny]
+{{- end }}

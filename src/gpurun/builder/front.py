@@ -1,0 +1,114 @@
+"""``build/gpurun-fast``: the launcher with a small compiled program before it (``front.c``), where there is a C compiler.
+
+The program answers the plain forms of ``state``, ``start``, ``kill``, ``pause``, ``resume`` and ``delete`` itself, in a
+millisecond instead of an interpreter's start, and becomes the launcher behind it for all else.  One file, which can
+be copied anywhere like the launcher alone; nothing needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from gpurun.builder.launcher import (
+    PACKAGE,
+    add_multiarch,
+    assemble,
+    build_name,
+    git_commit,
+    packed_sources,
+    put,
+    real_interpreter,
+)
+from gpurun.engine.state import State
+from gpurun.launcher.fresh_interpreter import CHILD_OPTION, EXEC_ENTRY, INIT_ENTRY
+from gpurun.oci import SPEC_VERSION
+
+#: Where in the file the launcher begins: more than the program needs.  Its few kilobytes are up to four segments, and on
+#: aarch64, whose kernels may have pages of 64 KiB, the linker gives each segment pages of its own.
+BASE = 256 << 10
+#: Where any_python.py keeps launchers that were compiled for root.
+CACHE = "/var/cache/gpurun"
+SOURCE = PACKAGE / "launcher" / "front.c"
+WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror")
+HARDENED = ("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-fPIE", "-pie")
+_GLIBC = re.compile(rb"GLIBC_2\.(\d+)\0")
+LINKED = ("-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack", "-s")
+
+
+def compiler(multiarch: str = "") -> list[str]:
+    """The C compiler: ``$CC``, else ``cc`` or ``gcc``, or the one for *multiarch*; empty when there is none."""
+    if os.environ.get("CC"):
+        return shlex.split(os.environ["CC"])
+    found = shutil.which(f"{multiarch}-gcc") if multiarch else shutil.which("cc") or shutil.which("gcc")
+    return [found] if found else []
+
+
+def constants() -> tuple[str, ...]:
+    """What the program takes over from gpurun: the fields of the state file, the entries of its children, and so on."""
+    fields = " ".join(f'X({name.upper()},"{name}")' for name in State._fields)
+    texts = {
+        "SPEC_VERSION": SPEC_VERSION,
+        "INIT_ENTRY": INIT_ENTRY,
+        "EXEC_ENTRY": EXEC_ENTRY,
+        "CHILD_OPTION": CHILD_OPTION,
+        "BUILD_NAME": build_name(packed_sources(PACKAGE)),
+        "CACHE": CACHE,
+    }
+    numbers = (f"-DBASE={BASE}", f"-DPYTHON_MINOR={sys.version_info.minor}")
+    return (*numbers, f"-DSTATE_FIELDS(X)={fields}", *[f'-D{name}="{text}"' for name, text in texts.items()])
+
+
+def compile_front(command: list[str], more: tuple[str, ...] = ()) -> bytes:
+    """The program alone, made by the compiler *command* with the flags *more*; raises CalledProcessError."""
+    with tempfile.TemporaryDirectory() as directory:
+        made = Path(directory, "front")
+        flags = ("-std=gnu11", "-O2", *WARNINGS, *HARDENED, *LINKED, *constants(), *more)
+        subprocess.run([*command, *flags, str(SOURCE), "-o", str(made)], check=True)
+        return made.read_bytes()
+
+
+def join(program: bytes, launcher: bytes) -> bytes:
+    """*program*, and behind it, from :data:`BASE` on, the *launcher* that was assembled to stand there."""
+    if len(program) > BASE:
+        raise ValueError(f"the compiled front has {len(program)} bytes, more than the {BASE} before the launcher")
+    return program.ljust(BASE, b"\0") + launcher
+
+
+def glibc_of(program: bytes) -> int:
+    """The N of the oldest glibc 2.N that the compiled front of *program* runs with; 0 for a launcher without one."""
+    if not program.startswith(b"\x7fELF"):
+        return 0
+    return max(int(minor) for minor in _GLIBC.findall(program[:BASE]))
+
+
+def build(output: Path, multiarch: str = "") -> bool:
+    """Make *output*, for the architecture *multiarch* if it is another; False, and no file, where there is no C compiler."""
+    command = compiler(multiarch)
+    if not command:
+        output.unlink(missing_ok=True)
+        return False
+    launcher = assemble(real_interpreter(), git_commit(), base=BASE, multiarch=multiarch)
+    put(join(compile_front(command), launcher), output, run=not multiarch)
+    return True
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="gpurun.builder.front", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--output", type=Path, default=Path("build/gpurun-fast"))
+    add_multiarch(parser)
+    given = parser.parse_args()
+    if not build(given.output, given.multiarch):
+        print("no C compiler: gpurun comes without its compiled front, which nothing needs")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

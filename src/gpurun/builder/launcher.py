@@ -1,0 +1,240 @@
+"""``make build``: all of gpurun in one executable file, ``build/gpurun``.
+
+The file can be copied anywhere.  It starts with an interpreter line whose one argument is ``-ISBc`` and a few dozen
+bytes of code, which read the rest of the file: running a script costs the interpreter more than running ``-c``.  After
+a few lines of comment, from byte 512 on:
+
+* ``marshal`` of the pair (code of :mod:`gpurun.launcher.boot`, index), padded;
+* the code of each module of gpurun, that of the libraries for people (help must work wherever the file is) and their
+  index, at the offsets that the index says;
+* for every Python but the one that the bytecode is for: the text of :mod:`gpurun.builder.any_python`, and the sources.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import marshal
+import os
+import subprocess
+import sys
+import zlib
+from hashlib import blake2b
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from gpurun import __version__
+from gpurun.builder.bytecode import check_cycles, compile_tree, imports, is_empty, reduced, strip
+from gpurun.builder.libraries import LIBRARIES, compile_library, library_directory, library_sources, source_files
+from gpurun.builder.machine_path import ALLOWED
+
+PACKAGE = Path(__file__).resolve().parent.parent
+START = 512
+TEXT_SIZE = 8192  # of the text for any Python
+LINE_MAX = 255  # the kernel's BINPRM_BUF_SIZE, less the newline
+#: Run when the build is; no use to the finished file.
+LEFT_OUT = ("gpurun.launcher.boot", "gpurun.builder")
+
+#: What the interpreter line runs: the bytecode if it is this interpreter's, else the text for any Python.
+MAIN_CODE = (
+    "import posix,sys,marshal;f=posix.open(sys.argv[1],0);c,i=marshal.loads(posix.pread(f,{size},{start}))"
+    "if sys.implementation.cache_tag=='{tag}'else(posix.pread(f,{text_size},{text}),0);exec(c)"
+)
+#: What a child of a running launcher runs, with the same interpreter.
+CHILD_CODE = (
+    "import posix,sys,marshal;f=int(sys.argv[1]);e=sys.argv[2];c,i=marshal.loads(posix.pread(f,{size},{start}));exec(c)"
+)
+
+
+def compile_gpurun(package: Path, commit: str) -> tuple[dict[str, CodeType | None], dict[str, tuple[str, ...]]]:
+    """The code of each module (None when it does nothing), and what each imports."""
+    files = {name: path for name, path in source_files(package) if not name.startswith(LEFT_OUT)}
+    known = set(files)
+    codes: dict[str, CodeType | None] = {}
+    graph = {}
+    for name, path in files.items():
+        constants = {"COMMIT": commit} if name == "gpurun.commands.version" else {}
+        tree = strip(path.read_text(encoding="utf-8"), constants)
+        # A module's own packages come before it; gpurun itself is wanted by all.
+        parents = tuple(".".join(name.split(".")[:i]) for i in range(1, name.count(".") + 1))
+        graph[name] = tuple(dict.fromkeys((*parents, *(n for n in imports(tree, known) if n != name))))
+        codes[name] = None if is_empty(tree) else compile_tree(tree, f"gpurun/{path.relative_to(package)}")
+    check_cycles(graph)
+    return codes, reduced(graph)
+
+
+def packed_sources(package: Path) -> bytes:
+    """All that :func:`assemble` reads, for a Python that the bytecode is not for: file name → content, compressed."""
+    found = {}
+    for _, path in source_files(package):
+        found[str(path.relative_to(package.parent))] = path.read_bytes()
+    for name in LIBRARIES:
+        above = library_directory(name).parent
+        found |= {str(path.relative_to(above)): text for path, text in library_sources(name).values()}
+    return zlib.compress(marshal.dumps(found, 2), 9)  # version 2 is read by every Python 3
+
+
+def extension_files(multiarch: str = "") -> dict[str, str]:
+    """Where the C modules of the machine path are, of those that are files, on this machine or on one of the architecture
+    *multiarch* (``aarch64-linux-gnu``) with the same Python."""
+    found = {}
+    for name in ALLOWED:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.has_location and spec.origin:
+            found[name] = spec.origin
+    here = str(getattr(sys.implementation, "_multiarch", ""))
+    return {name: path.replace(here, multiarch) for name, path in found.items()} if multiarch and here else found
+
+
+def boot_code() -> Any:
+    """The code of :mod:`gpurun.launcher.boot` with the call of it at the end."""
+    tree = strip((PACKAGE / "launcher" / "boot.py").read_text(encoding="utf-8"))
+    tree.body += ast.parse('boot(f, i, globals().get("e", ""))').body
+    return compile_tree(ast.fix_missing_locations(tree), "gpurun/launcher/boot.py")
+
+
+class _Body:
+    """What follows the index: blobs, and where each has come to lie (relative to the body's begin)."""
+
+    def __init__(self) -> None:
+        self.blobs: list[bytes] = []
+        self.size = 0
+
+    def add(self, blob: bytes) -> tuple[int, int]:
+        place = (self.size, len(blob))
+        self.blobs.append(blob)
+        self.size += len(blob)
+        return place
+
+
+def assemble(
+    python: str, commit: str = "", package: Path = PACKAGE, base: int = 0, tag: str = "", multiarch: str = ""
+) -> bytes:
+    """The whole file, for the interpreter *python* (an absolute path); it will stand at offset *base* of another file.
+
+    *tag* is whose bytecode it says to be (``sys.implementation.cache_tag`` of this interpreter, but for tests); *multiarch*
+    the architecture that it is for, if it is another than this machine's.
+    """
+    start = base + START
+    codes, graph = compile_gpurun(package, commit)
+    body = _Body()
+    modules = {}
+    for name, code in codes.items():
+        at, length = body.add(b"" if code is None else marshal.dumps(code))
+        is_package = (package.parent / name.replace(".", "/")).is_dir()
+        modules[name] = (at, length, is_package, graph[name])
+    library: dict[str, Any] = {}
+    for name in LIBRARIES:
+        more, which = compile_library(name)
+        library |= {n: (*body.add(marshal.dumps(code)), which[n], ()) for n, code in more.items()}
+
+    sources = packed_sources(package)
+    build = build_name(sources)
+    tag = tag or str(sys.implementation.cache_tag)
+
+    def head(size: int) -> tuple[bytes, bytes, bytes, str]:
+        """The head, the index of the libraries, the text for any Python, the code of the interpreter line; the head is to be
+        *size* bytes."""
+        begin = start + size
+
+        def placed(entries: dict[str, Any]) -> dict[str, Any]:
+            return {name: (begin + entry[0], *entry[1:]) for name, entry in entries.items()}
+
+        tail = marshal.dumps(placed(library))
+        text_at = begin + body.size + len(tail)
+        told = (tag, build, text_at + TEXT_SIZE, len(sources), commit)
+        text = f"BASE = {base}\nBUILD = {told!r}\n".encode() + (package / "builder" / "any_python.py").read_bytes()
+        if len(text) > TEXT_SIZE:
+            raise AssertionError("the text for any Python has outgrown its room")
+        main_code = MAIN_CODE.format(size=size, start=start, tag=tag, text_size=TEXT_SIZE, text=text_at)
+        index = {
+            "extensions": extension_files(multiarch),
+            "main_code": main_code,
+            "child_code": CHILD_CODE.format(size=size, start=start),
+            "modules": placed(modules),
+            "libraries": (LIBRARIES, begin + body.size, len(tail)),
+        }
+        return marshal.dumps((boot_code(), index)), tail, text.ljust(TEXT_SIZE), main_code
+
+    # marshal reads as far as it needs, so the size that stands inside may be a little more than the truth.
+    size = (len(head(0)[0]) + 256 + 511) // 512 * 512
+    data, tail, any_python, main_code = head(size)
+    if len(data) > size:
+        raise AssertionError("the index has outgrown its margin")
+    line = f"#!{python} -ISBc{main_code}\n"
+    if len(line) > LINE_MAX:
+        raise ValueError(
+            f"the interpreter line is {len(line)} bytes, the kernel reads {LINE_MAX}: {python} is too long a path"
+        )
+    text = f"{line}# gpurun {__version__}: bytecode for {tag} and sources for any other, made by `make build`.\n"
+    text += f"# child: {CHILD_CODE.format(size=size, start=start)}\n"
+    if len(text) >= START:
+        raise ValueError(f"{python} is too long a path")
+    header = text.encode() + b"#" * (START - len(text.encode()) - 1) + b"\n"
+    return header + data.ljust(size, b"\0") + b"".join(body.blobs) + tail + any_python + sources
+
+
+def build_name(sources: bytes) -> str:
+    """What a build is told apart by: a digest of its sources."""
+    return blake2b(sources, digest_size=12).hexdigest()
+
+
+def real_interpreter() -> str:
+    """The path of this interpreter: not of a virtual environment or a version manager, which come and go.
+
+    ``python3`` in its directory where that is this one: the name outlives an upgrade of the distribution.
+    """
+    real = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    lasting = os.path.join(os.path.dirname(real), "python3")
+    return lasting if os.path.realpath(lasting) == real else real
+
+
+def git_commit() -> str:
+    """``git describe`` of the source tree, or what GPURUN_COMMIT says of a copy of it; empty where that cannot be known."""
+    if "GPURUN_COMMIT" in os.environ:
+        return os.environ["GPURUN_COMMIT"]
+    command = ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # no git, or not a checkout: a source archive
+        return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="gpurun.builder.launcher", description=__doc__.partition("\n")[0] if __doc__ else ""
+    )
+    parser.add_argument("--output", type=Path, default=Path("build/gpurun"))
+    add_multiarch(parser)
+    given = parser.parse_args()
+    put(assemble(real_interpreter(), git_commit(), multiarch=given.multiarch), given.output, run=not given.multiarch)
+    return 0
+
+
+def add_multiarch(parser: argparse.ArgumentParser) -> None:
+    """The option with which a program for another machine is made: it is not run here."""
+    parser.add_argument(
+        "--for", dest="multiarch", default="", metavar="TRIPLET", help="for another architecture, as aarch64-linux-gnu"
+    )
+
+
+def put(program: bytes, output: Path, run: bool = True) -> None:
+    """Write the executable file *output*, in one step, and only if it works where it can be *run*: containers may be running
+    with the old one."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    made = output.with_name(f".{output.name}.{os.getpid()}")
+    made.write_bytes(program)
+    made.chmod(0o755)
+    try:
+        for arguments in (["--version"], ["--help"]) if run else ():
+            subprocess.run([str(made.resolve()), *arguments], env={}, cwd="/", check=True, stdout=subprocess.DEVNULL)
+        made.rename(output)
+    finally:
+        made.unlink(missing_ok=True)
+    print(f"{output}: {output.stat().st_size // 1024} KiB for {real_interpreter()}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

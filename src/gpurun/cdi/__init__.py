@@ -1,0 +1,1 @@
+"""The Container Device Interface, of any vendor's devices: knows no NVIDIA."""

@@ -1,0 +1,53 @@
+"""Text for people, as wide as their terminal; what goes into a file or a pipe is left as it is."""
+
+from __future__ import annotations
+
+import posix
+
+_STDOUT = 1
+_USUAL = 80
+_LEAST = 40  # in a narrower window the terminal itself may break lines
+
+
+def width() -> int:
+    """Columns of the terminal that stdout is, by COLUMNS or the terminal itself; 0 when it is none."""
+    if not posix.isatty(_STDOUT):
+        return 0
+    said = posix.environ.get(b"COLUMNS", b"")
+    columns = int(said) if said.isdigit() and len(said) < 6 else 0
+    if not columns:
+        try:
+            columns = posix.get_terminal_size(_STDOUT).columns
+        except OSError:
+            columns = 0
+    return max(columns or _USUAL, _LEAST)
+
+
+def coloured(text: str, colour: str) -> str:
+    """*text* in *colour* (the number of SGR, console_codes(4); "" for none) where stdout is a terminal that wants it."""
+    if not colour or not posix.isatty(_STDOUT) or posix.environ.get(b"NO_COLOR") or posix.environ.get(b"TERM") == b"dumb":
+        return text
+    return f"\x1b[{colour}m{text}\x1b[0m"
+
+
+def folded(text: str, columns: int, indent: int = 4) -> str:
+    """*text* in lines of at most *columns* (0: any number), broken between words alone: a path can still be copied.
+
+    What continues a line stands *indent* columns to the right of where it began.
+    """
+    if not columns or all(len(line) <= columns for line in text.splitlines()):
+        return text
+    import textwrap
+
+    made = []
+    for line in text.splitlines():
+        begins = len(line) - len(line.lstrip(" ")) + indent
+        wrapper = textwrap.TextWrapper(
+            columns,
+            subsequent_indent=" " * min(begins, columns // 2),
+            break_long_words=False,
+            break_on_hyphens=False,
+            replace_whitespace=False,
+        )
+        made += wrapper.wrap(line) or [""]
+    return "\n".join(made) + "\n"

@@ -1,0 +1,66 @@
+"""dockerd's ``daemon.json``: gpurun as one of its runtimes, with every other character of the file left as it is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpurun.clients.toml_files import RuntimeEntry
+from gpurun.errors import ConfigError
+from gpurun.formats.jsonedit import with_member, without_member
+
+
+def added(text: str | None, path: str, wanted: RuntimeEntry) -> str:
+    """daemon.json with the runtime *wanted*; *text* None is no file.  Raises :class:`ConfigError`."""
+    document = _document(text, path)
+    members: list[tuple[tuple[str, ...], Any]] = [(("runtimes", wanted.name, "path"), wanted.binary)]
+    if wanted.default:
+        members.append((("default-runtime",), wanted.name))
+    if wanted.cdi:
+        members.append((("features", "cdi"), True))
+    made = text if text and text.strip() else "{}\n"
+    for place, value in members:
+        if _at(document, place) != value:
+            made = with_member(made, place, value)
+    return made
+
+
+def taken_out(text: str, path: str, name: str) -> str:
+    """daemon.json without the runtime *name*; empty when nothing would be left."""
+    document = _document(text, path)
+    made = without_member(text, ("runtimes", name))
+    if document.get("default-runtime") == name:
+        made = without_member(made, ("default-runtime",))
+    return made if json.loads(made) else ""
+
+
+def entry(text: str, path: str, name: str) -> RuntimeEntry | None:
+    """What daemon.json says of the runtime *name*; None when that is nothing."""
+    document = _document(text, path)
+    binary = _at(document, ("runtimes", name, "path"))
+    if binary is None:
+        return None
+    return RuntimeEntry(
+        name, str(binary), document.get("default-runtime") == name, _at(document, ("features", "cdi")) is True
+    )
+
+
+def _document(text: str | None, path: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text) if text and text.strip() else {}
+    except ValueError as e:
+        raise ConfigError(path, f"is not JSON: {e}") from None
+    if not isinstance(document, dict):
+        raise ConfigError(path, "is not a JSON object")
+    for key in ("runtimes", "features"):
+        if not isinstance(document.get(key, {}), dict):
+            raise ConfigError(f"{path}: {key}", "is not an object")
+    return document
+
+
+def _at(document: Any, place: tuple[str, ...]) -> Any:
+    for key in place:
+        if not isinstance(document, dict):
+            return None
+        document = document.get(key)
+    return document

@@ -1,0 +1,167 @@
+"""The containers in the state directories that engines keep, of gpurun, runc and crun: `list --all`, and where one is.
+
+An engine gives its runtime a root of its own: ``gpurun list`` shows what is in one of them.  What cannot be read, or goes
+away meanwhile, is left out.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import posix
+
+from gpurun.commands.gpu_use import state_roots
+from gpurun.engine import state as store
+from gpurun.errors import GpurunError
+from gpurun.formats.jsontext import dumps
+from gpurun.gpu.leases.names import of_container
+from gpurun.linux.files import read_file
+from gpurun.linux.procfs import is_alive, parent
+from gpurun.record import Record, to_plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+#: Where other runtimes keep the containers of engines that name no root.
+_OTHER_ROOTS = ("/run/crun", "/run/user/*/crun", "/run/user/*/runc")
+_DOCUMENT = 64 << 20  # bytes
+
+
+class Listed(Record):
+    """A container: *name* and *engine* are empty where they are not known; *root* is the runtime's ``--root``."""
+
+    id: str
+    name: str
+    engine: str
+    runtime: str
+    status: str
+    pid: int  # 0 for one that has stopped
+    bundle: str
+    created: str
+    root: str
+
+
+def all_roots(root: str) -> tuple[str, ...]:
+    """*root*, and the state directories of the engines on this host."""
+    more = [path for pattern in _OTHER_ROOTS for path in sorted(glob.glob(pattern))]
+    return tuple(dict.fromkeys([*state_roots(root, False), *more]))
+
+
+def all_containers(root: str) -> list[Listed]:
+    """The containers in all of them."""
+    return [found for one in all_roots(root) for found in containers_in(one)]
+
+
+def containers_in(root: str) -> list[Listed]:
+    """The containers in the state directory *root*, whichever of the runtimes has made them."""
+    try:
+        names = store.container_ids(root)
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        for read in (of_gpurun, _of_runc, _of_crun):
+            try:
+                listed = read(root, name)
+            except (GpurunError, OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue  # another runtime's, or damaged, or just being deleted
+            found.append(listed)
+            break
+    return found
+
+
+def of_gpurun(root: str, name: str) -> Listed:
+    """The container *name* of the state directory *root*; raises GpurunError, OSError, ValueError."""
+    state = store.load(root, name)
+    config = _document(f"{root}/{name}/config.json")
+    annotations = json.loads(state.annotations or "{}")
+    return _listed(root, "gpurun", name, store.status(root, state), state.pid, state.bundle, state.created,
+                   annotations, config.get("mounts"))  # fmt: skip
+
+
+def _of_runc(root: str, name: str) -> Listed:
+    """libcontainer's ``state.json``."""
+    document = _document(f"{root}/{name}/state.json")
+    labels = dict([label.partition("=")[::2] for label in document["config"].get("labels") or ()])
+    pid = int(document["init_process_pid"])
+    status = "running" if is_alive(pid, int(document["init_process_start"])) else "stopped"
+    if status == "running" and _exists(f"{root}/{name}/exec.fifo"):
+        status = "created"
+    return _listed(root, "runc", name, status, pid, labels.get("bundle", ""), document["created"],
+                   labels, document["config"].get("mounts"))  # fmt: skip
+
+
+def _of_crun(root: str, name: str) -> Listed:
+    """crun's file ``status``."""
+    document = _document(f"{root}/{name}/status")
+    pid, bundle = int(document["pid"]), str(document["bundle"])
+    alive = is_alive(pid, int(document["process-start-time"]))
+    status = "stopped" if not alive else "created" if _exists(f"{root}/{name}/exec.fifo") else "running"
+    config = _document(f"{bundle}/config.json") if _exists(f"{bundle}/config.json") else {}
+    return _listed(root, "crun", name, status, pid, bundle, document["created"],
+                   config.get("annotations") or {}, config.get("mounts"))  # fmt: skip
+
+
+def _document(path: str) -> dict[str, Any]:
+    document = json.loads(read_file(path, _DOCUMENT))
+    if not isinstance(document, dict):
+        raise ValueError
+    return document
+
+
+def _exists(path: str) -> bool:
+    return posix.access(path, posix.F_OK)
+
+
+def _listed(
+    root: str, runtime: str, name: str, status: str, pid: int, bundle: str, created: str, annotations: Any, mounts: Any
+) -> Listed:
+    pairs = tuple([
+        (str(mount.get("source", "")), str(mount.get("destination", "")))
+        for mount in mounts or () if isinstance(mount, dict)
+    ])  # fmt: skip
+    texts = {key: value for key, value in annotations.items() if isinstance(value, str)}
+    pid = 0 if status == "stopped" else pid
+    known = of_container(name, texts, pairs, parent(pid))
+    return Listed(name, known.name, known.engine or _engine(root), runtime, status, pid, bundle, str(created), root)
+
+
+def _engine(root: str) -> str:
+    """Whose the state directory is, by where it is."""
+    if root.startswith("/run/docker/"):
+        return "Docker"
+    if root.startswith("/run/containerd/"):
+        return f"containerd ({root.rpartition('/')[2]})"
+    return "Podman" if root.startswith("/run/containers/") else ""
+
+
+def rows(found: list[Listed]) -> list[tuple[str, ...]]:
+    """The table for people; ids as long as engines show them."""
+    made: list[tuple[str, ...]] = [("ID", "NAME", "ENGINE", "STATUS", "PID", "RUNTIME", "ROOT")]
+    for one in found:
+        made.append((_short(one.id), one.name or "-", one.engine or "-", one.status, str(one.pid), one.runtime, one.root))
+    return made
+
+
+def _short(container_id: str) -> str:
+    return container_id[:12] if len(container_id) == 64 else container_id
+
+
+def as_json(found: list[Listed]) -> str:
+    """The same for programs: an array of objects with the fields of :class:`Listed`."""
+    return dumps([to_plain(one) for one in found], 2) + "\n"
+
+
+def where_it_is(word: str, root: str) -> str:
+    """What to say of a container *word* that is not in *root*: where one of that id or name is, and how to reach it."""
+    others = [one for one in all_containers(root) if one.root != root]
+    same = [one for one in others if word in (one.id, one.name) or (len(word) > 3 and one.id.startswith(word))]
+    if not same:
+        more = len(all_roots(root)) - 1
+        looked = f" and {more} other state director{'y' if more == 1 else 'ies'}" if more else ""
+        return f': there is no "{word}" in {root}{looked} (`gpurun list --all` shows all there are)'
+    one = same[0]
+    whose = f"{one.engine}'s" if one.engine else f"{one.runtime}'s"
+    name = f" ({one.name})" if one.name and one.name != one.id else ""
+    return f" in {root}: {whose} {_short(one.id)}{name} is in {one.root}: {one.runtime} --root {one.root} COMMAND {one.id}"

@@ -1,0 +1,127 @@
+"""explain: what create would do with a bundle, or has done for a container; what tells two bundles apart."""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun.cli.terminal import coloured, folded, width
+from gpurun.decimals import decimal
+from gpurun.engine import state as store
+from gpurun.engine.caller.bundle import CreateOptions, plan_bundle, plan_saved
+from gpurun.errors import UsageError
+from gpurun.formats.jsontext import dumps
+from gpurun.library.explanation import explain_plan, plain_plan, sections
+from gpurun.library.host_checks import host_problems
+from gpurun.library.summary import summary
+from gpurun.linux.files import read_file
+from gpurun.output import write_stdout
+from gpurun.paths import absolute_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.engine.plan.container import Plan
+    from gpurun.invocation import Invocation
+
+_NAME = 12  # columns of a name in the summary
+
+
+def explain(invocation: Invocation) -> int:
+    """``explain [BUNDLE]``, ``--running ID``, ``--diff BUNDLE BUNDLE``: for people, or as JSON; changes nothing.
+
+    The exit code is 1 when create would fail, or when the bundles differ.
+    """
+    running, diff = invocation.option("running"), invocation.flag("diff")
+    if diff and (len(invocation.args) != 2 or running):
+        raise UsageError("explain --diff: two bundles are needed: explain --diff BUNDLE BUNDLE")
+    if len(invocation.args) > (2 if diff else 0 if running else 1):
+        raise UsageError("explain: one bundle, or --diff with two, or --running with the id of a container")
+    if diff:
+        return _diff(*[_planned(invocation, bundle) for bundle in invocation.args])
+    if running:
+        return _running(invocation, running)
+    plan = _planned(invocation, invocation.args[0] if invocation.args else invocation.option("bundle", "."))
+    problems = host_problems(plan)
+    if invocation.flag("json"):
+        write_stdout(dumps({**plain_plan(plan), "problems": list(problems)}, 2) + "\n")
+    else:
+        first = [f"create would fail: {problem}" for problem in problems]
+        write_stdout(folded(_text(plan, first), width()))
+    return 1 if problems else 0
+
+
+def _planned(invocation: Invocation, bundle: str) -> Plan:
+    options = CreateOptions(
+        "ID",
+        invocation.globals.root,
+        absolute_path(bundle),
+        config=invocation.option("config"),
+        cgroup_manager=invocation.globals.driver,
+        rootless=invocation.globals.rootless,
+    )
+    return plan_bundle(options)[1]
+
+
+def _text(plan: Plan, first: list[str]) -> str:
+    lines = [f"{name.ljust(_NAME)}{text}" for name, text in summary(plan).items()]
+    return "\n".join([*first, *lines, "", explain_plan(plan)])
+
+
+def _running(invocation: Invocation, container_id: str) -> int:
+    """What create has done for the container, and what has changed of it since."""
+    root = invocation.globals.root
+    state = store.load(root, container_id)
+    now = store.status(root, state)
+    options = CreateOptions(
+        container_id, root, state.bundle, cgroup_manager="systemd" if state.unit else "cgroupfs", rootless="auto"
+    )
+    plan = plan_saved(options, read_file(f"{root}/{container_id}/config.json", store.MAX_SAVED_CONFIG))
+    changed = _changed(plan, state) if now != "stopped" else []
+    if invocation.flag("json"):
+        write_stdout(dumps({**plain_plan(plan), "status": now, "pid": state.pid, "changed": changed}, 2) + "\n")
+        return 0
+    process = f", process {state.pid}" if now != "stopped" else ""
+    first = [f"container {container_id}: {now}{process}, created {state.created or 'just now'}"]
+    first += [f"since changed: {text}" for text in changed]
+    write_stdout(folded(_text(plan, first), width()))
+    return 0
+
+
+def _changed(plan: Plan, state: store.State) -> list[str]:
+    """The limits that the cgroup has now, where they are not those of the config; rounded values are the same."""
+    found = []
+    for write in plan.cgroup.writes:
+        try:
+            now = read_file(f"{state.cgroup}/{write.file}", 1 << 16).decode("utf-8", "replace").strip()
+        except OSError:
+            continue
+        page = posix.sysconf("SC_PAGESIZE")
+        number = decimal(write.value) if write.file.startswith("memory.") else None
+        asked = "" if number is None else str(number // page * page)
+        if now not in (write.value, asked) and write.value.split() != now.split() and "\n" not in now:
+            found.append(f"{write.file} is {now}, was to be {write.value}")
+    return found
+
+
+def _diff(one: Plan, other: Plan) -> int:
+    """Section by section, what only one of both has; 1 when they differ."""
+    ours, theirs = sections(one), sections(other)
+    lines: list[str] = []
+    for number, title in enumerate(dict.fromkeys([*ours, *theirs])):
+        if number == 0 or title.startswith("container ID from bundle"):
+            continue  # whose they are
+        before, after = ours.get(title, []), theirs.get(title, [])
+        gone = [f"- {item}" for item in before if item not in after]
+        come = [f"+ {item}" for item in after if item not in before]
+        if gone or come:
+            lines += [title, *[f"  {line}" for line in (*gone, *come)]]
+        elif before != after:
+            lines += [title, "  (the same, in another order)"]
+    if not lines:
+        write_stdout("the same is done for both\n")
+        return 0
+    head = [f"- {one.bundle}", f"+ {other.bundle}"]
+    text = folded("\n".join([*head, *lines]) + "\n", width())
+    colours = {"-": "31", "+": "32"}
+    shown = [coloured(line, colours.get(line.strip()[:1], "")) for line in text.splitlines()]
+    write_stdout("\n".join(shown) + "\n")
+    return 1

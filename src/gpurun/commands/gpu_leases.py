@@ -1,0 +1,111 @@
+"""gpu leases, gpu lease --release: who has leased which GPU, and how an administrator takes a lease away.
+
+The JSON form is for programs and only ever grows: ``leases``, each with ``id``, ``root``, ``name``, ``engine``, ``kind``
+(``lease``, ``share``, ``named`` or ``released``), ``request``, ``since`` (RFC 3339), ``user``, ``pid`` (0: being made),
+``gpus`` (``uuid``, ``index``, ``minor``, ``busId``), and of a share ``memory`` (bytes) and ``threads`` (percent), null where
+they are not limited; and ``waiting``, the pids of those who wait, in order.
+"""
+
+from __future__ import annotations
+
+import posix
+import time
+
+from gpurun.commands.inspect import table
+from gpurun.engine.caller.leases import open_store
+from gpurun.errors import GpurunError, UsageError, shown
+from gpurun.formats.jsontext import dumps
+from gpurun.gpu.leases.queue import tickets
+from gpurun.gpu.request.share import share_text
+from gpurun.output import write_stdout
+from gpurun.record import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from gpurun.gpu.leases.store import Lease
+
+    Row = dict[str, Any]
+
+_TITLES = ("GPUS", "CONTAINER", "ENGINE", "SINCE", "REQUEST")
+
+
+def list_leases(env: Mapping[str, str], form: str) -> int:
+    """``gpu leases``; returns the exit code."""
+    store = open_store(env)
+    leases = store.leases()
+    try:
+        waiting = [ticket.pid for ticket in tickets(store.path, tidy=False)]
+    except OSError:
+        waiting = []  # nobody has leased anything since this host booted
+    if form == "json":
+        write_stdout(dumps({"leases": [row(lease) for lease in leases], "waiting": waiting}, 2) + "\n")
+        return 0
+    if leases:
+        write_stdout(table([_TITLES, *[_cells(lease) for lease in leases]]))
+    else:
+        posix.write(2, b"gpurun: no GPU is leased: containers ask for one with NVIDIA_VISIBLE_DEVICES=free\n")
+    if waiting:
+        write_stdout(f"waiting for GPUs, in this order: process {', '.join([str(pid) for pid in waiting])}\n")
+    return 0
+
+
+def row(lease: Lease) -> Row:
+    """A lease as the JSON form has it."""
+    return {
+        "id": lease.id,
+        "root": lease.root,
+        "name": lease.name or None,
+        "engine": lease.engine or None,
+        "kind": lease.kind,
+        "request": lease.request or None,
+        "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(lease.since // 10**9)),
+        "user": lease.user,
+        "pid": lease.pid,
+        "gpus": [
+            {"uuid": unit.name, "index": unit.index, "minor": unit.minor, "busId": unit.key.partition("/")[0]}
+            for unit in lease.units
+        ],
+        "memory": lease.memory or None,
+        "threads": lease.threads or None,
+    }
+
+
+def _cells(lease: Lease) -> tuple[str, ...]:
+    gpus = ",".join(
+        [str(unit.index) + (f":{unit.key.partition('/')[2]}" if "/" in unit.key else "") for unit in lease.units]
+    )
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(lease.since // 10**9))
+    asked = {"named": "by name", "released": "released"}.get(lease.kind, lease.request)
+    if lease.kind == "share":
+        asked = f"share: {share_text(lease.memory, lease.threads)}"
+    return gpus, shown(lease.shown, 60), lease.engine or "-", since, shown(asked, 60)
+
+
+def release(words: tuple[str, ...], env: Mapping[str, str], asked: bool) -> int:
+    """``gpu lease --release CONTAINER``: its GPUs can be leased again, though it may use them still."""
+    if not asked or len(words) != 1:
+        raise UsageError("gpu lease: say --release and one container, by its id or its engine's name (`gpurun gpu leases`)")
+    store = open_store(env)
+    with store:
+        found = [lease for lease in store.leases() if words[0] in (lease.name, lease.id) or _begins(lease.id, words[0])]
+        found = [lease for lease in found if lease.kind != "released"]
+        if not found:
+            raise GpurunError(
+                f"{shown(words[0])}: no such container has leased a GPU, `gpurun gpu leases` lists those that have"
+            )
+        if len(found) > 1:
+            listed = ", ".join([lease.shown for lease in found])
+            raise GpurunError(
+                f"{shown(words[0])}: that is the name of {len(found)} containers that have leases: {shown(listed)}"
+            )
+        # Kept until the container is gone: what is in its /dev does not count any more.
+        store.save(replace(found[0], kind="released"))
+    return 0
+
+
+def _begins(container_id: str, word: str) -> bool:
+    """Whether *word* is enough of an id, as engines show it."""
+    return len(word) >= 12 and container_id.startswith(word)

@@ -1,0 +1,69 @@
+"""kubernetes: what a node of a cluster runs: ``device-plugin``, ``dra-driver``, ``labels``, and the installer of gpurun."""
+
+from __future__ import annotations
+
+import os
+
+from gpurun.commands.kubernetes_options import config_changes, host_of, interval, node_name, until_signal
+from gpurun.errors import UsageError
+from gpurun.invocation import Invocation
+from gpurun.kubernetes.extra import need
+
+COMMANDS = ("device-plugin", "dra-driver", "labels", "install-node", "uninstall-node")
+
+
+def kubernetes(invocation: Invocation) -> int:
+    """Run one of :data:`COMMANDS` until a signal ends it; the exit code."""
+    what, *rest = invocation.args
+    if what not in COMMANDS or rest:
+        known = f"{', '.join(COMMANDS[:-1])} or {COMMANDS[-1]}"
+        raise UsageError(f'kubernetes: no such command "{" ".join(invocation.args)}", use {known}')
+    if what == "device-plugin":
+        need("grpc", "google.protobuf")
+        return _device_plugin(invocation)
+    if what == "dra-driver":
+        need("grpc", "google.protobuf", "kubernetes")
+        from gpurun.commands.kubernetes_dra import dra_driver
+
+        return dra_driver(invocation)
+    if what == "install-node":
+        from gpurun.commands.kubernetes_install import install_node
+
+        return install_node(invocation)
+    if what == "uninstall-node":
+        from gpurun.commands.kubernetes_install import uninstall_node
+
+        return uninstall_node(invocation)
+    from gpurun.commands.kubernetes_labels import labels
+
+    return labels(invocation)
+
+
+def _device_plugin(invocation: Invocation) -> int:
+    from gpurun.kubernetes.config_source import LABEL, ConfigSource, NodeLabel
+    from gpurun.kubernetes.device_plugin.manager import Manager, Places
+
+    env = dict(os.environ)
+    label = None
+    path, directory = invocation.option("config-file", env.get("CONFIG_FILE", "")), invocation.option("config-dir")
+    if directory:
+        if path:
+            raise UsageError("--config-file and --config-dir: one of them, either a file or a directory of files")
+        need("kubernetes")
+        from gpurun.kubernetes.api import connect
+
+        label = NodeLabel(connect(invocation.option("kubeconfig")), node_name(invocation), LABEL, lambda: manager.wake())
+        path = directory
+    source = ConfigSource(
+        path, env, config_changes(invocation), (lambda: label.value) if label else None, invocation.option("default-config")
+    )
+    host = host_of(invocation, source().driver_root, source().dev_root)
+    places = Places(
+        kubelet_dir=invocation.option("kubelet-dir", Places().kubelet_dir),
+        cdi_dir=invocation.option("cdi-dir", Places().cdi_dir),
+        interval_s=interval(invocation, Places().interval_s),
+    )
+    manager = Manager(host, source, places, env)
+    until_signal(manager.stop)
+    manager.run()
+    return 0

@@ -1,0 +1,73 @@
+"""kubernetes labels: which GPUs this node has, as labels, once or whenever they change."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from gpurun import log
+from gpurun.commands.kubernetes_options import config_changes, host_of, interval, node_name, until_signal
+from gpurun.errors import GpurunError, UsageError
+from gpurun.invocation import Invocation
+from gpurun.kubernetes.config import PluginConfig
+from gpurun.kubernetes.config_source import ConfigSource
+from gpurun.kubernetes.extra import need
+from gpurun.kubernetes.labels import FEATURES_FILE, labels_of, machine_type, patch_of, write_features
+from gpurun.kubernetes.node import read_node
+
+_INTERVAL_S = 60.0
+
+
+def labels(invocation: Invocation) -> int:
+    """Write the labels until a signal ends it, or once; the exit code."""
+    env = dict(os.environ)
+    patch, output = invocation.flag("patch-node"), invocation.option("output-file")
+    if patch and output:
+        raise UsageError("--patch-node and --output-file: one of them, the node itself or a file for Node Feature Discovery")
+    output = output or env.get("GFD_OUTPUT_FILE", "") or FEATURES_FILE
+    source = ConfigSource(invocation.option("config-file", env.get("CONFIG_FILE", "")), env, config_changes(invocation))
+    name = ""
+    if patch:
+        need("kubernetes")
+        name = node_name(invocation)
+    stop = threading.Event()
+    until_signal(stop.set)
+    every = interval(invocation, _INTERVAL_S)
+    while True:
+        try:
+            config = source()
+            made = _made(invocation, config)
+            if patch:
+                _patch(invocation.option("kubeconfig"), name, made)
+            else:
+                write_features(output, made)
+        except GpurunError as e:
+            if invocation.flag("oneshot"):
+                raise
+            log.warning(str(e))
+        if invocation.flag("oneshot") or stop.wait(every):
+            break
+    if not patch and not invocation.flag("oneshot") and output != "-" and os.path.isfile(output):
+        os.unlink(output)  # as GPU feature discovery does: a node whose labels nobody keeps has none
+    return 0
+
+
+def _made(invocation: Invocation, config: PluginConfig) -> dict[str, str]:
+    host = host_of(invocation, config.driver_root, config.dev_root)
+    node = read_node(host.roots)
+    if node.nvml:
+        log.warning(node.nvml)
+    stamp = None if config.no_timestamp or invocation.flag("no-timestamp") else int(time.time())
+    return labels_of(node, config, machine_type(f"{host.roots.sysroot}{config.machine_type_file}"), stamp)
+
+
+def _patch(kubeconfig: str, name: str, wanted: dict[str, str]) -> None:
+    from gpurun.kubernetes.api import connect
+
+    api = connect(kubeconfig)
+    now = api.node(name)["metadata"].get("labels") or {}
+    changes = patch_of(now, wanted)
+    if set(changes) - {"nvidia.com/gfd.timestamp"}:
+        api.label_node(name, changes)
+        log.info(f"node {name}: {len(changes)} labels changed")

@@ -1,0 +1,84 @@
+"""What the options of the commands for clusters say, and how such a command is ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+from gpurun.commands.cdi_generate import hook_program
+from gpurun.errors import UsageError
+from gpurun.gpu.request.settings import roots_of, site_settings
+from gpurun.invocation import Invocation
+from gpurun.record import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.kubernetes.specs import NodeHost
+
+
+def config_changes(invocation: Invocation) -> dict[str, object]:
+    """The fields of the configuration that the command line sets."""
+    changes: dict[str, object] = {}
+    for option, field in (
+        ("mig-strategy", "mig_strategy"),
+        ("device-id-strategy", "id_strategy"),
+        ("mps-root", "mps_root"),
+    ):
+        if option in invocation.options:
+            changes[field] = invocation.option(option)
+    for option, field in (("pass-device-specs", "pass_device_specs"), ("fail-on-init-error", "fail_on_init_error")):
+        if option in invocation.options:
+            changes[field] = invocation.flag(option)
+    strategies = [word.strip() for text in invocation.texts("device-list-strategy") for word in text.split(",")]
+    if strategies:
+        changes["list_strategies"] = tuple(strategies)
+    return changes
+
+
+def host_of(invocation: Invocation, driver_root: str = "", dev_root: str = "") -> NodeHost:
+    """Where this node's driver and /dev are.  In a pod, ``--host-root`` is where the host's root is mounted."""
+    from gpurun.kubernetes.specs import NodeHost
+
+    env = dict(os.environ)
+    root = invocation.option("host-root").rstrip("/")
+    if root:
+        env["GPURUN_SYSROOT"] = root
+    roots = roots_of(env, site_settings(env))
+    driver = invocation.option("driver-root", driver_root)
+    roots = replace(roots, driver_root=driver or roots.driver_root)
+    if dev_root and dev_root != "/" and dev_root != driver:
+        roots = replace(roots, dev_root=dev_root)
+    hook = invocation.option("hook-path")
+    return NodeHost(roots, root, hook_program(hook) if hook or not root else ("/usr/bin/gpurun", "hook"))
+
+
+def node_name(invocation: Invocation) -> str:
+    """The name of this node in the cluster: ``--node-name``, $NODE_NAME, or the host's name as the kubelet takes it."""
+    return invocation.option("node-name") or os.environ.get("NODE_NAME", "") or socket.gethostname().lower()
+
+
+def interval(invocation: Invocation, default: float) -> float:
+    """``--interval`` in seconds.  Raises :class:`UsageError`."""
+    text = invocation.option("interval")
+    if not text:
+        return default
+    try:
+        value = float(text.removesuffix("s"))
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 86400:
+        raise UsageError(f'--interval: "{text}" is no number of seconds from 0.1 to 86400')
+    return value
+
+
+def until_signal(stop: Callable[[], None]) -> None:
+    """Call *stop* when somebody asks this process to end; a second time it ends at once."""
+
+    def ask(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, ask)

@@ -1,0 +1,163 @@
+"""metrics: figures of the GPUs and of each container, for Prometheus: over HTTP, or once on stdout."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from socketserver import ThreadingMixIn
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from gpurun import log
+from gpurun.commands.gpu_use import state_roots
+from gpurun.commands.kubernetes_options import host_of, until_signal
+from gpurun.decimals import decimal
+from gpurun.errors import GpurunError, UsageError, strerror_lower
+from gpurun.gpu.host.nvml import METRICS, find_nvml, query
+from gpurun.gpu.host.nvml_watch import XidEvent
+from gpurun.invocation import Invocation
+from gpurun.kubernetes.extra import need
+from gpurun.output import write_stdout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.metrics.samples import Sample
+
+DEFAULT_LISTEN = "127.0.0.1:9400"
+#: Seconds for which an answer of NVML's serves: several Prometheis may ask.
+_FRESH_S = 2.0
+_TIMEOUT_S = 5.0
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    address_family = socket.AF_INET
+
+    def server_bind(self) -> None:
+        # WSGIServer's own asks DNS for the host's name.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+    def server_bind(self) -> None:
+        # "::" is every address, of IPv4 as well.
+        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+
+class _Quiet(WSGIRequestHandler):
+    timeout = 10  # seconds for which a client may say nothing
+
+    def log_message(self, format: str, *args: object) -> None:
+        """A scrape every few seconds is not worth a line."""
+
+
+class Reader:
+    """Gathers the samples; what cannot be had is left out, and said once."""
+
+    def __init__(self, invocation: Invocation) -> None:
+        self._roots = state_roots(invocation.globals.root, invocation.globals.root_given)
+        self._host = host_of(invocation)
+        self._pods = invocation.option("pod-resources")
+        self._name = os.environ.get("NODE_NAME", "") or socket.gethostname()
+        self._lock = threading.Lock()
+        self._samples: list[Sample] = []
+        self._read_at = -1e9
+        self._said: set[str] = set()
+        #: The last Xid of each GPU; None while nobody watches.
+        self.xids: dict[str, int] | None = None
+
+    def __call__(self) -> list[Sample]:
+        """The samples of now, or of a moment ago."""
+        from gpurun.metrics.containers import container_samples, running
+
+        with self._lock:
+            if time.monotonic() - self._read_at > _FRESH_S:
+                self._samples = [*self._gpus(), *container_samples(running(self._roots))]
+                self._read_at = time.monotonic()
+            return self._samples
+
+    def xid(self, event: XidEvent) -> None:
+        """Remember *event*."""
+        if self.xids is not None:
+            self.xids[event.uuid] = event.xid
+
+    def _gpus(self) -> list[Sample]:
+        from gpurun.kubernetes.pod_resources import SOCKET, owners
+        from gpurun.metrics.gpus import gpu_samples
+
+        try:
+            answer = query(find_nvml(self._host.roots), METRICS, _TIMEOUT_S)
+        except GpurunError as e:
+            self._say(str(e))
+            return []
+        try:
+            having = owners(self._pods or SOCKET)
+        except GpurunError as e:
+            self._say(str(e))
+            having = ()
+        return gpu_samples(answer, self._name, having, self.xids)
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            log.warning(text)
+
+
+def metrics(invocation: Invocation) -> int:
+    """Serve /metrics until a signal ends it, or with ``--once`` print them; the exit code."""
+    need("prometheus_client", "grpc", "google.protobuf")
+    from gpurun.kubernetes.xid_watch import XidWatch
+    from gpurun.metrics.exposition import application, text
+
+    reader = Reader(invocation)
+    if invocation.flag("once"):
+        write_stdout(text(reader))
+        return 0
+    address, port = listen_address(invocation.option("listen", DEFAULT_LISTEN))
+    if not address:
+        address = "::" if _has_ipv6() else "0.0.0.0"
+    kind = _Server6 if ":" in address else _Server
+    try:
+        server = make_server(address, port, application(reader), kind, _Quiet)
+    except OSError as e:
+        raise GpurunError(
+            f"--listen {invocation.option('listen', DEFAULT_LISTEN)}: {strerror_lower(e.errno or 0)}"
+        ) from None
+    reader.xids = {}
+    watch = XidWatch(reader._host.roots, reader.xid)
+    watch.start()
+    shown = f"[{address}]" if ":" in address else address
+    log.info(f"serving http://{shown}:{server.server_port}/metrics")
+    until_signal(lambda: threading.Thread(target=server.shutdown).start())
+    try:
+        server.serve_forever()
+    finally:
+        watch.stop()
+        server.server_close()
+    return 0
+
+
+def listen_address(text: str) -> tuple[str, int]:
+    """(address, port) of ``ADDRESS:PORT``, ``[ADDRESS]:PORT`` or ``:PORT`` (an empty address: all).  Raises UsageError."""
+    address, colon, digits = text.rpartition(":")
+    port = decimal(digits, 65535)
+    if not colon or port is None:
+        raise UsageError(f'--listen: "{text}" is not ADDRESS:PORT, such as {DEFAULT_LISTEN} or :9400')
+    return address.strip("[]"), port
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::", 0))
+    except OSError:  # the kernel has none, or it is turned off
+        return False
+    return True

@@ -1,0 +1,231 @@
+"""stats: what containers use now, as a table that is drawn again and again, once, or as JSON.
+
+The JSON form is an array with an object for each container, a line each time: ``id``, ``name``, ``engine``, ``root``;
+``cpu`` (``percent`` of one processor since the look before, ``seconds`` so far), ``memory`` (``bytes``, ``limit`` or null),
+``pressure`` (``cpu``, ``memory``, ``io``: percent of the last ten seconds that some process waited, null where the kernel
+does not say), ``io`` (``readBytes``, ``writtenBytes`` so far, ``readPerSecond``, ``writtenPerSecond``), ``pids``
+(``current``, ``limit`` or null), and ``gpus`` as `gpurun events` has them.
+"""
+
+from __future__ import annotations
+
+import posix
+import sys
+import time
+
+from gpurun import log
+from gpurun.cgroup import control
+from gpurun.cli.terminal import width
+from gpurun.commands.all_containers import of_gpurun
+from gpurun.commands.gpu_use import state_roots
+from gpurun.commands.inspect import table
+from gpurun.engine import state as store
+from gpurun.engine.caller.events import parse_duration
+from gpurun.errors import ContainerNotFound, GpurunError
+from gpurun.formats.jsontext import dumps
+from gpurun.gpu.host.nvml import USAGE, find_nvml, query
+from gpurun.gpu.host.roots import roots_from_environment
+from gpurun.gpu.request.settings import read_settings, settings_path
+from gpurun.gpu.usage import TIMEOUT_S, of_gpu
+from gpurun.library.stats import stats_of
+from gpurun.metrics.containers import live
+from gpurun.output import write_stdout
+from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from gpurun.invocation import Invocation
+    from gpurun.library.stats import Stats
+
+    Row = dict[str, Any]
+
+#: What is shown of each container, the most important first: a narrow terminal leaves out the last ones.
+COLUMNS = ("CONTAINER", "CPU", "MEMORY", "GPU", "GPU MEMORY", "PIDS", "IO READ/WRITTEN", "PRESSURE CPU/MEM/IO")
+_ONCE_S = 0.5  # seconds between the two looks of --once, over which a share of the processor is told
+
+
+class Look(Record):
+    """One container at one moment: *at* in seconds of the monotonic clock."""
+
+    root: str
+    state: store.State
+    at: float
+    stats: Stats
+
+
+def stats(invocation: Invocation) -> int:
+    """``stats [ID...]``: of all that run where no ID is given; ends when the last one named has ended, or by a signal."""
+    options = invocation.globals
+    roots = state_roots(options.root, options.root_given)
+    form = "json" if invocation.flag("json") else invocation.option("format", "table")
+    if form not in ("table", "json"):
+        raise GpurunError(f'invalid format option "{form}", use table or json')
+    once = invocation.flag("once")
+    if (once or not posix.isatty(1)) and (closed := store.unreadable(roots)):
+        sys.stderr.write(f"{closed}\n")
+    interval = _ONCE_S if once else parse_duration(invocation.option("interval", "1s"))
+    watch = _Watch(roots, invocation.args)
+    before = watch.look()
+    if invocation.args and not before:
+        raise GpurunError("container not running" if watch.known() else str(ContainerNotFound()))
+    live_screen = posix.isatty(1) and not once and form == "table"
+    try:
+        while True:
+            time.sleep(interval)
+            now = watch.look()
+            rows = watch.rows(before, now)
+            if form == "json":
+                write_stdout(dumps(rows) + "\n")
+            elif live_screen:
+                write_stdout("\x1b[H\x1b[J" + stats_table(rows, width()))
+            else:
+                write_stdout(stats_table(rows, width()))
+            if once or (invocation.args and not now):
+                return 0
+            before = now
+    except KeyboardInterrupt:
+        return 0
+
+
+class _Watch:
+    """Looks at the containers of *roots*, only at *names* where there are any (ids, or an engine's names)."""
+
+    def __init__(self, roots: tuple[str, ...], names: tuple[str, ...]) -> None:
+        self._roots, self._names = roots, names
+        self._called: dict[tuple[str, str], tuple[str, str]] = {}  # (root, id) → (name, engine)
+        self._gpus_silent = False
+
+    def known(self) -> bool:
+        """Whether there is a container of one of the names, running or not."""
+        return any(posix.access(f"{root}/{name}/state", posix.F_OK) for root in self._roots for name in self._names)
+
+    def look(self) -> dict[tuple[str, str], Look]:
+        found = {}
+        for root, state, data in live(self._roots):
+            key = (root, state.id)
+            if key not in self._called:
+                self._called[key] = self._name(root, state.id)
+            if not self._names or state.id in self._names or self._called[key][0] in self._names:
+                found[key] = Look(root, state, time.monotonic(), stats_of(data, 0))
+        return found
+
+    def _name(self, root: str, container_id: str) -> tuple[str, str]:
+        try:
+            listed = of_gpurun(root, container_id)
+        except (GpurunError, OSError, ValueError):
+            return "", ""
+        return listed.name, listed.engine
+
+    def rows(self, before: Mapping[tuple[str, str], Look], now: Mapping[tuple[str, str], Look]) -> list[Row]:
+        """The documents of the JSON form."""
+        gpus = self._gpus(now)
+        return [row(before.get(key), look, self._called[key], gpus.get(key, [])) for key, look in sorted(now.items())]
+
+    def _gpus(self, now: Mapping[tuple[str, str], Look]) -> dict[tuple[str, str], list[Row]]:
+        """The use of their GPUs by those that have some; NVML is asked once for all, and not again once it has failed."""
+        having = {key: store.load_gpus(look.root, look.state.id) for key, look in now.items()}
+        having = {key: minors for key, minors in having.items() if minors}
+        if not having or self._gpus_silent:
+            return {}
+        env = {k.decode(errors="surrogateescape"): v.decode(errors="surrogateescape") for k, v in posix.environ.items()}
+        try:
+            roots = roots_from_environment(env, read_settings(settings_path(env)).driver_root)
+            answer = query(find_nvml(roots), USAGE, TIMEOUT_S)
+        except GpurunError as e:
+            self._gpus_silent = True
+            log.warning(f"no numbers of the GPUs: {e}")
+            return {}
+        found = {}
+        for key, minors in having.items():
+            pids = control.processes(now[key].state.cgroup)
+            found[key] = [of_gpu(gpu, pids) for gpu in answer["gpus"] if gpu.get("minor") in minors]
+        return found
+
+
+def row(before: Look | None, now: Look, called: tuple[str, str], gpus: list[Row]) -> Row:
+    """What is told of one container; rates are null where there was no look before."""
+    seconds = now.at - before.at if before is not None else 0.0
+    figures = now.stats
+
+    def rate(field: str) -> float | None:
+        if before is None or seconds <= 0:
+            return None
+        grown: float = max(getattr(figures, field) - getattr(before.stats, field), 0)
+        return round(grown / seconds, 4)
+
+    cpu = rate("cpu_seconds")
+    return {
+        "id": now.state.id,
+        "name": called[0],
+        "engine": called[1],
+        "root": now.root,
+        "cpu": {"percent": None if cpu is None else round(cpu * 100, 1), "seconds": figures.cpu_seconds},
+        "memory": {"bytes": figures.memory_bytes, "limit": figures.memory_limit},
+        "pressure": {name: _pressure(figures.raw[key]) for name, key in _PRESSURES},
+        "io": {
+            "readBytes": figures.read_bytes,
+            "writtenBytes": figures.written_bytes,
+            "readPerSecond": rate("read_bytes"),
+            "writtenPerSecond": rate("written_bytes"),
+        },
+        "pids": {"current": figures.pids, "limit": figures.pids_limit},
+        "gpus": gpus,
+    }
+
+
+_PRESSURES = (("cpu", "cpu"), ("memory", "memory"), ("io", "blkio"))
+
+
+def _pressure(figures: Mapping[str, Any]) -> float | None:
+    some = (figures.get("psi") or {}).get("some") or {}
+    value: float | None = some.get("avg10")
+    return value
+
+
+def stats_table(rows: list[Row], columns: int) -> str:
+    """The table for people, in *columns* (0: any number): what does not fit is left out, from the right."""
+    lines = [COLUMNS, *[_cells(one) for one in rows]]
+    if not any(one["gpus"] for one in rows):
+        lines = [(*line[:3], *line[5:]) for line in lines]
+    text = table(lines, 0)
+    while columns and len(lines[0]) > 2 and max(map(len, text.splitlines())) > columns:
+        lines = [line[:-1] for line in lines]
+        text = table(lines, 0)
+    return text if rows else f"{text}(no container is running)\n"
+
+
+def _cells(one: Row) -> tuple[str, ...]:
+    memory, pids, io, gpus = one["memory"], one["pids"], one["io"], one["gpus"]
+    limit = f" / {size(memory['limit'])}" if memory["limit"] is not None else ""
+    percent = one["cpu"]["percent"]
+    name = one["name"] or (one["id"][:12] if len(one["id"]) == 64 else one["id"])
+    loads = [f"{gpu['utilization']['gpu']}%" if gpu.get("utilization") else "-" for gpu in gpus]
+    return (
+        name,
+        "-" if percent is None else f"{percent:.1f}%",
+        f"{size(memory['bytes'])}{limit}",
+        " ".join(loads) or "-",
+        _gpu_memory(gpus),
+        str(pids["current"]) + (f" / {pids['limit']}" if pids["limit"] is not None else ""),
+        f"{size(io['readBytes'])} / {size(io['writtenBytes'])}",
+        " / ".join(["-" if value is None else f"{value:.1f}%" for value in one["pressure"].values()]),
+    )
+
+
+def _gpu_memory(gpus: list[Row]) -> str:
+    own = [gpu["memory"]["container"] for gpu in gpus if "container" in gpu.get("memory", {})]
+    total = [gpu["memory"]["total"] for gpu in gpus if "total" in gpu.get("memory", {})]
+    if not total:
+        return "-"
+    return f"{size(sum(own)) if own else '-'} / {size(sum(total))}"
+
+
+def size(number: int) -> str:
+    """Bytes as a person says them: three digits, and the unit."""
+    value, unit = float(number), 0
+    while value >= 1000 and unit < 5:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.0f}B" if not unit else f"{value:.3g}{'BKMGTP'[unit]}iB"

@@ -1,0 +1,1 @@
+"""What runs on the host, with the privileges of whoever called gpurun."""

@@ -1,0 +1,170 @@
+"""checkpoint's side of devices: which mounts and nodes of a container are gpurun's doing, and which its processes use.
+
+Nothing was noted for it when the container was made: what is mounted in it, and is neither of its config nor its own, came
+from gpurun.  Only a container that may mount (CAP_SYS_ADMIN) can have mounts of its own; its own they are unless they show
+what it could not reach.
+"""
+
+from __future__ import annotations
+
+import posix
+from _stat import S_ISDIR
+
+from gpurun.cgroup import control
+from gpurun.engine import state as store
+from gpurun.engine.caller.criu_options import Outside, path_in
+from gpurun.engine.caller.device_edits import own_environment
+from gpurun.engine.caller.saved_devices import RECORDS, SavedDevices
+from gpurun.errors import GpuError, shown
+from gpurun.gpu.host.driver import module_version
+from gpurun.gpu.leases.choice import units_of
+from gpurun.gpu.leases.seen import command_of, node_paths, nodes_of
+from gpurun.gpu.leases.survey import survey
+from gpurun.gpu.request.settings import roots_of, site_settings
+from gpurun.gpu.request.share import read_share
+from gpurun.linux.files import O_CLOEXEC, Fd, read_file
+from gpurun.linux.fs import O_DIRECTORY, O_PATH
+from gpurun.linux.mountinfo import MountEntry, mounts
+from gpurun.ns.path import open_in_root
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpurun.oci.config import Config
+
+_MAPS = 64 << 20
+
+
+def saved_devices(root: str, state: store.State, config: Config, foreign: Outside) -> SavedDevices | None:
+    """What is to be told to a restore of the devices of the running container *state*; ``None`` where it has none.
+
+    Raises :class:`GpuError` for what no checkpoint can save.
+    """
+    if not RECORDS & set(posix.listdir(store.directory(root, state.id))):
+        return None
+    share = read_share(config.process.env, config.annotations)
+    if share is not None:
+        raise GpuError(
+            f"a container with a share of a GPU ({share.text}) cannot be checkpointed: neither CRIU nor cuda-checkpoint "
+            "saves a client of MPS"
+        )
+    with Fd(posix.open(f"/proc/{state.pid}/root", O_PATH | O_DIRECTORY | O_CLOEXEC)) as root_fd:
+        known = {path_in(root_fd, path) for path in _config_points(config, foreign)} | {"/"}
+        sets = config.process.capabilities
+        may_mount = sets is not None and "CAP_SYS_ADMIN" in sets.bounding
+        ours = device_mounts(mounts(state.pid), mounts(), known, _binds(root_fd, foreign), may_mount)
+        points = tuple(dict.fromkeys([(one.point, _kind(root_fd, one)) for one in ours if not _is_tree(one)]))
+        nodes = node_paths(root_fd)
+    covers = [one.point for one in ours if one.fstype == "overlay" and one.root == "/"]
+    if covers:
+        raise GpuError(
+            f"a container whose image lies on a read-only file system cannot be checkpointed: {covers[0]} is covered by an "
+            "overlay, which CRIU cannot save (give it a rootfs that can be written, with root.readonly if need be)"
+        )
+    pids = control.processes(state.cgroup) if state.cgroup else (state.pid,)
+    own_env = own_environment()
+    roots = roots_of(own_env, site_settings(own_env))
+    gpus = units_of(survey(roots, ask_nvml=False).units, nodes_of(state.pid, computes=True))
+    return SavedDevices(
+        driver=module_version(roots),
+        gpus=tuple([(unit.index, unit.name) for unit in gpus]),
+        mounts=points,
+        trees=tuple(dict.fromkeys([one.point for one in ours if _is_tree(one)])),
+        nodes=nodes,
+        used=_used(pids, [point for point, _ in points]),
+        computing=_computing(pids, frozenset(nodes)),
+    )
+
+
+def device_mounts(
+    table: list[MountEntry],
+    host: list[MountEntry],
+    known: set[str],
+    binds: Iterable[tuple[str, str]],
+    may_mount: bool,
+) -> list[MountEntry]:
+    """Those of a container's *table* of mounts that gpurun made for devices.  Pure.
+
+    *known* are the mount points of its config, *binds* (mount point, source) those of them that show the host, whose own
+    mounts (*host*) may lie below.  *may_mount*: it may have mounts of its own.
+    """
+    of_host = {one.point: (one.device, one.root) for one in host}
+    devices = {one.device for one in host}
+    base = [one for one in table if one.point in known]
+    found = []
+    for one in table:
+        if one.point in known:
+            continue
+        below = [source + one.point[len(point) :] for point, source in binds if one.point.startswith(f"{point}/")]
+        if any(of_host.get(path) == (one.device, one.root) for path in below):
+            continue
+        if may_mount and not _is_ours(one, base, devices):
+            continue
+        found.append(one)
+    return found
+
+
+def _is_ours(one: MountEntry, base: list[MountEntry], host_devices: set[str]) -> bool:
+    """Whether a container that may mount could not have made this mount itself."""
+    if one.point.startswith("/proc/driver"):
+        return True
+    if any(one.device == other.device and _is_below(one.root, other.root) for other in base):
+        return False
+    return one.device in host_devices or one.root != "/"
+
+
+def _is_below(path: str, top: str) -> bool:
+    return path == top or path.startswith(top.rstrip("/") + "/")
+
+
+def _is_tree(one: MountEntry) -> bool:
+    """A tmpfs that gpurun has filled: CRIU saves and restores it, and restore puts a new one in its place."""
+    return one.fstype == "tmpfs" and one.root == "/" and one.point.startswith("/proc/")
+
+
+def _config_points(config: Config, foreign: Outside) -> list[str]:
+    points = [step.destination for step in foreign.mounts]
+    points += [device.path for device in foreign.devices]
+    return [*points, *foreign.masked_paths, *config.linux.readonly_paths, "/dev/console"]
+
+
+def _binds(root_fd: int, foreign: Outside) -> list[tuple[str, str]]:
+    return [(path_in(root_fd, step.destination), step.source) for step in foreign.mounts if step.kind == "bind"]
+
+
+def _kind(root_fd: int, one: MountEntry) -> str:
+    with Fd(open_in_root(root_fd, one.point)) as fd:
+        return "dir" if S_ISDIR(posix.fstat(fd).st_mode) else "file"
+
+
+def _used(pids: tuple[int, ...], points: list[str]) -> tuple[str, ...]:
+    """Those of *points* that a process has open or mapped: itself, or what is below it."""
+    paths: set[str] = set()
+    for pid in pids:
+        try:
+            text = read_file(f"/proc/{pid}/maps", _MAPS).decode("utf-8", "surrogateescape")
+        except OSError:
+            continue  # it has ended
+        paths.update([line[line.index("/") :] for line in text.split("\n") if "/" in line])
+        paths.update([path for _, path in _open_files(pid)])
+    return tuple([point for point in points if any(_is_below(path, point) for path in paths)])
+
+
+def _computing(pids: tuple[int, ...], nodes: frozenset[str]) -> str:
+    """The first process that has one of *nodes* open, as a sentence calls it; "" where none has."""
+    for pid in pids:
+        for _, path in _open_files(pid):
+            if path in nodes:
+                return f"process {pid} ({shown(command_of(pid) or '?')}) has {path} open"
+    return ""
+
+
+def _open_files(pid: int) -> list[tuple[str, str]]:
+    found = []
+    try:
+        for name in posix.listdir(f"/proc/{pid}/fd"):
+            found.append((name, posix.readlink(f"/proc/{pid}/fd/{name}")))
+    except OSError:
+        pass  # it has ended, or closed one meanwhile
+    return found

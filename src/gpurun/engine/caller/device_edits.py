@@ -1,0 +1,79 @@
+"""What the devices that a config asks for add to the container: the engine's one question to the room of GPUs."""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun.cdi.edits import ContainerEdits
+from gpurun.gpu.request.injected import Injected
+from gpurun.gpu.resolve import Inquiry, gpu_edits, may_share
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpurun.gpu.request.records import GpuRequest
+    from gpurun.gpu.request.settings import Settings
+    from gpurun.gpu.resolve import Check, Lessor, Sharer
+    from gpurun.oci.config import Config
+
+
+def device_edits(
+    config: Config,
+    prepare: Check | None = None,
+    cache: str = "",
+    environ: Mapping[bytes, bytes] = posix.environ,
+    lessor: Lessor | None = None,
+    sharer: Sharer | None = None,
+) -> ContainerEdits:
+    """What the devices that the config asks for add to the container; with *prepare* the host's missing nodes are made, once
+    that had no objection (:func:`gpu_edits`).
+
+    *cache* is a directory in which answers are kept, *environ* where gpurun's own settings are looked for.  *lessor* leases
+    free GPUs and *sharer* gives shares; without one it is only looked which those would be.
+    """
+    capabilities = config.process.capabilities
+    privileged = capabilities is not None and "CAP_SYS_ADMIN" in capabilities.bounding
+    own_env = own_environment(environ)
+
+    def look(request: GpuRequest, settings: Settings) -> GpuRequest:
+        from gpurun.engine.caller import leases
+
+        return leases.look(request, settings, own_env, config)
+
+    if sharer is None and may_share(config.process.env, config.annotations):
+        from gpurun.engine.caller.shares import sharing_of
+
+        sharing = sharing_of(config, "", "", own_env, note=False)
+        if sharing is not None:
+            sharer, lessor = sharing.give, sharing.free
+    mounts = tuple([(mount.source, mount.destination) for mount in config.mounts])
+    process = config.process
+    edits = gpu_edits(
+        Inquiry(
+            process.env,
+            config.annotations,
+            privileged,
+            own_env,
+            mounts=mounts,
+            injected=injected_devices(config),
+            prepare=prepare,
+            cache=cache,
+            lessor=lessor or look,
+            sharer=sharer,
+        )
+    )
+    return edits or ContainerEdits()
+
+
+def own_environment(environ: Mapping[bytes, bytes] = posix.environ) -> dict[str, str]:
+    """Our environment as text."""
+    return {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in environ.items()}
+
+
+def injected_devices(config: Config) -> Injected:
+    """What in *config* may be an engine's own doing for devices."""
+    linux = config.linux
+    rules = linux.resources.devices if linux.resources is not None else ()
+    private = any(namespace.type == "mount" for namespace in linux.namespaces)
+    return Injected(config.hooks.create_container, config.mounts, linux.devices, rules, private)

@@ -1,0 +1,193 @@
+"""create's side of leases: who the container is, what the site says, and when its init is there.
+
+Imported only for a container that asks for free GPUs, or whose site wants to know of all that have any.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun.engine.caller.site_config import read_leases, site_path
+from gpurun.gpu.leases import lessor
+from gpurun.gpu.leases.names import of_container
+from gpurun.gpu.leases.store import Lease, Store, cgroup_inode, directory, other_directories
+from gpurun.gpu.request.free import read_wish
+from gpurun.gpu.request.records import DEVICES
+from gpurun.gpu.request.settings import roots_of, site_settings
+from gpurun.record import Record, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpurun.engine.plan.container import Plan
+    from gpurun.engine.state import State
+    from gpurun.gpu.leases.policy import LeasePolicy
+    from gpurun.gpu.request.records import GpuRequest
+    from gpurun.gpu.request.settings import Settings
+    from gpurun.oci.config import Config
+
+
+class GrantedLease(Record):
+    """A lease, and where it is kept."""
+
+    lease: Lease
+    path: str
+
+
+def open_store(own_env: Mapping[str, str]) -> Store:
+    """The leases that this caller sees, and may add to."""
+    path = directory(own_env)
+    return Store(path, other_directories(path, own_env))
+
+
+def site_policy() -> LeasePolicy:
+    """What the site says of leases; raises :class:`ConfigError`."""
+    return read_leases(site_path(posix.environ))
+
+
+def asker_of(config: Config, container_id: str, root: str, source: str) -> lessor.Asker:
+    """Who wants GPUs."""
+    mounts = tuple([(mount.source, mount.destination) for mount in config.mounts])
+    known = of_container(container_id, config.annotations, mounts, posix.getppid())
+    return lessor.Asker(container_id, root, known, posix.geteuid(), _near(config), source)
+
+
+def _near(config: Config) -> frozenset[int]:
+    """The NUMA nodes with CPUs that the config names; none where it names none, for then all are alike."""
+    resources = config.linux.resources
+    cpus = resources.cpu.cpus if resources is not None and resources.cpu is not None else ""
+    if not cpus:
+        return frozenset()
+    from gpurun.cgroup.tree import numa_nodes
+
+    wanted = _cpus(cpus)
+    return frozenset([node for node, listed in numa_nodes() if _cpus(listed) & wanted])
+
+
+def _cpus(text: str) -> frozenset[int]:
+    """The numbers of a list such as ``0-3,7``; what is no list says nothing here, and is refused where it counts."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if first.isdecimal() and (last.isdecimal() or not dash) and len(first) < 6 and len(last) < 6:
+            found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def grant(
+    request: GpuRequest,
+    settings: Settings,
+    own_env: Mapping[str, str],
+    config: Config,
+    container_id: str,
+    root: str,
+    had: frozenset[str] = frozenset(),
+) -> tuple[GpuRequest, GrantedLease]:
+    """*request* with the GPUs that the container gets in the place of ``free:N``, rather those that it *had*.
+
+    Raises :class:`GpurunError`.
+    """
+    wish = read_wish(request.devices[0], request.source)
+    store = open_store(own_env)
+    asker = replace(asker_of(config, container_id, root, request.source), had=had)
+    lease, names = lessor.lease(wish, roots_of(own_env, settings), site_policy(), store, asker)
+    return replace(request, devices=names), GrantedLease(lease, store.path)
+
+
+def look(request: GpuRequest, settings: Settings, own_env: Mapping[str, str], config: Config | None = None) -> GpuRequest:
+    """*request* with what :func:`grant` would choose now, and a warning that says so; nothing is noted.
+
+    Raises :class:`GpurunError` with what stands against it.
+    """
+    wish = read_wish(request.devices[0], request.source)
+    asker = lessor.Asker("", "", user=posix.geteuid(), source=request.source)
+    if config is not None:
+        asker = asker_of(config, "", "", request.source)
+    choice = lessor.look(wish, roots_of(own_env, settings), site_policy(), open_store(own_env), asker)
+    told = (lessor.told(wish, choice),)
+    return replace(request, devices=tuple([unit.name for unit in choice.chosen]), warnings=request.warnings + told)
+
+
+def bind(granted: GrantedLease, state: State) -> None:
+    """From now on the lease is that of the container *state*, which has an init, and no more that of this process."""
+    cgroup = "" if state.private_pid else state.cgroup
+    inode = cgroup_inode(cgroup) if cgroup else 0
+    bound = replace(granted.lease, pid=state.pid, start_time=state.start_time, cgroup=cgroup, cgroup_inode=inode)
+    Store(granted.path).save(bound)
+
+
+def grant_more(
+    request: GpuRequest, settings: Settings, own_env: Mapping[str, str], config: Config, state: State, root: str
+) -> tuple[GpuRequest, GrantedLease]:
+    """As :func:`grant`, for a container that runs: beside what it has.  It is this process' until :func:`bind`."""
+    wish = read_wish(request.devices[0], request.source)
+    store = open_store(own_env)
+    asker = replace(asker_of(config, state.id, root, request.source), part=_new_part())
+    lease, names = lessor.lease(wish, roots_of(own_env, settings), site_policy(), store, asker)
+    return replace(request, devices=names), GrantedLease(lease, store.path)
+
+
+def note_more(
+    nodes: tuple[tuple[int, int], ...],
+    settings: Settings,
+    own_env: Mapping[str, str],
+    config: Config,
+    state: State,
+    root: str,
+) -> tuple[str, GrantedLease | None]:
+    """What the site says to a container that runs and gets GPUs by name: a warning or "", and what was noted, which is this
+    process' until :func:`bind`.
+
+    Raises :class:`GpurunError` where it says no.
+    """
+    policy = site_policy()
+    if policy.shared == "share":
+        return "", None
+    store = open_store(own_env)
+    asker = replace(asker_of(config, state.id, root, DEVICES), part=_new_part())
+    text, made = lessor.note_named(nodes, roots_of(own_env, settings), policy, store, asker)
+    return text, GrantedLease(made, store.path) if made is not None else None
+
+
+def _new_part() -> str:
+    return posix.urandom(8).hex()
+
+
+def give_back(state: State, keys: frozenset[str], own_env: Mapping[str, str]) -> None:
+    """The container *state* has the GPUs with these *keys* no more.
+
+    It is known by its init: its state directory has as many paths as there are links to it (/var/run, /run).
+    """
+    store = open_store(own_env)
+    with store:
+        for lease in store.leases():
+            if (lease.pid, lease.start_time) != (state.pid, state.start_time) or not keys & {
+                unit.key for unit in lease.units
+            }:
+                continue
+            left = tuple([unit for unit in lease.units if unit.key not in keys])
+            if left:
+                store.save(replace(lease, units=left))
+            else:
+                store.remove(lease)
+        store.note_use(sorted(keys))
+
+
+def with_named(plan: Plan, config: Config, root: str, own_env: Mapping[str, str], granted: list[GrantedLease]) -> Plan:
+    """*plan* of a container that has GPUs without a lease, with what the site says to that; what is noted is in *granted*.
+
+    Raises :class:`GpurunError` where it says no.
+    """
+    policy = site_policy()
+    if policy.shared == "share":
+        return plan
+    settings = site_settings(own_env)
+    nodes = [(node.major, node.minor) for node in plan.init.edits.device_nodes]
+    nodes += [(step.major, step.minor) for step in plan.init.devices]
+    store = open_store(own_env)
+    asker = asker_of(config, plan.id, root, DEVICES)
+    text, made = lessor.note_named(tuple(nodes), roots_of(own_env, settings), policy, store, asker)
+    if made is not None:
+        granted.append(GrantedLease(made, store.path))
+    return replace(plan, warnings=(*plan.warnings, text)) if text else plan

@@ -1,0 +1,396 @@
+"""start, kill, delete, run: what happens to a container after it was created."""
+
+from __future__ import annotations
+
+import posix
+import time
+from errno import ENOENT, ENXIO
+
+from gpurun import log
+from gpurun.engine import state as store
+from gpurun.engine.signals import SIGCHLD, SIGKILL, SIGURG, SIGWINCH, block_signals, exit_code, send_signal, wait_signal
+from gpurun.errors import ConfigError, ContainerNotFound, GpurunError, SignalTooLate, StepError, oserror_text
+from gpurun.linux.files import O_CLOEXEC, Fd, read_file
+from gpurun.linux.procfs import is_alive
+from gpurun.paths import clean_path
+from gpurun.record import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.oci.config import Hooks, OciHook
+
+#: How long a killed init may take to end.
+_KILL_SECONDS = 10.0
+
+
+def start(root: str, container_id: str) -> None:
+    """Release the init of a created container; its process runs when this returns (but execve may still fail).
+
+    A poststart hook that fails is an error: the container is ended and deleted (runtime.md "Lifecycle", steps 9 and 12).
+
+    Whoever removes the FIFO is the one who starts the container, so of two starts at once one is refused.
+    """
+    state = store.load(root, container_id)
+    now = store.status(root, state)
+    if now == "stopped":
+        raise GpurunError("cannot start a container that has stopped")
+    if now == "paused":
+        raise GpurunError("cannot start a container in the paused state")
+    if now == "creating":
+        raise GpurunError("cannot start a container that is still being created")
+    if now != "created":
+        raise GpurunError("cannot start an already running container")
+    saved = _saved_hooks(root, container_id)  # what is wrong with them is told while nothing runs
+    fifo = store.fifo_path(root, container_id)
+    try:
+        fd = posix.open(fifo, posix.O_WRONLY | posix.O_NONBLOCK | O_CLOEXEC)
+        posix.unlink(fifo)
+    except FileNotFoundError:
+        raise GpurunError("cannot start an already running container") from None
+    except OSError as e:
+        if e.errno == ENXIO:  # no init has it open
+            raise GpurunError("cannot start a container that has stopped") from None
+        raise StepError("open", fifo, e.errno) from None
+    unit = posix.environ.get(b"NOTIFY_SOCKET", b"").decode("utf-8", "surrogateescape")
+    if unit:
+        _start_notifying(f"{root}/{container_id}/notify", unit, state, fd)
+    else:
+        posix.write(fd, b"0")
+    posix.close(fd)
+    if saved is not None and saved[0].poststart:
+        _run_poststart(root, state, saved[0].poststart, saved[1])
+
+
+def _run_poststart(root: str, state: store.State, hooks: tuple[OciHook, ...], files: tuple[str, str]) -> None:
+    """Run *hooks* up to the first that fails; that error is raised once the container has been taken away."""
+    from gpurun.engine.host_hooks import run_host_hooks
+
+    try:
+        run_host_hooks("poststart", hooks, store.state_json(state, "running"), state.bundle, files)
+    except (GpurunError, OSError):
+        try:
+            warnings = delete_own(root, state)
+        except (GpurunError, OSError) as e:  # the hook's error is the one to be told; what is left, delete can take away
+            warnings = (f"cannot delete the container: {oserror_text(e) if isinstance(e, OSError) else e}",)
+        for warning in warnings:
+            log.warning(warning)
+        raise
+
+
+def _start_notifying(directory: str, unit: str, state: store.State, fifo_fd: int) -> None:
+    """Release the process and wait until it is ready, for systemd's sake (sd_notify(3)); *directory* may not be there."""
+    from gpurun.engine.caller.notify import bind_socket, forward
+
+    try:
+        inside = bind_socket(directory)
+    except StepError as e:
+        if e.errno != ENOENT:
+            raise
+        posix.write(fifo_fd, b"0")  # create was not told of a unit
+        return
+    posix.write(fifo_fd, b"0")
+    forward(inside, unit, state)
+
+
+def _saved_hooks(root: str, container_id: str) -> tuple[Hooks, tuple[str, str]] | None:
+    """The hooks of the saved config and the files for what they write, if it names any at all: most containers have none,
+    and then no JSON is read."""
+    try:
+        data = read_file(f"{root}/{container_id}/config.json", store.MAX_SAVED_CONFIG)
+    except FileNotFoundError:
+        return None  # a create that did not get that far
+    if b'"hooks"' not in data or (b'"poststart"' not in data and b'"poststop"' not in data):
+        return None
+    from gpurun.engine.hook_output import output_files
+    from gpurun.oci.config import read_config
+
+    config = read_config(data)
+    return config.hooks, output_files(config.annotations)
+
+
+def kill(root: str, container_id: str, signal: int, all_processes: bool = False) -> None:
+    """Send *signal* to the init; SIGKILL to a container without a pid namespace of its own reaches all its processes."""
+    state = store.load(root, container_id)
+    shared = signal == SIGKILL and not state.private_pid
+    if shared or (all_processes and signal == SIGKILL):
+        from gpurun.cgroup import manager
+
+        if manager.processes(state.cgroup):
+            manager.kill(state.cgroup)
+            return
+    pidfd = open_init(state)
+    if pidfd is None:
+        if all_processes:
+            return  # what --all is asked to make sure is already so
+        raise SignalTooLate
+    with Fd(pidfd):
+        try:
+            send_signal(pidfd, signal)
+        except ProcessLookupError:  # it has ended since it was opened
+            if not all_processes:
+                raise SignalTooLate from None
+
+
+def open_init(state: store.State) -> int | None:
+    """A pidfd of the container's init, or None when it has ended; looked at again after opening: pids are reused."""
+    if state.pid == 0:
+        return None
+    try:
+        pidfd = posix.pidfd_open(state.pid, 0)
+    except ProcessLookupError:
+        return None
+    if not is_alive(state.pid, state.start_time):
+        posix.close(pidfd)
+        return None
+    return pidfd
+
+
+def delete(root: str, container_id: str, force: bool = False, told: bool = False) -> tuple[str, ...]:
+    """Remove a stopped or created container with all that belongs to it; with *force* a running one too.
+
+    Returns warnings: a failing poststop hook is one, and that memory ran out, unless that has been *told*.
+
+    With *force*, a container that does not exist is fine, and one whose state is damaged or that was half made is removed,
+    with what is in the cgroup that the state still names.  A state that cannot be read just now is an error, and all stays.
+    """
+    try:
+        state = store.load(root, container_id)
+    except ContainerNotFound:
+        store.remove_directory(root, container_id)  # a create that was killed before it could write anything
+        if force:
+            return ()
+        raise
+    except store.DamagedState as e:
+        if not force:
+            raise
+        return _delete_damaged(root, e.left)
+    now = store.status(root, state)
+    if now in ("running", "paused") and not force:
+        raise GpurunError(f"cannot delete container {container_id} that is not stopped: {now}")
+    if now != "stopped":
+        _end_init(state, now == "paused")
+        told = True
+    return destroy(root, state, force, told)
+
+
+def _delete_damaged(root: str, left: store.State) -> tuple[str, ...]:
+    """Remove a container of which no more is known than *left*."""
+    warnings: tuple[str, ...] = ()
+    if not _is_cgroup(left.cgroup):
+        left = replace(left, cgroup="", unit="")
+        warnings = (
+            f"the state of container {left.id} is damaged and names no cgroup of it: its processes, if there are any, go on",
+        )
+    _end_init(left, False)
+    return warnings + destroy(root, left, force=True)
+
+
+def _is_cgroup(path: str) -> bool:
+    """Whether *path* can be that of a container's cgroup, which is there, below the root, or gone by now."""
+    if path in ("", "/") or path != clean_path(path):
+        return False
+    try:
+        posix.stat(path)
+    except FileNotFoundError:
+        return True
+    try:
+        posix.stat(f"{path}/cgroup.type")  # the root of the tree has none
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def delete_own(root: str, state: store.State, told: bool = False) -> tuple[str, ...]:
+    """Remove the container *state* that this process itself has made, as ``delete --force`` does; returns warnings.
+
+    Who has made it need not read what it is.  If it has been deleted meanwhile nothing is done, also where another one
+    has its id by now.
+    """
+    try:
+        found = store.load(root, state.id)
+    except ContainerNotFound:
+        return ()
+    except (StepError, store.DamagedState):
+        found = state
+    if (found.pid, found.start_time) != (state.pid, state.start_time):
+        return ()
+    if is_alive(state.pid, state.start_time):
+        _end_init(state, True)
+        told = True
+    return destroy(root, state, force=True, told=told)
+
+
+def _ran_out_of_memory(cgroup: str) -> bool:
+    """Whether the kernel has killed in the cgroup for want of memory; not so without a memory controller, or a cgroup."""
+    try:
+        return b"\noom_kill 0\n" not in read_file(f"{cgroup}/memory.events", 4096)
+    except OSError:
+        return False
+
+
+def _how_memory_ended(state: store.State) -> tuple[str, ...]:
+    """A sentence, if memory ran out in the container: delete is the last that can say so, and most often the only one."""
+    from gpurun.cgroup.oom import describe_oom
+    from gpurun.engine.caller.oom import how_memory_ended
+
+    text = describe_oom(how_memory_ended(state))
+    return (text,) if text else ()
+
+
+def _end_init(state: store.State, paused: bool) -> None:
+    pidfd = open_init(state)
+    if pidfd is not None:
+        try:
+            send_signal(pidfd, SIGKILL)
+        except ProcessLookupError:
+            pass  # it ended by itself just now
+        posix.close(pidfd)
+    if paused:
+        from gpurun.cgroup import manager
+
+        manager.thaw(state.cgroup)
+    deadline = time.monotonic() + _KILL_SECONDS
+    while state.pid and is_alive(state.pid, state.start_time):
+        if time.monotonic() > deadline:
+            raise GpurunError("container init still running")
+        time.sleep(0.001)
+
+
+def destroy(root: str, state: store.State, force: bool = False, told: bool = True) -> tuple[str, ...]:
+    """Remove what is left of a container whose init has ended: its processes, cgroup, traces in the rootfs, state; then the
+    poststop hooks run, whose failure is a warning (runtime.md "Lifecycle", step 13).
+
+    With *force*, hooks that a damaged config does not tell any more are none.  That memory ran out is a warning as well,
+    unless that has been *told*.
+    """
+    ran_out = _ran_out_of_memory(state.cgroup)
+    warnings = () if told or not (ran_out or state.unit) else _how_memory_ended(state)
+    try:
+        saved = _saved_hooks(root, state.id)
+    except ConfigError as e:
+        if not force:
+            raise
+        saved = None
+        warnings += (f"the saved config.json of container {state.id} is damaged, no poststop hooks run: {e}",)
+    _remove_cgroup(state, ran_out)
+    warnings += _undo_traces(root, state.id, force)
+    _unmount_root(f"{root}/{state.id}/mounted")
+    _give_cpus_back(f"{root}/{state.id}/exclusive")
+    _remove_rdt(f"{root}/{state.id}/resctrl")
+    warnings += _leave_network(root, state.id)
+    store.remove_directory(root, state.id)
+    if saved is None or not saved[0].poststop or not state.bundle:  # of a damaged state, whose hooks could be told nothing
+        return warnings
+    from gpurun.engine.host_hooks import run_poststop
+
+    return warnings + run_poststop(saved[0].poststop, store.state_json(state, "stopped"), state.bundle, saved[1])
+
+
+def _undo_traces(root: str, container_id: str, force: bool) -> tuple[str, ...]:
+    try:
+        posix.stat(f"{root}/{container_id}/created")
+    except FileNotFoundError:
+        return ()  # no devices have made anything in the rootfs
+    from gpurun.ns.journal_store import undo_traces
+
+    return undo_traces(root, container_id, force)
+
+
+def _unmount_root(record: str) -> None:
+    try:
+        posix.stat(record)
+    except FileNotFoundError:
+        return  # the mounts have gone with the mount namespace
+    from gpurun.ns.own_root import unmount_root
+
+    unmount_root(record)
+
+
+def _give_cpus_back(record: str) -> None:
+    try:
+        posix.stat(record)
+    except FileNotFoundError:
+        return  # no container without CPUs of its own has one
+    from gpurun.cgroup.exclusive import give_back
+
+    give_back(record)
+
+
+def _remove_rdt(record: str) -> None:
+    try:
+        posix.stat(record)
+    except FileNotFoundError:
+        return  # no container without linux.intelRdt has one
+    from gpurun.engine.caller.resctrl import remove_rdt
+
+    remove_rdt(record)
+
+
+def _leave_network(root: str, container_id: str) -> tuple[str, ...]:
+    """Take back the network that `run --network` has given to the container; warnings."""
+    try:
+        posix.stat(f"{root}/{container_id}/network")
+    except FileNotFoundError:
+        return ()
+    from gpurun.network.attach import detach
+
+    return detach(root, container_id)
+
+
+def _remove_cgroup(state: store.State, ran_out: bool) -> None:
+    """Most often one rmdir does it; else processes are left (shared pid namespace), or cgroups the container made.
+
+    Where memory *ran_out*, whoever called us may still have to read that in it, and to tell it.
+    """
+    if ran_out:
+        from gpurun.cgroup.control import kill as kill_processes
+        from gpurun.cgroup.oom_watch import let_watchers_tell
+
+        kill_processes(state.cgroup)
+        let_watchers_tell(state.cgroup)
+    if state.unit:
+        _remove_scope(state)
+        return
+    try:
+        posix.rmdir(state.cgroup)
+    except FileNotFoundError:
+        return
+    except OSError:
+        from gpurun.cgroup import manager
+
+        if not state.private_pid or manager.processes(state.cgroup):
+            manager.kill(state.cgroup)
+        manager.remove(state.cgroup)
+
+
+def _remove_scope(state: store.State) -> None:
+    from gpurun.cgroup import manager, systemd
+
+    if manager.processes(state.cgroup):
+        manager.kill(state.cgroup)  # systemd would ask them nicely first, for a minute and a half
+    systemd.stop_unit(state.unit, state.cgroup, state.manager)
+    manager.remove(state.cgroup)
+
+
+def wait_foreground(pid: int, pidfd: int, master: int = -1) -> int:
+    """Wait for the foreground process *pid*, passing on every signal we get; returns the exit code for ``run``.
+
+    With the *master* of its terminal, our own terminal is connected to it for as long.
+    """
+    if master >= 0:
+        from gpurun.engine.terminal import serve_foreground
+
+        return serve_foreground(pid, pidfd, master)
+    blocked = block_signals()
+    number = SIGCHLD  # it may have ended before SIGCHLD was blocked
+    while True:
+        if number == SIGCHLD:
+            code = exit_code(pid)
+            if code is not None:
+                return code
+        elif number not in (SIGWINCH, SIGURG):  # the one is for terminals, the other has no meaning here
+            try:
+                send_signal(pidfd, number)
+            except ProcessLookupError:
+                pass  # it has ended: SIGCHLD is on its way
+        number = wait_signal(blocked)

@@ -1,0 +1,137 @@
+"""create's side of shares of a GPU: what the site says, the share noted beside the leases, the MPS daemon that serves it.
+
+Imported only for a container that asks for a share.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun.cdi.edits import ContainerEdits
+from gpurun.engine.caller.leases import GrantedLease, asker_of, open_store, site_policy
+from gpurun.engine.caller.site_config import read_shares, site_path
+from gpurun.errors import ConfigError, GpuError
+from gpurun.gpu.edits.mps import with_host_share, with_share
+from gpurun.gpu.leases import shares
+from gpurun.gpu.leases.lessor import Asker
+from gpurun.gpu.mps.host import has_host_shm, host_daemon
+from gpurun.gpu.mps.service import Service, ensure, service_of
+from gpurun.gpu.request.free import read_wish
+from gpurun.gpu.request.settings import roots_of, site_settings
+from gpurun.gpu.request.share import Share, read_share
+from gpurun.linux import procfs
+from gpurun.record import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpurun.gpu.leases.policy import SharePolicy
+    from gpurun.gpu.request.injected import Injected
+    from gpurun.gpu.request.records import GpuRequest
+    from gpurun.gpu.request.settings import Settings
+    from gpurun.oci.config import Config
+
+
+class Sharing:
+    """A container that asks for a share, being planned; *mounts* are the (source, destination) of its config's.
+
+    Without *note* nothing is noted and nothing started: it is only looked.  What is noted is added to *granted*.
+    """
+
+    def __init__(
+        self,
+        share: Share,
+        asker: Asker,
+        own_env: Mapping[str, str],
+        mounts: tuple[tuple[str, str], ...] = (),
+        note: bool = False,
+    ) -> None:
+        self.share = share
+        self.asker, self.own_env, self.mounts, self.note = asker, own_env, mounts, note
+        self.granted: list[GrantedLease] = []
+        self.service: Service | None = None
+        self._given: shares.GivenShare | None = None
+
+    def free(self, request: GpuRequest, settings: Settings) -> GpuRequest:
+        """*request* with a GPU that has room for the share in the place of ``free``.  Raises :class:`GpurunError`."""
+        self._policy(self.share)
+        wish = read_wish(request.devices[0], request.source)
+        store = open_store(self.own_env)
+        asker = replace(self.asker, source=request.source)
+        self._given = shares.share_free(
+            wish, self.share, roots_of(self.own_env, settings), site_policy(), store, asker, self.note
+        )
+        self._grant(self._given, store.path)
+        return replace(request, devices=(self._given.unit.name,))
+
+    def give(self, share: Share, made: ContainerEdits, injected: Injected | None) -> ContainerEdits:
+        """*made* with what the container takes to have *share* of its GPU.  Raises :class:`GpurunError`."""
+        policy = self._policy(share)
+        settings = site_settings(self.own_env)
+        store = open_store(self.own_env)
+        given = self._given
+        if given is None:
+            numbers = [(node.major, node.minor) for node in made.device_nodes]
+            numbers += [(node.major, node.minor) for node in injected.devices] if injected is not None else []
+            roots = roots_of(self.own_env, settings)
+            given = shares.share_named(frozenset(numbers), share, roots, site_policy(), store, self.asker, self.note)
+            self._grant(given, store.path)
+        if not self.note:
+            text = shares.told(share, given, store.leases())
+            made = replace(made, warnings=(*made.warnings, text))
+        made = replace(made, warnings=(*made.warnings, given.warning)) if given.warning else made
+        pipes = host_daemon(made)
+        if pipes is not None:
+            if not has_host_shm(self.mounts):
+                raise GpuError(
+                    f"{share.source}: the MPS daemon of this host ({pipes.host_path}) would serve the share, and the "
+                    "container's /dev/shm is its own: share the host's (docker run --ipc=host), or end that daemon, and "
+                    "gpurun starts one for the GPU"
+                )
+            return with_host_share(made, pipes, share)
+        if settings.driver_root != "/":
+            raise GpuError(
+                f"{share.source}: gpurun starts no MPS daemon for a driver in a root of its own ({settings.driver_root}): "
+                "let the host run one"
+            )
+        self.service = service_of(given.unit.key, given.unit.name, store.path, self.own_env, policy.shm)
+        return with_share(made, self.service.pipes, self.service.shm, share)
+
+    def start(self) -> None:
+        """Have the daemon answer that the edits name the directories of.  Raises :class:`GpuError`."""
+        if self.service is not None:
+            ensure(self.service)
+
+    def _grant(self, given: shares.GivenShare, path: str) -> None:
+        if given.lease is not None:
+            self.granted.append(GrantedLease(given.lease, path))
+
+    def _policy(self, share: Share) -> SharePolicy:
+        """What the site says of shares; raises :class:`ConfigError` where it says no, or nobody could give one."""
+        path = site_path(posix.environ)
+        policy = read_shares(path)
+        if policy.allow == "none" or (policy.allow == "annotations" and share.by_variable):
+            who = " to variables: ask by annotation" if policy.allow == "annotations" else ""
+            raise ConfigError(share.source, f"this site gives no share of a GPU{who} ({path}: shares.allow)")
+        if posix.geteuid() != 0 or procfs.in_user_namespace():
+            text = "a share of a GPU takes root of the host, whose MPS daemon and shared memory it is"
+            raise ConfigError(share.source, text)
+        return policy
+
+
+def sharing_of(config: Config, container_id: str, root: str, own_env: Mapping[str, str], note: bool) -> Sharing | None:
+    """What gives the container of *config* its share; ``None`` where it asks for none.  Raises :class:`ConfigError`."""
+    share = read_share(config.process.env, config.annotations)
+    if share is None:
+        return None
+    mounts = tuple([(mount.source, mount.destination) for mount in config.mounts])
+    return Sharing(share, asker_of(config, container_id, root, share.source), own_env, mounts, note)
+
+
+def looking(
+    env: tuple[str, ...], annotations: Mapping[str, str], mounts: tuple[tuple[str, str], ...], own_env: Mapping[str, str]
+) -> Sharing | None:
+    """As :func:`sharing_of`, for what would be given now to a container with these words."""
+    share = read_share(env, annotations)
+    return Sharing(share, Asker("", "", user=posix.geteuid(), source=share.source), own_env, mounts) if share else None

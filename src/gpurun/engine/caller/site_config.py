@@ -1,0 +1,105 @@
+"""What the site asks for: ``/etc/gpurun/config.toml``, read at each create, absent on most hosts.
+
+    [placement]
+    memory.high = "0.9"
+    memory.swap = "off"
+    io.weight = 200
+
+    [leases]
+    shared = "refuse"
+
+    [shares]
+    allow = "annotations"
+
+    [restore]
+    gpus = "free"
+
+``[leases]`` and ``[shares]`` are of :mod:`gpurun.gpu.leases.policy`, ``[restore]`` of :mod:`gpurun.gpu.request.restore`.
+Names and values of ``[placement]`` are those of the annotations without their prefix (:mod:`gpurun.cgroup.placement`).
+GPURUN_CONFIG in the environment of gpurun itself names another file.
+"""
+
+from __future__ import annotations
+
+from errno import ENOENT, ENOTDIR
+
+from gpurun.errors import ConfigError, StepError
+from gpurun.linux.files import read_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from gpurun.cgroup.placement import Site
+    from gpurun.gpu.leases.policy import LeasePolicy, SharePolicy
+    from gpurun.gpu.request.restore import RestorePolicy
+
+DEFAULT_PATH = "/etc/gpurun/config.toml"
+_TABLE = "placement."
+_OTHERS = ("leases.", "shares.", "restore.")
+_TABLES = "[placement], [leases], [shares] and [restore]"
+
+
+def site_path(environ: Mapping[bytes, bytes]) -> str:
+    """The file that *environ* names, else the usual one."""
+    return environ.get(b"GPURUN_CONFIG", b"").decode("utf-8", "surrogateescape") or DEFAULT_PATH
+
+
+def read_site(path: str) -> Site | None:
+    """What the file *path* asks for; None where there is none.
+
+    Raises :class:`ConfigError` naming the line or the key that is wrong, :class:`StepError` when it cannot be read.
+    """
+    values = _values(path)
+    if values is None:
+        return None
+    from gpurun.cgroup.placement import Site
+
+    policies = []
+    for key, value in values.items():
+        if key.startswith(_OTHERS):
+            continue
+        if not key.startswith(_TABLE):
+            raise ConfigError(f"{path}: {key}", f"is unknown: the file has four tables, {_TABLES}")
+        if value is True or value is False:
+            value = "true" if value else "false"
+        elif isinstance(value, int):
+            value = str(value)
+        elif not isinstance(value, str):
+            raise ConfigError(f"{path}: {key}", "must be a string, a number or true or false")
+        policies.append((key[len(_TABLE) :], value))
+    return Site(path, tuple(policies))
+
+
+def read_leases(path: str) -> LeasePolicy:
+    """What the file *path* says of leases of GPUs; raises as :func:`read_site`."""
+    from gpurun.gpu.leases.policy import read_policy
+
+    return read_policy(_values(path) or {}, path)
+
+
+def read_shares(path: str) -> SharePolicy:
+    """What the file *path* says of shares of a GPU; raises as :func:`read_site`."""
+    from gpurun.gpu.leases.policy import read_share_policy
+
+    return read_share_policy(_values(path) or {}, path)
+
+
+def read_restore(path: str) -> RestorePolicy:
+    """What the file *path* says of restored containers; raises as :func:`read_site`."""
+    from gpurun.gpu.request.restore import read_restore_policy
+
+    return read_restore_policy(_values(path) or {}, path)
+
+
+def _values(path: str) -> dict[str, Any] | None:
+    try:
+        data = read_file(path)
+    except OSError as e:
+        if e.errno in (ENOENT, ENOTDIR):
+            return None
+        raise StepError("read", path, e.errno) from None
+    from gpurun.formats.toml import parse
+
+    return parse(data.decode("utf-8", "surrogateescape"), path)

@@ -1,0 +1,1 @@
+"""What runs in the container's namespaces, between the interpreter's start and execve(2)."""

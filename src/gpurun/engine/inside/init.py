@@ -1,0 +1,448 @@
+"""The container's init, from its interpreter's start to execve(2) of the user's process.
+
+It begins in a fresh, isolated interpreter, from a sealed executable, that create starts before it knows what is to be
+made.  With the plan this starter clones the init into the container's namespaces and cgroup, as a child of create, and ends:
+so what its interpreter takes of memory is not the container's, and none of the caller's memory is in it.  The init imports
+everything it will ever need before it leaves the host's tree: what is imported later would come from the image, with the
+host's privileges.
+"""
+
+from __future__ import annotations
+
+import posix
+import sys
+
+from gpurun.cdi.edits import ContainerEdits
+from gpurun.engine import messages
+from gpurun.engine.hook_output import close_outputs
+from gpurun.engine.hooks import run_hooks
+from gpurun.engine.inside.enter_process import (
+    become_process,
+    environment,
+    execute,
+    execve_filtered,
+    filtered_early,
+    notify_first,
+    null_stdio,
+    open_proc,
+    set_oom_score_adj,
+    write_proc,
+)
+from gpurun.engine.plan.records import InitPlan
+from gpurun.engine.signals import end_on_signals
+from gpurun.engine.state import State, state_json
+from gpurun.errors import GpurunError, StepError, oserror_text
+from gpurun.launcher.fresh_interpreter import end_imports
+from gpurun.linux import process as lp
+from gpurun.linux.files import O_CLOEXEC
+from gpurun.linux.fs import O_DIRECTORY, O_PATH, close_others
+from gpurun.linux.process import make_session_keyring
+from gpurun.linux.sched import reset_affinity
+from gpurun.ns import devices, masks, pivot, rootfs
+from gpurun.ns.loopback import loopback_up
+from gpurun.ns.mount import may_have_long_options
+from gpurun.ns.mount_plan import is_late
+from gpurun.ns.namespaces import NamespacePlan
+from gpurun.ns.path import make_dirs
+from gpurun.ns.spawn import spawn
+from gpurun.record import from_wire, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
+    from gpurun.engine.hooks import Execve
+    from gpurun.hook.apply import Opened
+    from gpurun.ns.mount_plan import DeviceStep
+
+    ApplyEdits = Callable[[InitPlan, int, int, Opened | None, dict[str, int]], None]
+
+_NEW_LISTENER = 8  # SECCOMP_FILTER_FLAG_NEW_LISTENER
+
+
+def main() -> NoReturn:
+    """Entry point of the child interpreter: ``argv[1]`` is the descriptor of the socket."""
+    channel = int(sys.argv[1])
+    posix.set_inheritable(channel, False)
+    try:
+        plan, fds, opened = _become_init(channel)
+        _Init(plan, fds, opened).run()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the parent has given up, and tells why
+    except BaseException as e:  # nothing may leave here but by _exit: the parent tells the error
+        try:
+            messages.report(channel, "failed", _error_text(e))
+        except OSError:
+            posix.write(2, f"gpurun init: {_error_text(e)}\n".encode("utf-8", "replace"))
+    posix._exit(1)
+
+
+def _error_text(e: BaseException) -> str:
+    if isinstance(e, GpurunError):
+        return str(e)
+    return oserror_text(e) if isinstance(e, OSError) else f"{type(e).__name__}: {e}"
+
+
+def _become_init(channel: int) -> tuple[InitPlan, messages.Descriptors, Opened | None]:
+    """The starter's part: make the init and end; returns in the init, where the parent has lent it what it lends.
+
+    The third thing is what the device edits bring from the host, opened already.
+    """
+    received = messages.receive_files(channel)
+    edits: ContainerEdits | None = None
+    opened: Opened | None = None
+    root = -1
+    while received is not None and received[0][0] != "plan":
+        _import_for_edits()  # while the parent looks for the devices
+        if received[0][0] == "edits":
+            from gpurun.hook.apply import open_sources
+
+            _, edits_wire, rootfs_path, propagation, label = received[0]
+            edits = from_wire(edits_wire)
+            try:  # before the sources: mountinfo is in the order in which mounts are made, and df looks for the root first
+                root = pivot.root_tree(rootfs_path, propagation)
+            except StepError:
+                pass  # the parent will look, and tell what is wrong with it
+            opened = open_sources(edits, label)  # while it makes what the plan says
+        received = messages.receive_files(channel)
+    if received is None:
+        posix._exit(1)  # the parent has refused what it was asked for, and told why
+    (_, oom_score_adj, namespaces_wire, plan_wire, names, edits_came), files = received
+    if len(names) != len(files):
+        raise GpurunError(f"{len(names)} files were sent, {len(files)} came: the limit RLIMIT_NOFILE is too low")
+    named = dict(zip(names, files))  # noqa: B905 - as many: looked at above
+    namespaces: NamespacePlan = from_wire(namespaces_wire)
+    joins = tuple([(join, named.pop(f"{join.type} namespace")) for join in namespaces.joins])
+    cgroup = named.pop("cgroup", -1)
+    set_oom_score_adj(oom_score_adj)
+    # A user namespace that is joined may hold somebody who waits for us: there is to be no moment to look into the init.
+    # Of one that may not be looked into, not even its parent could write the id maps and clock offsets of new namespaces.
+    lent = namespaces.new & (lp.CLONE_NEWUSER | lp.CLONE_NEWTIME)
+    if not lent:
+        lp.prctl(lp.PR_SET_DUMPABLE, 0)
+    pid = spawn(namespaces, joins, cgroup, lambda pid: messages.report(channel, "child", pid))
+    if pid:
+        messages.report(channel, "spawned", pid)
+        posix._exit(0)
+    if lent:
+        lp.prctl(lp.PR_SET_DUMPABLE, 0)
+    for join, fd in joins:
+        if join.flag == lp.CLONE_NEWNS:
+            named["mount_namespace"] = fd
+        else:
+            posix.close(fd)
+    if cgroup >= 0:
+        posix.close(cgroup)
+    fds = messages.Descriptors(channel, root=root, **named)
+    plan: InitPlan = from_wire(plan_wire)  # while the parent lends what it lends
+    if edits_came:
+        if edits is None:
+            raise GpurunError("the device edits that were to come before the plan did not come")
+        plan = replace(plan, edits=edits)
+    _expect_go(fds)
+    return plan, fds, opened
+
+
+class _Init:
+    """The init, from ``go`` to execve(2): each method is one phase, and :meth:`run` is their order.
+
+    *root_fd* is the rootfs and *proc_fd* the host's /proc, for what is written there before there is one inside; *views* are
+    the mounts of /proc and /sys by their paths.
+    """
+
+    def __init__(self, plan: InitPlan, fds: messages.Descriptors, opened: Opened | None) -> None:
+        self.plan, self.fds, self.opened = plan, fds, opened
+        self.root_fd = self.proc_fd = -1
+        self.views: dict[str, int] = {}
+        self.state = State(
+            plan.id, plan.bundle, plan.rootfs, plan.cgroup_path, True, posix.getpid(), annotations=plan.annotations
+        )
+        self.outputs = (fds.hook_stdout, fds.hook_stderr)
+
+    def run(self) -> NoReturn:
+        """Go through all phases; raises what stops one of them."""
+        self._begin_session()
+        apply_edits = self._close_the_rest()
+        late = self._mount()
+        self._make_devices()
+        if apply_edits:
+            apply_edits(self.plan, self.root_fd, self.fds.journal, self.opened, self.views)
+        null_tree = masks.null_cover(self.views) if self.plan.masked_paths else -1
+        self._run_create_hooks()
+        _leave_host(self.plan, self.root_fd)
+
+        self._set_up_streams()
+        self._make_readonly(late)
+        self._name_and_tune()
+        self._cover_kernel_files(null_tree)
+        env = self._leave_descriptors()
+        self._set_attributes()
+        messages.report(self.fds.channel, "ready")
+        _expect_go(self.fds)
+        self._become_the_program(become_process(self.plan.process, env), env)
+
+    def _begin_session(self) -> None:
+        posix.setsid()
+        posix.umask(0)
+        reset_affinity()
+        self.proc_fd = open_proc()
+        if self.fds.mount_namespace >= 0:
+            lp.setns(self.fds.mount_namespace, lp.CLONE_NEWNS)
+            self.proc_fd = open_proc()
+        if self.plan.session_keyring:
+            _join_keyring(self.plan, self.proc_fd)
+        if self.plan.new_network:
+            loopback_up()
+
+    def _close_the_rest(self) -> ApplyEdits | None:
+        """Import all that is needed, then close every descriptor that is not on the list; returns what applies the edits."""
+        apply_edits = _import_all(self.plan, self.fds)
+        sources = self.opened.descriptors if self.opened else ()
+        lent = [getattr(self.fds, name) for name in type(self.fds)._fields]
+        close_others((*lent, self.proc_fd, *sources, *self.plan.preserved))
+        return apply_edits
+
+    def _mount(self) -> tuple[tuple[int, int], ...]:
+        """Enter the rootfs and make the mounts; returns those that become read-only later."""
+        plan = self.plan
+        trees = _receive_trees(self.fds)
+        if self.fds.trees >= 0 and plan.user_namespace and plan.edits != ContainerEdits():
+            from gpurun.hook.apply import opened_sources  # imported before the host's tree was left
+
+            self.opened = opened_sources(plan.edits, trees, len(plan.mounts))
+        if not plan.mount_namespace:
+            trees.update(pivot.cut_sources(plan.mounts, plan.rootfs, plan.propagation))
+        elif not plan.user_namespace:
+            trees.update(pivot.shared_sources(plan.mounts, plan.rootfs, plan.propagation))
+        self.root_fd = _enter(plan, trees.pop(-1, self.fds.root))
+        source = _sources(plan, self.fds, trees)
+        return rootfs.mount_all(self.root_fd, plan.rootfs, plan.mounts, source, plan.cgroup_view, self.views)
+
+    def _make_devices(self) -> None:
+        if self.plan.dev_is_bind:
+            return
+        if self.fds.nodes >= 0:
+            devices.take_nodes(self.root_fd, self.plan.devices + _edit_nodes(self.plan), self.fds.nodes)
+        else:
+            devices.make_devices(self.root_fd, self.plan.devices, self.plan.user_namespace)
+        devices.make_dev_links(self.root_fd)
+
+    def _run_create_hooks(self) -> None:
+        """Let the caller run prestart and createRuntime, then run createContainer."""
+        if self.plan.parent_hooks:
+            messages.report(self.fds.channel, "hooks")
+            _expect_go(self.fds)
+        if self.plan.create_container:
+            hooks, text = self.plan.create_container, state_json(self.state, "creating")
+            run_hooks("createContainer", hooks, text, {}, lambda: posix.fchdir(self.root_fd), self.outputs)
+        if not self.plan.start_container:
+            close_outputs(self.outputs)
+
+    def _set_up_streams(self) -> None:
+        null_stdio(self.root_fd, self.proc_fd)
+        posix.close(make_dirs(self.root_fd, self.plan.process.cwd))
+        if self.plan.process.terminal:
+            from gpurun.engine.terminal import set_up_terminal  # imported before the host's tree was left
+
+            set_up_terminal(self.root_fd, self.proc_fd, self.plan.process.console_size, self.fds.console)
+
+    def _make_readonly(self, late: tuple[tuple[int, int], ...]) -> None:
+        for fd, _ in late:
+            rootfs.make_readonly(fd, "a mount")
+            posix.close(fd)
+        if self.plan.readonly:
+            rootfs.make_readonly(self.root_fd, "the rootfs")
+
+    def _name_and_tune(self) -> None:
+        """The names of the host that the container has, its sysctls, and its labels."""
+        plan = self.plan
+        if plan.hostname:
+            lp.sethostname(plan.hostname)
+        if plan.domainname:
+            lp.setdomainname(plan.domainname)
+        for path, value in plan.sysctl:
+            write_proc(self.proc_fd, f"sys/{path}", value)
+        if plan.process.apparmor_profile or plan.process.selinux_label:
+            from gpurun.security.lsm import apply_labels  # imported before the host's tree was left
+
+            apply_labels(self.proc_fd, plan.process.apparmor_profile, plan.process.selinux_label)
+
+    def _cover_kernel_files(self, null_tree: int) -> None:
+        """The read-only and the masked paths, then the propagation of the root."""
+        plan = self.plan
+        masks.readonly_paths(self.root_fd, self.views, plan.readonly_paths)
+        masks.mask_paths(self.root_fd, self.views, plan.masked_paths, null_tree, plan.mount_label)
+        if plan.mount_namespace:  # only now: what is unbindable cannot be made read-only by a bind
+            pivot.set_root_propagation(self.root_fd, plan.propagation)
+
+    def _leave_descriptors(self) -> dict[str, str]:
+        """Close what reaches beyond the container; returns the environment, for which files of the image were read."""
+        env = environment(self.plan.process, self.root_fd, self.proc_fd)
+        for fd in (self.proc_fd, self.root_fd, *self.views.values()):
+            posix.close(fd)
+        return env
+
+    def _set_attributes(self) -> None:
+        """What the process keeps, whoever it becomes."""
+        process = self.plan.process
+        posix.umask(process.umask)
+        if process.no_new_privileges:
+            lp.prctl(lp.PR_SET_NO_NEW_PRIVS, 1)
+        if process.knobs is not None:
+            from gpurun.engine.inside.scheduling import apply_knobs  # imported before the host's tree was left
+
+            apply_knobs(process.knobs)
+
+    def _become_the_program(self, path: str, env: dict[str, str]) -> NoReturn:
+        """Say ``created``, wait for ``start``, run the startContainer hooks, execve(2)."""
+        plan, seccomp = self.plan, self.plan.process.seccomp
+        if seccomp is not None and seccomp[1] & _NEW_LISTENER:
+            listener, become = notify_first(path, plan.process.args, env, plan.preserved, seccomp)
+            messages.report(self.fds.channel, "created", listener)
+            _wait_for_start(self.fds.fifo)
+            self._run_start_hooks(env, None)
+            become()
+        end_on_signals()
+        is_on = not plan.start_container and filtered_early(plan.process)
+        messages.report(self.fds.channel, "created")
+        posix.close(self.fds.channel)
+        _wait_for_start(self.fds.fifo)
+        self._run_start_hooks(env, seccomp)
+        execute(path, plan.process.args, env, plan.preserved, None if is_on else seccomp)
+
+    def _run_start_hooks(self, env: dict[str, str], seccomp: tuple[bytes, int] | None) -> None:
+        """The startContainer hooks; *seccomp* is the filter they are to run under, if it is not on already."""
+        if not self.plan.start_container:
+            return
+        execve: Execve = posix.execve
+        if seccomp is not None:
+
+            def execve(path: str, args: tuple[str, ...], env: dict[str, str]) -> None:
+                execve_filtered(path, args, env, seccomp)
+
+        text = state_json(self.state, "created")
+        run_hooks("startContainer", self.plan.start_container, text, env, outputs=self.outputs, execve=execve)
+
+
+def _wait_for_start(fifo: int) -> None:
+    if fifo >= 0 and not posix.read(fifo, 1):
+        posix._exit(1)
+
+
+def _apply_edits(plan: InitPlan, root_fd: int, journal_fd: int, opened: Opened | None, views: dict[str, int]) -> None:
+    """Apply the device edits and close the journal, however that ends."""
+    from gpurun.hook.apply import apply_edits  # imported before the host's tree was left
+    from gpurun.hook.rootfs_target import Target
+    from gpurun.ns.journal import Journal
+
+    journal = Journal(root_fd, journal_fd)
+    try:
+        proc_fd, label = views.get("/proc", -1), plan.mount_label
+        has_proc = proc_fd >= 0
+        target = Target(root_fd, journal, plan.user_namespace, plan.readonly, proc=has_proc, proc_fd=proc_fd, label=label)
+        apply_edits(plan.edits, target, opened)
+    finally:
+        journal.close()
+
+
+def _edit_nodes(plan: InitPlan) -> tuple[DeviceStep, ...]:
+    """The nodes of the device edits, of which the parent lends those that the host lacks."""
+    if not plan.edits.device_nodes:
+        return ()
+    from gpurun.hook.device_steps import node_step  # imported before the host's tree was left
+
+    return tuple([node_step(node) for node in plan.edits.device_nodes])
+
+
+def _import_all(plan: InitPlan, fds: messages.Descriptors) -> ApplyEdits | None:
+    """Import what the rest of the road needs, then take away the means to; returns what applies the edits, if any."""
+    apply: ApplyEdits | None = None
+    if plan.edits != ContainerEdits():
+        _import_for_edits()
+        apply = _apply_edits
+    if any(m.options.copy_up for m in plan.mounts):
+        import gpurun.ns.copyup
+    if any(may_have_long_options(m) for m in plan.mounts):
+        import gpurun.ns.long_options  # noqa: F401
+    if plan.process.terminal:
+        import gpurun.engine.terminal  # noqa: F401
+    if fds.trees >= 0:
+        import gpurun.ns.sources  # noqa: F401
+    if plan.process.knobs is not None:
+        import gpurun.engine.inside.scheduling  # noqa: F401
+    if plan.process.apparmor_profile or plan.process.selinux_label:
+        import gpurun.security.lsm  # noqa: F401
+    if plan.process.seccomp is not None:
+        import gpurun.linux.seccomp  # noqa: F401
+    end_imports()
+    return apply
+
+
+def _import_for_edits() -> None:
+    import gpurun.hook.apply
+    import gpurun.hook.device_steps
+    import gpurun.hook.rootfs_target
+    import gpurun.ns.journal  # noqa: F401
+
+
+def _join_keyring(plan: InitPlan, proc_fd: int) -> None:
+    label = plan.process.selinux_label
+    if not label:
+        make_session_keyring(f"_ses.{plan.id}")
+        return
+    from gpurun.security.lsm import apply_selinux
+
+    apply_selinux(proc_fd, label, "keycreate")
+    make_session_keyring(f"_ses.{plan.id}")
+    apply_selinux(proc_fd, "", "keycreate")
+
+
+def _expect_go(fds: messages.Descriptors) -> None:
+    if messages.receive(fds.channel) != ("go",):
+        posix._exit(1)  # the parent gave up (and has told why) or was killed
+
+
+def _receive_trees(fds: messages.Descriptors) -> dict[int, int]:
+    if fds.trees < 0:
+        return {}
+    from gpurun.ns.sources import receive_trees  # imported before the host's tree was left
+
+    return receive_trees(fds.trees)
+
+
+def _sources(plan: InitPlan, fds: messages.Descriptors, trees: dict[int, int]) -> Callable[[int], int]:
+    """The trees of bind mounts that the parent opens: most have come before the first mount, others are asked for when it
+    is their turn."""
+
+    def source(index: int) -> int:
+        step = plan.mounts[index]
+        if fds.trees < 0 or not is_late(step, plan.rootfs) or not (plan.user_namespace or step.idmap is not None):
+            return trees.pop(index, -1)
+        messages.report(fds.channel, "source", index)
+        answer = messages.receive_files(fds.channel)
+        if answer is None:
+            posix._exit(1)  # the parent gave up (and has told why) or was killed
+        (tree,) = answer[1]
+        return tree
+
+    return source
+
+
+def _enter(plan: InitPlan, tree: int) -> int:
+    if not plan.mount_namespace:
+        return posix.open(plan.rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)
+    root_fd = pivot.enter_root(plan.rootfs, plan.propagation, tree)
+    pivot.check_search(root_fd, plan.rootfs)
+    return root_fd
+
+
+def _leave_host(plan: InitPlan, root_fd: int) -> None:
+    if not plan.mount_namespace:
+        posix.fchdir(root_fd)
+        posix.chroot(".")
+        posix.chdir("/")
+    elif plan.no_pivot:
+        pivot.move_root(root_fd, plan.rootfs)
+    else:
+        pivot.pivot(root_fd)

@@ -1,0 +1,112 @@
+"""The user's process: ``process`` of the config → :class:`ProcessPlan`; pure."""
+
+from __future__ import annotations
+
+from gpurun.engine.plan.records import ProcessPlan
+from gpurun.errors import ConfigError
+from gpurun.linux.process import RLIMITS as LIMITS
+from gpurun.record import Record
+from gpurun.security.capabilities import capability_masks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.oci.config import Linux, Process
+
+#: setrlimit(2) resources by the specification's names.
+RLIMITS = {f"RLIMIT_{name}": number for number, name in enumerate(LIMITS)}
+
+
+def plan_env(env: tuple[str, ...], where: str) -> tuple[tuple[str, str], ...]:
+    """``NAME=value`` strings → pairs; of duplicate names the last value wins at the first one's place."""
+    pairs: dict[str, str] = {}
+    for i, entry in enumerate(env):
+        name, equals, value = entry.partition("=")
+        if not equals:
+            raise ConfigError(f"{where}[{i}]", f"invalid environment variable: missing '=' in \"{entry}\"")
+        if not name:
+            raise ConfigError(f"{where}[{i}]", f'invalid environment variable: name cannot be empty in "{entry}"')
+        pairs[name] = value
+    return tuple(pairs.items())
+
+
+class ProcessHost(Record):
+    """What the plan of a process depends on: the newest capability, and whether the host runs the modules of its labels."""
+
+    last_cap: int  # /proc/sys/kernel/cap_last_cap
+    apparmor: bool = False
+    selinux: bool = False
+
+
+def plan_process(
+    process: Process, host: ProcessHost, where: str = "process", groups: tuple[int, ...] = (), linux: Linux | None = None
+) -> tuple[ProcessPlan, tuple[str, ...]]:
+    """The plan of *process* and the warnings it gives rise to; raises :class:`ConfigError`.
+
+    *groups* are added by device edits; *linux* has what else places the process (personality, memoryPolicy).
+    """
+    _check_program(process, where)
+    masks = None
+    warnings: tuple[str, ...] = ()
+    if process.capabilities is not None:
+        masks, warnings = capability_masks(process.capabilities, host.last_cap)
+    if process.apparmor_profile or process.selinux_label:
+        from gpurun.security.lsm import check_apparmor, check_selinux
+
+        check_apparmor(process.apparmor_profile, f"{where}.apparmorProfile", host.apparmor)
+        check_selinux(process.selinux_label, f"{where}.selinuxLabel", host.selinux)
+    knobs = None
+    placed = linux is not None and (linux.personality is not None or linux.memory_policy is not None)
+    if placed or process.scheduler is not None or process.io_priority is not None or process.exec_cpu_affinity is not None:
+        from gpurun.engine.plan.scheduling import exec_affinity, plan_knobs
+
+        exec_affinity(process, where)  # for exec alone, but a mistake in it is told now
+        knobs, more = plan_knobs(process, linux, where)
+        warnings += more
+    user = process.user
+    return (
+        ProcessPlan(
+            args=process.args,
+            env=plan_env(process.env, f"{where}.env"),
+            cwd=process.cwd,
+            uid=user.uid,
+            gid=user.gid,
+            groups=user.additional_gids + tuple([g for g in groups if g not in user.additional_gids]),
+            umask=0o022 if user.umask is None else user.umask,
+            capabilities=masks,
+            no_new_privileges=process.no_new_privileges,
+            oom_score_adj=process.oom_score_adj,
+            rlimits=_plan_limits(process, where),
+            last_cap=host.last_cap,
+            terminal=process.terminal,
+            console_size=process.console_size,
+            knobs=knobs,
+            apparmor_profile=process.apparmor_profile,
+            selinux_label=process.selinux_label,
+        ),
+        warnings,
+    )
+
+
+def _check_program(process: Process, where: str) -> None:
+    if not process.cwd:
+        raise ConfigError(f"{where}.cwd", "Cwd property must not be empty")
+    if not process.cwd.startswith("/"):
+        raise ConfigError(f"{where}.cwd", "Cwd must be an absolute path")
+    if not process.args:
+        raise ConfigError(f"{where}.args", "args must not be empty")
+
+
+def _plan_limits(process: Process, where: str) -> tuple[tuple[int, int, int], ...]:
+    """(RLIMIT_* number, soft, hard) of each limit."""
+    limits: dict[int, tuple[int, int, int]] = {}
+    for i, limit in enumerate(process.rlimits):
+        at = f"{where}.rlimits[{i}]"
+        if limit.type not in RLIMITS:
+            raise ConfigError(f"{at}.type", f'wrong rlimit value: "{limit.type}"')
+        number = RLIMITS[limit.type]
+        if number in limits:
+            raise ConfigError(at, f"{limit.type} is given twice")
+        if limit.soft > limit.hard:
+            raise ConfigError(at, f"the soft limit {limit.soft} is above the hard limit {limit.hard}")
+        limits[number] = (number, limit.soft, limit.hard)
+    return tuple(limits.values())

@@ -1,0 +1,186 @@
+"""What of ``process`` and ``linux`` sets the process' scheduling and memory placement → :class:`Knobs`; pure.
+Imported only for configs that ask for any of it.
+
+runtime-spec config.md "Linux Process" (scheduler, ioPriority, execCPUAffinity), config-linux.md "Personality", "Memory
+Policy".
+"""
+
+from __future__ import annotations
+
+from gpurun.engine.plan.records import Knobs
+from gpurun.errors import ConfigError
+from gpurun.linux import sched
+from gpurun.oci.reader import child, get_int, get_string, get_strings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpurun.oci.config import Linux, Process
+
+#: sched(7) policies by the specification's names.  ISO is reserved and in no kernel.
+SCHED_POLICIES = {
+    "SCHED_OTHER": 0,
+    "SCHED_FIFO": 1,
+    "SCHED_RR": 2,
+    "SCHED_BATCH": 3,
+    "SCHED_ISO": 4,
+    "SCHED_IDLE": 5,
+    "SCHED_DEADLINE": 6,
+}
+SCHED_FLAGS = {
+    "SCHED_FLAG_RESET_ON_FORK": 0x01,
+    "SCHED_FLAG_RECLAIM": 0x02,
+    "SCHED_FLAG_DL_OVERRUN": 0x04,
+    "SCHED_FLAG_KEEP_POLICY": 0x08,
+    "SCHED_FLAG_KEEP_PARAMS": 0x10,
+    "SCHED_FLAG_UTIL_CLAMP_MIN": 0x20,
+    "SCHED_FLAG_UTIL_CLAMP_MAX": 0x40,
+}
+IOPRIO_CLASSES = {"IOPRIO_CLASS_RT": 1, "IOPRIO_CLASS_BE": 2, "IOPRIO_CLASS_IDLE": 3}
+PERSONALITIES = {"LINUX": 0, "LINUX32": 0x0008}
+MEMORY_POLICIES = {
+    "MPOL_DEFAULT": 0,
+    "MPOL_PREFERRED": 1,
+    "MPOL_BIND": 2,
+    "MPOL_INTERLEAVE": 3,
+    "MPOL_LOCAL": 4,
+    "MPOL_PREFERRED_MANY": 5,
+    "MPOL_WEIGHTED_INTERLEAVE": 6,
+}
+MEMORY_POLICY_FLAGS = {
+    "MPOL_F_STATIC_NODES": 1 << 15,
+    "MPOL_F_RELATIVE_NODES": 1 << 14,
+    "MPOL_F_NUMA_BALANCING": 1 << 13,
+}
+_MAX_CPUS = 8192  # as many as Linux can be built for; also far more than it has NUMA nodes
+_MIN_DEADLINE_RUNTIME = 1024  # nanoseconds; the kernel counts in units of 2^10
+
+
+def plan_knobs(process: Process, linux: Linux | None = None, where: str = "process") -> tuple[Knobs, tuple[str, ...]]:
+    """The knobs of *process* and, for the container's first process, of *linux*; and warnings.
+
+    Raises :class:`ConfigError` for unknown names and values that the kernel could only refuse.
+    """
+    warnings: tuple[str, ...] = ()
+    persona = policy = None
+    if linux is not None and linux.personality is not None:
+        persona, warnings = _personality(linux.personality)
+    if linux is not None and linux.memory_policy is not None:
+        policy = _memory_policy(linux.memory_policy)
+    return Knobs(
+        scheduler=None if process.scheduler is None else _scheduler(process.scheduler, f"{where}.scheduler"),
+        io_priority=None if process.io_priority is None else _io_priority(process.io_priority, f"{where}.ioPriority"),
+        personality=persona,
+        memory_policy=policy,
+    ), warnings
+
+
+def exec_affinity(process: Process, where: str = "process") -> tuple[bytes, bytes]:
+    """``execCPUAffinity`` as CPU masks (initial, final), empty for none: what ``exec`` runs on before and after it has
+    entered the container's cgroup.  The container's first process has no part in it (config.md)."""
+    if process.exec_cpu_affinity is None:
+        return b"", b""
+    at = f"{where}.execCPUAffinity"
+    masks = []
+    for key in ("initial", "final"):
+        text = get_string(process.exec_cpu_affinity, key, at)
+        mask = parse_list(text, child(at, key)) if text else 0
+        masks.append(mask.to_bytes(-(-mask.bit_length() // 8), "little"))
+    return masks[0], masks[1]
+
+
+def parse_list(text: str, where: str) -> int:
+    """The bit mask of a list of CPUs or nodes as cpuset(7) "List format" has it: ``0-3,7``."""
+    mask = 0
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (first.isdecimal() and first.isascii() and (not dash or (last.isdecimal() and last.isascii()))):
+            raise ConfigError(where, f'"{text}" is no list of numbers and ranges like 0-3,7')
+        low, high = int(first), int(last or first)
+        if low > high or high >= _MAX_CPUS:
+            raise ConfigError(where, f'"{part.strip()}" is no range of numbers below {_MAX_CPUS}')
+        mask |= (1 << (high + 1)) - (1 << low)
+    return mask
+
+
+def _named(table: dict[str, int], name: str, where: str) -> int:
+    if name not in table:
+        raise ConfigError(where, f'"{name}" is unknown, it must be one of {", ".join(table)}')
+    return table[name]
+
+
+def _flags(obj: dict[str, Any], table: dict[str, int], where: str) -> int:
+    flags = 0
+    for i, name in enumerate(get_strings(obj, "flags", where)):
+        flags |= _named(table, name, f"{where}.flags[{i}]")
+    return flags
+
+
+def _scheduler(obj: dict[str, Any], where: str) -> tuple[int, int, int, int, int, int, int]:
+    name = get_string(obj, "policy", where)
+    if not name:
+        raise ConfigError(f"{where}.policy", "is missing, scheduler policy is required")
+    policy = _named(SCHED_POLICIES, name, f"{where}.policy")
+    nice = get_int(obj, "nice", where, -(1 << 31), (1 << 31) - 1) or 0
+    priority = get_int(obj, "priority", where, -(1 << 31), (1 << 31) - 1) or 0
+    if name in ("SCHED_OTHER", "SCHED_BATCH") and not -20 <= nice <= 19:
+        raise ConfigError(f"{where}.nice", f"invalid scheduler.nice: {nice}, it must be from -20 to 19")
+    if priority and name not in ("SCHED_FIFO", "SCHED_RR"):
+        raise ConfigError(f"{where}.priority", "can only be specified for the SCHED_FIFO or SCHED_RR policy")
+    if name in ("SCHED_FIFO", "SCHED_RR") and not 1 <= priority <= 99:
+        raise ConfigError(f"{where}.priority", f"{priority} is out of range, {name} takes 1 to 99")
+    times = []
+    for key in ("runtime", "deadline", "period"):
+        value = get_int(obj, key, where, 0) or 0
+        if value and name != "SCHED_DEADLINE":
+            raise ConfigError(f"{where}.{key}", "can only be specified for the SCHED_DEADLINE policy")
+        times.append(value)
+    if name == "SCHED_DEADLINE":
+        _check_deadline(times[0], times[1], times[2], where)
+    return (policy, _flags(obj, SCHED_FLAGS, where), nice, priority, times[0], times[1], times[2])
+
+
+def _check_deadline(runtime: int, deadline: int, period: int, where: str) -> None:
+    """What the kernel says of SCHED_DEADLINE in one word, EINVAL (sched(7)); all times are nanoseconds."""
+    for key, value in (("runtime", runtime), ("deadline", deadline)):
+        if not value:
+            raise ConfigError(f"{where}.{key}", "is missing, SCHED_DEADLINE takes a runtime and a deadline")
+    if runtime < _MIN_DEADLINE_RUNTIME:
+        raise ConfigError(f"{where}.runtime", f"{runtime} ns is too short, the least is {_MIN_DEADLINE_RUNTIME} ns")
+    if runtime > deadline or (period and deadline > period):
+        times = f"runtime {runtime}, deadline {deadline}, period {period or 'that of the deadline'}"
+        raise ConfigError(where, f"the runtime must not exceed the deadline, nor that the period: {times}")
+
+
+def _io_priority(obj: dict[str, Any], where: str) -> int:
+    number = _named(IOPRIO_CLASSES, get_string(obj, "class", where), f"{where}.class")
+    level = get_int(obj, "priority", where)
+    if level is not None and not 0 <= level <= 7:
+        raise ConfigError(f"{where}.priority", f"{level} is out of range, it must be from 0 to 7")
+    return number << sched.IOPRIO_CLASS_SHIFT | (level or 0)
+
+
+def _personality(obj: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
+    where = "linux.personality"
+    persona = _named(PERSONALITIES, get_string(obj, "domain", where), f"{where}.domain")
+    # The specification defines no flag yet; runc warns, and so must a runtime whose configs it shares.
+    flags = get_strings(obj, "flags", where)
+    return persona, (f"ignoring unsupported personality flags: {', '.join(flags)}",) if flags else ()
+
+
+def _memory_policy(obj: dict[str, Any]) -> tuple[int, int]:
+    where = "linux.memoryPolicy"
+    name = get_string(obj, "mode", where)
+    mode = _named(MEMORY_POLICIES, name, f"{where}.mode")
+    text = get_string(obj, "nodes", where)
+    nodes = parse_list(text, f"{where}.nodes") if text else 0
+    if name in ("MPOL_DEFAULT", "MPOL_LOCAL") and nodes:
+        raise ConfigError(f"{where}.nodes", f"{name} takes no nodes")
+    if name not in ("MPOL_DEFAULT", "MPOL_LOCAL", "MPOL_PREFERRED") and not nodes:
+        raise ConfigError(f"{where}.nodes", f"{name} needs at least one node")
+    flags = _flags(obj, MEMORY_POLICY_FLAGS, where)
+    both = MEMORY_POLICY_FLAGS["MPOL_F_STATIC_NODES"] | MEMORY_POLICY_FLAGS["MPOL_F_RELATIVE_NODES"]
+    if flags & both == both:
+        raise ConfigError(f"{where}.flags", "MPOL_F_STATIC_NODES and MPOL_F_RELATIVE_NODES exclude each other")
+    return mode | flags, nodes

@@ -1,0 +1,1 @@
+"""NVIDIA's GPUs: what a container asks for x what the host has → container edits."""

@@ -1,0 +1,118 @@
+"""Is this host fit for GPU containers?  Looks at everything a container would need and says what is wrong and what to do."""
+
+from __future__ import annotations
+
+from gpurun.errors import GpurunError
+from gpurun.gpu.doctor_host import Finding, cdi_files, device_program, mig, modules, nodes, other_cards
+from gpurun.gpu.host.driver import Driver, module_version, read_driver
+from gpurun.gpu.host.gpus import read_gpus
+from gpurun.gpu.host.roots import Roots
+from gpurun.gpu.request.settings import read_settings, settings_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def examine(env: Mapping[str, str]) -> tuple[Finding, ...]:
+    """All findings for this host; *env* is gpurun's own environment (GPURUN_SYSROOT).  Changes nothing, raises nothing."""
+    settings, roots = _settings(env)
+    found = [settings]
+    version = module_version(roots)
+    found.append(
+        Finding("kernel module", "ok", f"version {version}")
+        if version
+        else Finding("kernel module", "fail", f"not loaded ({roots.sysroot}/proc/driver/nvidia/version): `modprobe nvidia`")
+    )
+    utility = _read(roots, ("utility",))
+    found.append(_libraries(utility))
+    compute = _read(roots, ("compute",))
+    if isinstance(utility, Driver):
+        found += _gpus(roots) + other_cards(roots) + modules(roots) + [_compute(compute)]
+        found += nodes(roots, compute.nodes if isinstance(compute, Driver) else utility.nodes) + mig(roots)
+        found += _params(utility) + _persistence(utility) + [_checkpoint(version)]
+    found += cdi_files(env) + [_device_cgroup(), device_program()]
+    return tuple(found)
+
+
+def _settings(env: Mapping[str, str]) -> tuple[Finding, Roots]:
+    path = settings_path(env)
+    try:
+        settings = read_settings(path)
+    except GpurunError as e:
+        return Finding("configuration", "fail", str(e)), Roots(sysroot=env.get("GPURUN_SYSROOT", ""))
+    roots = Roots(settings.driver_root, env.get("GPURUN_SYSROOT", "").rstrip("/"))
+    if not settings.policy.accept_envvar_when_unprivileged:
+        text = f"{path}: unprivileged containers get no GPU, whatever their environment asks"
+        return Finding("configuration", "note", text), roots
+    return Finding("configuration", "ok", f"driver root {roots.sysroot}{roots.driver_root}"), roots
+
+
+def _read(roots: Roots, capabilities: tuple[str, ...]) -> Driver | str:
+    try:
+        return read_driver(roots, capabilities)
+    except GpurunError as e:
+        return str(e)
+
+
+def _libraries(driver: Driver | str) -> Finding:
+    if isinstance(driver, str):
+        return Finding("libraries", "fail", driver)
+    where = driver.libraries[0].host_path if driver.libraries else ""
+    return Finding("libraries", "ok", f"version {driver.version}, {where.rpartition('/')[0]}")
+
+
+def _gpus(roots: Roots) -> list[Finding]:
+    gpus = read_gpus(roots)
+    if not gpus:
+        text = "the driver has no GPU: is one in the machine (lspci -d 10de:), and is it bound to vfio-pci or nouveau?"
+        return [Finding("GPUs", "fail", text)]
+    found = [Finding("GPUs", "ok", f"{len(gpus)}: " + ", ".join([f"{g.index} = {g.model}" for g in gpus]))]
+    nameless = [str(g.index) for g in gpus if "?" in g.uuid]
+    if nameless:
+        text = f"GPU {', '.join(nameless)} has no UUID yet: run nvidia-smi once, or nvidia-persistenced always"
+        found.append(Finding("GPUs", "note", text))
+    return found
+
+
+def _compute(driver: Driver | str) -> Finding:
+    if isinstance(driver, str):
+        return Finding("CUDA", "fail", driver)
+    return Finding("CUDA", "ok", "libcuda and nvidia-uvm are there")
+
+
+def _params(driver: Driver) -> list[Finding]:
+    if any(f.name == "params" for f in driver.proc_files):
+        return []
+    return [
+        Finding("/proc/driver/nvidia/params", "note", "cannot be read: programs in containers may try to make device nodes")
+    ]
+
+
+def _persistence(driver: Driver) -> list[Finding]:
+    if any("nvidia-persistenced" in file.path and file.kind == "socket" for file in driver.files):
+        return []
+    text = "nvidia-persistenced does not run: an idle GPU is initialised anew by each first program, up to seconds"
+    return [Finding("persistence", "note", text)]
+
+
+def _checkpoint(version: str) -> Finding:
+    from gpurun.gpu.cuda_checkpoint import missing
+
+    lacks = missing(version)
+    if not lacks:
+        return Finding("checkpoint", "ok", "cuda-checkpoint and CRIU's CUDA plugin are there")
+    return Finding("checkpoint", "note", f"programs that compute cannot be checkpointed: missing {', '.join(lacks)}")
+
+
+def _device_cgroup() -> Finding:
+    from gpurun.cgroup.tree import UNIFIED_MOUNTPOINT, find_tree
+
+    try:
+        tree = find_tree()
+    except GpurunError as e:
+        return Finding("cgroup", "fail", str(e))
+    if tree.root != UNIFIED_MOUNTPOINT:
+        text = f"version 2 is at {tree.root}: other runtimes filter devices by version 1, which the hook cannot extend"
+        return Finding("cgroup", "note", text)
+    return Finding("cgroup", "ok", "version 2 at /sys/fs/cgroup")

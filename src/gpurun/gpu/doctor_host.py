@@ -1,0 +1,163 @@
+"""What the doctor looks at beyond the driver itself: modules, cards bound to others, nodes and their links, MIG, BPF."""
+
+from __future__ import annotations
+
+import posix
+from errno import EACCES, EPERM
+
+from gpurun.errors import GpurunError
+from gpurun.gpu.host.gpus import Gpu, read_gpus
+from gpurun.gpu.host.nodes import HostNode, read_majors
+from gpurun.gpu.host.reads import names_in, read_text
+from gpurun.gpu.host.roots import Roots, dev_root
+from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_VENDOR = "0x10de"
+_DISPLAY = ("0x0300", "0x0302")  # PCI classes: VGA controller, 3D controller
+
+
+class Finding(Record):
+    """One thing looked at: *verdict* is ``ok``, ``note`` (works, but) or ``fail``; *text* says what and what to do."""
+
+    subject: str
+    verdict: str
+    text: str
+
+
+def modules(roots: Roots) -> list[Finding]:
+    """Which modules of the driver are loaded, and whether nouveau is in their way."""
+    majors = read_majors(roots)
+    found = []
+    if "nvidia-modeset" not in majors:
+        text = "nvidia-modeset is not loaded: the capability display needs it: `modprobe nvidia-modeset`"
+        found.append(Finding("kernel modules", "note", text))
+    loaded = {line.split(" ", 1)[0] for line in read_text(f"{roots.sysroot}/proc/modules").splitlines()}
+    if "nouveau" in loaded:
+        text = "nouveau is loaded: it takes the GPUs; blacklist it (`echo blacklist nouveau > /etc/modprobe.d/nouveau.conf`)"
+        found.append(Finding("kernel modules", "note", text))
+    if found:
+        return found
+    shown = ", ".join([f"{name} = {number}" for name, number in sorted(majors.items()) if name.startswith("nvidia")])
+    return [Finding("kernel modules", "ok", f"majors: {shown}")]
+
+
+def other_cards(roots: Roots) -> list[Finding]:
+    """NVIDIA's display controllers that another driver has, or none."""
+    base = f"{roots.sysroot}/sys/bus/pci/devices"
+    found = []
+    for bus_id in names_in(base):
+        device = f"{base}/{bus_id}"
+        if read_text(f"{device}/vendor").strip() != _VENDOR or read_text(f"{device}/class").strip()[:6] not in _DISPLAY:
+            continue
+        try:
+            driver = posix.readlink(f"{device}/driver").rpartition("/")[2]
+        except OSError:
+            continue  # without a driver, and in sysfs without links: the list of GPUs tells
+        if driver != "nvidia":
+            text = f"the card {bus_id} is bound to {driver}: containers cannot have it"
+            found.append(Finding("GPUs", "note", text))
+    return found
+
+
+def nodes(roots: Roots, control: tuple[HostNode, ...]) -> list[Finding]:
+    """Whether the nodes are there and are what they should be, and whether systemd can find them."""
+    try:
+        gpus = read_gpus(roots)
+    except GpurunError as e:
+        return [Finding("device nodes", "fail", str(e))]
+    every = (*control, *[g.node for g in gpus])
+    missing = [n.path for n in every if not n.exists]
+    if missing:
+        text = (
+            f"the host lacks {', '.join(missing)}: containers get them all the same, but not those with a user namespace: "
+            "`nvidia-modprobe -c 0 -u` makes them"
+        )
+        return [Finding("device nodes", "note", text)]
+    return [Finding("device nodes", "ok", "all there"), *_links(roots, every)]
+
+
+def _links(roots: Roots, every: tuple[HostNode, ...]) -> list[Finding]:
+    """systemd looks a device up as /dev/char/MAJOR:MINOR when it applies DeviceAllow anew."""
+    char = f"{dev_root(roots)}/dev/char"
+    lacking = [n.path for n in every if not _leads_to(f"{char}/{n.major}:{n.minor}", n)]
+    if not lacking:
+        return [Finding("/dev/char", "ok", "every node has its link")]
+    text = (
+        f"no link to {', '.join(lacking)}: runtimes that name nodes to systemd by path lose them at a daemon-reload (gpurun "
+        "names numbers): `nvidia-ctk system create-dev-char-symlinks` makes the links"
+    )
+    return [Finding("/dev/char", "note", text)]
+
+
+def _leads_to(path: str, node: HostNode) -> bool:
+    try:
+        found = posix.stat(path)
+    except OSError:
+        return False
+    return found.st_rdev == posix.makedev(node.major, node.minor)
+
+
+def mig(roots: Roots) -> list[Finding]:
+    """Whether the MIG devices of this host can be given to containers."""
+    try:
+        divided = [gpu for gpu in read_gpus(roots) if gpu.mig]
+    except GpurunError:
+        return []  # said of the nodes
+    return [_mig_of(gpu) for gpu in divided]
+
+
+def _mig_of(gpu: Gpu) -> Finding:
+    listed = ", ".join([f"{device.gi}/{device.ci}" for device in gpu.mig])
+    lacking = [f"{d.gi}/{d.ci}" for d in gpu.mig if len(d.nodes) < 2]
+    if lacking:
+        text = f"GPU {gpu.index}: no capability nodes are known for {', '.join(lacking)}: `nvidia-modprobe -m`"
+        return Finding("MIG", "fail", text)
+    absent = [n.path for d in gpu.mig for n in d.nodes if not n.exists]
+    if absent:
+        text = f"GPU {gpu.index}: the host lacks {', '.join(dict.fromkeys(absent))}: `nvidia-modprobe -f` makes them"
+        return Finding("MIG", "note", text)
+    return Finding("MIG", "ok", f"GPU {gpu.index} is divided into {listed}")
+
+
+def cdi_files(env: Mapping[str, str]) -> list[Finding]:
+    """The CDI files of this host: those that no runtime can read, and those of another driver than the loaded one."""
+    from gpurun.cdi.files import read_registry
+    from gpurun.gpu.cdi.named_devices import spec_dirs
+    from gpurun.gpu.cdi.stale import stale_files
+    from gpurun.gpu.request.settings import roots_of, site_settings
+
+    try:
+        settings = site_settings(env)
+        registry = read_registry(spec_dirs(settings, env))
+        stale = stale_files(registry, roots_of(env, settings))
+    except GpurunError as e:
+        return [Finding("CDI", "note", str(e))]
+    found = [Finding("CDI", "note", text) for text in stale]
+    found += [Finding("CDI", "note", text) for _, text in registry.errors]
+    if registry.files and not found:
+        return [Finding("CDI", "ok", f"{len(registry.files)} files, {len(registry.devices)} devices")]
+    return found
+
+
+def device_program() -> Finding:
+    """Whether a device program can be loaded here: what gpurun attaches to every container's cgroup."""
+    from gpurun.cgroup.devices import device_program as compiled
+    from gpurun.linux.bpf import prog_load
+
+    try:
+        fd = prog_load(compiled(()))
+    except OSError as e:
+        if e.errno in (EPERM, EACCES):
+            if posix.geteuid():
+                return Finding("BPF", "note", "not root: a container made like this cannot have its devices filtered")
+            text = "may not load a device program: CAP_BPF and CAP_SYS_ADMIN are missing, or seccomp forbids bpf(2)"
+            return Finding("BPF", "fail", text)
+        return Finding(
+            "BPF", "fail", f"a device program cannot be loaded: {e.strerror}: is CONFIG_CGROUP_BPF in this kernel?"
+        )
+    posix.close(fd)
+    return Finding("BPF", "ok", "a device program can be loaded")

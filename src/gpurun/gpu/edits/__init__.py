@@ -1,0 +1,1 @@
+"""Request x host → container edits, each with its reason."""

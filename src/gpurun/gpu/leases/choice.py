@@ -1,0 +1,193 @@
+"""Which of the GPUs of a host a container gets that asks for free ones, and why not the others.  Pure.
+
+Of those that are free and fit, the set is taken with the most GPUs that the container had before (one that is restored);
+then that has the most NVLink connections within; then the most GPUs on the NUMA
+nodes of the container's CPUs; then on the fewest nodes; then the fewest NVLink connections to free GPUs outside, so that
+pairs stay pairs; then whose GPUs have rested longest.
+"""
+
+from __future__ import annotations
+
+from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from gpurun.gpu.request.free import FreeRequest
+
+#: More sets than that are not compared: one GPU after the other is chosen then.
+MAX_SETS = 5000
+
+
+class Unit(Record):
+    """What can be leased: a GPU, or a MIG device (then *profile* is not empty where NVML has told it).
+
+    *key* is the PCI bus id, for a MIG device with /GI/CI behind it; *name* what the container is told.  *memory* is in
+    bytes, -1 where it is not known; *links* are the indices of the GPUs that NVLink connects it with.
+    """
+
+    key: str
+    name: str
+    index: int
+    minor: int
+    model: str
+    numa_node: int = -1
+    memory: int = -1
+    links: tuple[int, ...] = ()
+    mig: bool = False
+    profile: str = ""
+    nodes: tuple[tuple[int, int], ...] = ()  # (major, minor) of the device nodes that open it, all of them
+
+    @property
+    def gpu_key(self) -> str:
+        """The key of the GPU that it is, or is a part of."""
+        return self.key.partition("/")[0]
+
+    @property
+    def shown(self) -> str:
+        """What a sentence calls it."""
+        return f"GPU {self.index}" if not self.mig else f"MIG device {self.key.partition('/')[2]} of GPU {self.index}"
+
+
+def units_of(units: tuple[Unit, ...], numbers: frozenset[tuple[int, int]]) -> tuple[Unit, ...]:
+    """Those of *units* that device nodes with these (major, minor) open; MIG devices in the place of their GPU."""
+    mine = [unit for unit in units if unit.nodes and numbers.issuperset(unit.nodes)]
+    divided = {unit.gpu_key for unit in mine if unit.mig}
+    return tuple([unit for unit in mine if unit.mig or unit.key not in divided])
+
+
+class Verdict(Record):
+    """One unit, and *why* it cannot be had: empty for one that can.  *waiting* would help where it is only taken now."""
+
+    unit: Unit
+    why: str = ""
+    waiting: bool = False
+
+
+def judge(
+    wish: FreeRequest, units: tuple[Unit, ...], taken: Mapping[str, str], never: frozenset[str] = frozenset()
+) -> tuple[Verdict, ...]:
+    """What stands against each of *units*: *taken* says by key who has it, *never* are keys that the site does not lease."""
+    divided = {unit.gpu_key for unit in units if unit.mig}
+    found = []
+    for unit in units:
+        why = _unfit(wish, unit, divided)
+        if why is None:
+            continue  # no candidate at all: the other kind is asked for
+        if not why and (unit.key in never or unit.gpu_key in never):
+            why = "the site never leases it"
+        if why:
+            found.append(Verdict(unit, why))
+            continue
+        holder = taken.get(unit.key, "") or (taken.get(unit.gpu_key, "") if unit.mig else "")
+        found.append(Verdict(unit, holder, bool(holder)))
+    return tuple(found)
+
+
+def _unfit(wish: FreeRequest, unit: Unit, divided: set[str]) -> str | None:
+    """Why *unit* is none that *wish* means, whoever has it; ``None`` for what need not even be told."""
+    if not wish.profile:
+        if unit.mig:
+            return None
+        if unit.key in divided:
+            return "it is divided into MIG devices: ask for one with profile="
+    elif not unit.mig:
+        return None
+    elif unit.profile.lower() != wish.profile:
+        return f"its profile is {unit.profile}" if unit.profile else "its profile is not known without NVML"
+    if not wish.product_fits(unit.model):
+        return f"it is a {unit.model}"
+    if wish.memory and unit.memory < 0:
+        return "its memory is not known without NVML"
+    if not wish.memory_fits(unit.memory):
+        return f"it has {unit.memory / (1 << 30):.4g} GiB of memory"
+    return ""
+
+
+def choose(
+    wish: FreeRequest,
+    free: tuple[Unit, ...],
+    near: frozenset[int] = frozenset(),
+    used: Mapping[str, int] | None = None,
+    had: frozenset[str] = frozenset(),
+) -> tuple[Unit, ...]:
+    """The *free* units to take, by index; empty where there is no such set.
+
+    *near* are the NUMA nodes whose CPUs the container may use (empty: all alike), *used* says by key when a unit was last
+    seen in use, *had* are the names of those that the container had before.
+    """
+    if len(free) < wish.count:
+        return ()
+    again = tuple([unit for unit in free if unit.name in had])
+    if len(again) == wish.count and (not wish.nvlink or _connected(again)):
+        return again
+    sets = _sets(free, wish.count) if _count(len(free), wish.count) <= MAX_SETS else _grown(free, wish.count)
+    best: tuple[Unit, ...] = ()
+    lowest: tuple[object, ...] = ()
+    for chosen in sets:
+        if wish.nvlink and not _connected(chosen):
+            continue
+        kept = sum([1 for unit in chosen if unit.name in had])
+        score = (-kept, *_score(chosen, free, near, used or {}))
+        if not best or score < lowest:  # type: ignore[operator]
+            best, lowest = chosen, score
+    return best
+
+
+def _score(
+    chosen: tuple[Unit, ...], free: tuple[Unit, ...], near: frozenset[int], used: Mapping[str, int]
+) -> tuple[object, ...]:
+    """What is better is less."""
+    inside = {unit.index for unit in chosen}
+    outside = {unit.index for unit in free} - inside
+    nodes = {unit.numa_node for unit in chosen}
+    return (
+        -sum([1 for unit in chosen for peer in unit.links if peer in inside]),
+        -sum([1 for unit in chosen if unit.numa_node in near]),
+        len(nodes),
+        sum([1 for unit in chosen for peer in unit.links if peer in outside]),
+        tuple(sorted([used.get(unit.key, 0) for unit in chosen], reverse=True)),
+        tuple([(unit.index, unit.key) for unit in chosen]),
+    )
+
+
+def _connected(chosen: tuple[Unit, ...]) -> bool:
+    """Whether NVLink leads from each of *chosen* to each other, over others of them if need be."""
+    inside = {unit.index: unit.links for unit in chosen}
+    reached, todo = {chosen[0].index}, [chosen[0].index]
+    while todo:
+        for peer in inside[todo.pop()]:
+            if peer in inside and peer not in reached:
+                reached.add(peer)
+                todo.append(peer)
+    return len(reached) == len(inside)
+
+
+def _sets(units: tuple[Unit, ...], count: int) -> Iterator[tuple[Unit, ...]]:
+    """All sets of *count* of *units*, each in their order."""
+    if count == 0:
+        yield ()
+        return
+    for i in range(len(units) - count + 1):
+        for rest in _sets(units[i + 1 :], count - 1):
+            yield (units[i], *rest)
+
+
+def _grown(units: tuple[Unit, ...], count: int) -> Iterator[tuple[Unit, ...]]:
+    """A set for each unit to begin with: always the one is added that most of the set are connected with."""
+    for first in units:
+        chosen = [first]
+        while len(chosen) < count:
+            inside = {unit.index for unit in chosen}
+            rest = [unit for unit in units if unit not in chosen]
+            chosen.append(max(rest, key=lambda u: (len(inside & {*u.links}), u.numa_node == first.numa_node, -u.index)))  # noqa: B023
+        yield tuple(sorted(chosen, key=lambda unit: (unit.index, unit.key)))
+
+
+def _count(n: int, k: int) -> int:
+    """How many sets of *k* there are of *n*."""
+    made = 1
+    for i in range(k):
+        made = made * (n - i) // (i + 1)
+    return made

@@ -1,0 +1,292 @@
+"""Giving a container GPUs that are free: look, choose and note it under the lock; wait, if the site says so; or say who has
+them.
+"""
+
+from __future__ import annotations
+
+import posix
+import select
+import time
+
+from gpurun import log
+from gpurun.errors import GpuError, shown
+from gpurun.gpu.leases import queue
+from gpurun.gpu.leases.choice import Unit, Verdict, choose, judge
+from gpurun.gpu.leases.names import Known
+from gpurun.gpu.leases.policy import LeasePolicy
+from gpurun.gpu.leases.store import Lease, Leased, Store, new_lease, open_process
+from gpurun.gpu.leases.survey import Survey, described, holders, survey
+from gpurun.gpu.request.records import place
+from gpurun.linux import procfs
+from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpurun.gpu.host.roots import Roots
+    from gpurun.gpu.leases.queue import Ticket
+    from gpurun.gpu.request.free import FreeRequest
+
+#: Seconds between two looks of one who waits, at the most; the end of a container that has GPUs is noticed at once.
+_LOOK_S = 0.25
+#: How often a choice is made again that a user's own gpurun has crossed.
+_TRIES = 20
+_WHY_CHARACTERS = 4000
+
+
+class Asker(Record):
+    """For whom GPUs are wanted: the container, how its engine knows it, who calls, the NUMA nodes of its CPUs.
+
+    *source* is where the request was found, *had* the names of GPUs that a restored container had.  With
+    *part*, the name of a lease beside others that the container has, those count like anybody's.
+    """
+
+    id: str
+    root: str
+    known: Known = Known()
+    user: int = 0
+    near: frozenset[int] = frozenset()
+    source: str = ""
+    part: str = ""
+    had: frozenset[str] = frozenset()
+
+    @property
+    def own(self) -> tuple[str, str]:
+        """(root, id) of leases that this one takes the place of."""
+        return ("", "") if self.part else (self.root, self.id)
+
+
+class Choice(Record):
+    """What would be chosen now, and what stands against each of the others; *chosen* is empty where there is too little."""
+
+    chosen: tuple[Unit, ...]
+    verdicts: tuple[Verdict, ...]
+    problem: str = ""  # why NVML said nothing
+
+
+def look(wish: FreeRequest, roots: Roots, policy: LeasePolicy, store: Store, asker: Asker) -> Choice:
+    """What :func:`lease` would choose now; nothing is changed and nothing is locked.
+
+    Raises :class:`GpuError` where it would be refused, or would have to wait.
+    """
+    found = survey(roots)
+    leases = store.leases()
+    _check_limits(wish, leases, policy, asker)
+    verdicts = _verdicts(wish, found, leases, policy, asker)
+    chosen = choose(wish, tuple([v.unit for v in verdicts if not v.why]), asker.near, store.last_used())
+    if not chosen:
+        raise GpuError(_refusal(wish, verdicts, policy, asker, 0))
+    return Choice(chosen, verdicts, found.problem)
+
+
+def told(wish: FreeRequest, choice: Choice) -> str:
+    """*choice* as a sentence: what would be chosen now, and why not each of the others."""
+    names = ", ".join([f"{unit.shown} ({unit.name})" for unit in choice.chosen])
+    others = [v for v in choice.verdicts if v.unit not in choice.chosen]
+    why = "; ".join([f"{v.unit.shown}: {v.why or 'free as well'}" for v in others])
+    text = f"'{shown(wish.text)}' would be {names} now{f'; {shown_lines(why)}' if why else ''}"
+    return f"{text} (processes of the host are not known: {choice.problem})" if choice.problem else text
+
+
+def lease(wish: FreeRequest, roots: Roots, policy: LeasePolicy, store: Store, asker: Asker) -> tuple[Lease, tuple[str, ...]]:
+    """GPUs for *asker*, noted in *store*; returns the lease and the names of what was chosen.
+
+    Raises :class:`GpuError`: too few that fit, a limit of the site, or taken, and for how long was waited.
+    """
+    found = survey(roots)
+    if found.problem:
+        log.warning(f"free GPUs are chosen without knowing which processes of the host compute: {found.problem}")
+    if not found.units:
+        raise GpuError(f"{_asked(wish, asker)}: this host has no GPU, `gpurun gpu list` says why")
+    deadline = time.monotonic() + policy.wait
+    ticket: Ticket | None = None
+    try:
+        while True:
+            watched: list[tuple[int, int]] = []
+            with store:
+                made, ticket, verdicts, first = _attempt(wish, found, policy, store, asker, ticket, watched)
+            if made is not None:
+                return made, tuple([unit.name for unit in made.units])
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise GpuError(_refusal(wish, verdicts, policy, asker, first))
+            _await_one(watched, min(left, _LOOK_S))
+    finally:
+        if ticket is not None:
+            queue.leave(store.path, ticket)
+
+
+def _attempt(
+    wish: FreeRequest,
+    found: Survey,
+    policy: LeasePolicy,
+    store: Store,
+    asker: Asker,
+    ticket: Ticket | None,
+    watched: list[tuple[int, int]],
+) -> tuple[Lease | None, Ticket | None, tuple[Verdict, ...], int]:
+    """One try under the lock: the lease, or the verdicts and the pid of who came first (0: nobody).
+
+    *watched* gets the (pid, start time) of processes whose end would make a difference.
+    """
+    for _ in range(_TRIES):
+        leases = store.leases()
+        _check_limits(wish, leases, policy, asker)
+        verdicts = _verdicts(wish, found, leases, policy, asker)
+        possible = frozenset([v.unit.key for v in verdicts if not v.why or v.waiting])
+        if len(possible) < wish.count:
+            raise GpuError(_refusal(wish, verdicts, policy, asker, 0))
+        first = queue.ahead(store.path, possible, ticket)
+        free = tuple([v.unit for v in verdicts if not v.why])
+        chosen = () if first is not None else choose(wish, free, asker.near, store.last_used(), asker.had)
+        if not chosen:
+            if ticket is None and policy.wait:
+                ticket = queue.draw(store.path, *_self(), possible)
+            if first is not None:
+                watched.append((first.pid, first.start_time))
+            else:
+                watched += [(one.pid or one.maker, one.start_time if one.pid else one.maker_start) for one in leases]
+            return None, ticket, verdicts, first.pid if first is not None else 0
+        made = new_lease(asker.id, asker.root, leased(chosen), **about(asker, wish.text))
+        store.save(made)
+        keys = {unit.key for unit in chosen}
+        others = [one for one in store.leases(own=False) if one.kind != "released"]
+        if not any(keys & {unit.key for unit in other.units} for other in others):
+            store.note_use(sorted(keys))
+            return made, ticket, verdicts, 0
+        store.remove(made)  # another user's gpurun, which cannot share our lock, was as fast
+        time.sleep(posix.urandom(1)[0] / 5000)
+    raise GpuError(f"{_asked(wish, asker)}: other users lease GPUs at this moment, try again")
+
+
+def leased(units: tuple[Unit, ...]) -> tuple[Leased, ...]:
+    """*units* as a lease has them."""
+    return tuple([Leased(unit.key, unit.name, unit.index, unit.minor) for unit in units])
+
+
+def about(asker: Asker, request: str, kind: str = "lease") -> dict[str, Any]:
+    """The fields of a lease that say who has asked for what."""
+    known = asker.known
+    return {
+        "kind": kind,
+        "request": request,
+        "name": known.name,
+        "engine": known.engine,
+        "user": asker.user,
+        "labels": known.labels,
+        "part": asker.part,
+    }
+
+
+def _self() -> tuple[int, int]:
+    found = procfs.stat(posix.getpid())
+    return posix.getpid(), found[1] if found is not None else 0
+
+
+def _verdicts(
+    wish: FreeRequest, found: Survey, leases: tuple[Lease, ...], policy: LeasePolicy, asker: Asker
+) -> tuple[Verdict, ...]:
+    never = frozenset([unit.key for unit in found.units if is_named(unit, policy.never)])
+    return judge(wish, found.units, holders(found, leases, policy, asker.own), never)
+
+
+def is_named(unit: Unit, names: tuple[str, ...]) -> bool:
+    """Whether one of *names* (index, UUID, bus id) is that of *unit*, or of the GPU that it is a part of."""
+    own = {unit.name.lower(), unit.key, unit.gpu_key, str(unit.index)}
+    return any(name.lower() in own for name in names)
+
+
+def _check_limits(wish: FreeRequest, leases: tuple[Lease, ...], policy: LeasePolicy, asker: Asker) -> None:
+    others = [one for one in leases if one.kind == "lease" and (one.root, one.id) != asker.own]
+    if policy.per_user:
+        have = sum([len(one.units) for one in others if one.user == asker.user])
+        _check_limit(wish, asker, have, policy.per_user, f"user {asker.user}")
+    labels = dict(asker.known.labels)
+    for label, limit in policy.per_label:
+        if label in labels:
+            have = sum([len(one.units) for one in others if dict(one.labels).get(label) == labels[label]])
+            _check_limit(wish, asker, have, limit, f"containers with {label}={shown(labels[label])}")
+
+
+def _check_limit(wish: FreeRequest, asker: Asker, have: int, limit: int, who: str) -> None:
+    if have + wish.count > limit:
+        raise GpuError(f"{_asked(wish, asker)}: the site lets {who} lease {limit} GPUs at a time, {have} are leased now")
+
+
+def _asked(wish: FreeRequest, asker: Asker) -> str:
+    return f"{place(asker.source)} '{shown(wish.text)}'"
+
+
+def _refusal(wish: FreeRequest, verdicts: tuple[Verdict, ...], policy: LeasePolicy, asker: Asker, first: int) -> str:
+    """Why there is no lease: what is free, and what stands against each of the others."""
+    kind = (
+        f"MIG device{'s' * (wish.count > 1)} of profile {wish.profile}" if wish.profile else f"GPU{'s' * (wish.count > 1)}"
+    )
+    free = [v.unit for v in verdicts if not v.why]
+    text = f"{_asked(wish, asker)}: {wish.count} {kind} wanted, {len(free)} of {len(verdicts)} free"
+    if first:
+        text += f" and others came first (process {first} waits)"
+    elif wish.nvlink and len(free) >= wish.count:
+        text += ", but not connected by NVLink"
+    if policy.wait and any(v.waiting for v in verdicts):
+        text += f" after {policy.wait:g} s"
+    why = "; ".join([f"{v.unit.shown}: {v.why}" for v in verdicts if v.why])
+    return f"{text}: {shown_lines(why)}" if why else text
+
+
+def shown_lines(text: str) -> str:
+    """*text*, with names that engines gave made harmless, and cut where it is no longer read."""
+    return shown(text, _WHY_CHARACTERS)
+
+
+def _await_one(watched: list[tuple[int, int]], seconds: float) -> None:
+    """Wait until one of those processes has ended, for *seconds* at most."""
+    waiting = select.poll()
+    opened = [fd for fd in [open_process(pid, start) for pid, start in watched] if fd >= 0]
+    try:
+        for fd in opened:
+            waiting.register(fd, select.POLLIN)
+        if len(opened) == len(watched):
+            waiting.poll(int(seconds * 1000))
+    finally:
+        for fd in opened:
+            posix.close(fd)
+
+
+def note_named(
+    nodes: tuple[tuple[int, int], ...], roots: Roots, policy: LeasePolicy, store: Store, asker: Asker
+) -> tuple[str, Lease | None]:
+    """Note that a container has the GPUs of these device *nodes* (major, minor), which it asked for by name.
+
+    Returns a warning, or "", and what was noted, if those are GPUs.
+    Raises :class:`GpuError` where the site refuses what others have leased.
+    """
+    found = survey(roots, ask_nvml=False)
+    have = set(nodes)
+    mine = [unit for unit in found.units if unit.nodes and have.issuperset(unit.nodes)]
+    divided = {unit.gpu_key for unit in mine if unit.mig}
+    mine = [unit for unit in mine if unit.mig or unit.key not in divided]
+    keys = {unit.key for unit in mine}
+    if not keys:
+        return "", None
+    with store:
+        text = ""
+        for one in store.leases():
+            shared = [unit for unit in one.units if unit.key in keys or _overlaps(unit.key, keys)]
+            if one.kind in ("lease", "share") and shared and (one.root, one.id) != (asker.root, asker.id):
+                listed = ", ".join([f"GPU {unit.index}" for unit in shared])
+                text = (
+                    f"{place(asker.source)}: {listed}: {'leased' if one.kind == 'lease' else 'shared'} by {described(one)}"
+                )
+                if policy.shared == "refuse":
+                    raise GpuError(f"{shown_lines(text)}: this site shares no GPU that is leased, ask for free:{len(keys)}")
+        made = new_lease(asker.id, asker.root, leased(tuple(mine)), **about(asker, "", "named"))
+        store.save(made)
+        store.note_use(sorted(keys))
+    return f"{shown_lines(text)}: both use it" if text else "", made
+
+
+def _overlaps(key: str, keys: set[str]) -> bool:
+    """Whether one is a part of the other: a GPU and a MIG device of it."""
+    return any(one.startswith(f"{key}/") or key.startswith(f"{one}/") for one in keys)

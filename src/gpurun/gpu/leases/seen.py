@@ -1,0 +1,140 @@
+"""Containers that have GPUs, of any engine and however they got them: by the numbers of the nodes in their /dev.
+
+Each mount namespace with a /dev of its own is looked at once.  One with the host's /dev (a service of systemd, an agent that
+was given all of it) is none.  Who has GPUs but neither /dev/nvidia-uvm nor /dev/dri can look at them, as monitors do, and
+not compute: it does not count.  A container that may make device nodes can look as if it had GPUs; it gets none by that.
+"""
+
+from __future__ import annotations
+
+import posix
+from _stat import S_ISCHR, S_ISLNK
+
+from gpurun.linux.files import O_CLOEXEC, Fd, read_file
+from gpurun.linux.fs import O_DIRECTORY, O_PATH
+from gpurun.linux.procfs import cgroups
+from gpurun.ns.path import open_in_root, path_in_root
+from gpurun.record import Record
+
+_PREFIXES = (("/dev", "nvidia"), ("/dev/nvidia-caps", "nvidia-cap"))
+
+
+class Seen(Record):
+    """A container: *pid* is its first process, *namespace* the inode of its mount namespace.
+
+    *devices* are the (major, minor) of the character devices in its /dev.
+    """
+
+    pid: int
+    namespace: int
+    devices: frozenset[tuple[int, int]]
+
+
+def containers_with_nodes() -> tuple[Seen, ...]:
+    """All that this process may see."""
+    host = _host_dev()
+    known = {mount_namespace("self"), mount_namespace("1"), 0}
+    found = []
+    for pid in sorted([int(name) for name in posix.listdir("/proc") if name.isdigit()]):
+        namespace = mount_namespace(str(pid))
+        if namespace in known:
+            continue
+        known.add(namespace)
+        devices = nodes_of(pid, host)
+        if devices:
+            found.append(Seen(pid, namespace, devices))
+    return tuple(found)
+
+
+def mount_namespace(pid: str) -> int:
+    """The inode of the mount namespace of the process *pid*; 0 where it cannot be seen."""
+    try:
+        return posix.stat(f"/proc/{pid}/ns/mnt").st_ino
+    except OSError:
+        return 0  # gone, or not ours to see
+
+
+def _host_dev() -> int:
+    try:
+        return posix.stat("/proc/1/root/dev").st_dev
+    except OSError:
+        return posix.stat("/dev").st_dev
+
+
+def nodes_of(pid: int, host_dev: int = -1, computes: bool = False) -> frozenset[tuple[int, int]]:
+    """(major, minor) of the nodes in the /dev of the process *pid*, the driver's among them; none where it is the host's.
+
+    None either, unless *computes*, where they cannot compute.
+
+    Its file system is hostile: nothing leads out of it.
+    """
+    try:
+        root_fd = posix.open(f"/proc/{pid}/root", O_PATH | O_DIRECTORY | O_CLOEXEC)
+    except OSError:
+        return frozenset()
+    found: list[tuple[int, int]] = []
+    try:
+        for directory, _ in _PREFIXES:
+            try:
+                fd = open_in_root(root_fd, directory, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                if posix.fstat(fd).st_dev == host_dev:
+                    return frozenset()
+                names = posix.listdir(fd)
+                computes = computes or "nvidia-uvm" in names or "dri" in names
+                for name in names:
+                    node = posix.stat(name, dir_fd=fd, follow_symlinks=False)
+                    if S_ISCHR(node.st_mode):
+                        found.append((posix.major(node.st_rdev), posix.minor(node.st_rdev)))
+            except OSError:
+                continue  # it went away while we looked
+            finally:
+                posix.close(fd)
+    finally:
+        posix.close(root_fd)
+    return frozenset(found) if computes else frozenset()
+
+
+def node_paths(root_fd: int) -> tuple[str, ...]:
+    """The paths of the driver's nodes, and of links beside them, below the root *root_fd*; none of the host's /dev."""
+    found: list[str] = []
+    host_dev = posix.stat("/dev").st_dev
+    for directory, prefix in (
+        *_PREFIXES,
+        ("/dev/nvidia-caps-imex-channels", "channel"),
+        ("/dev/dri", ""),
+        ("/dev/dri/by-path", ""),
+    ):
+        try:
+            fd = open_in_root(root_fd, directory, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+        except OSError:
+            continue
+        with Fd(fd):
+            if posix.fstat(fd).st_dev == host_dev or path_in_root(root_fd, fd, "").strip("/") != directory.strip("/"):
+                continue
+            for name in sorted(posix.listdir(fd)):
+                mode = posix.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
+                if name.startswith(prefix) and (S_ISCHR(mode) or S_ISLNK(mode)):
+                    found.append(f"{directory}/{name}")
+    return tuple(found)
+
+
+def cgroup_of(pid: int) -> str:
+    """The cgroup of the process *pid*, as this process sees the tree; empty when it is gone."""
+    try:
+        found = cgroups(pid)
+    except OSError:
+        return ""
+    unified = next((path for controllers, path in found if not controllers), "/")
+    # On a host with cgroup v1 other runtimes' containers are in the hierarchies of the controllers.
+    return unified if unified != "/" else max([path for _, path in found], key=len, default="")
+
+
+def command_of(pid: int) -> str:
+    """The name of the program of *pid*; empty when it is gone."""
+    try:
+        return read_file(f"/proc/{pid}/comm", 64).decode("utf-8", "replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,185 @@
+"""Shares of a GPU: what is left of each, and noting one under the lock, so that all shares of a GPU are no more than it.
+
+A GPU is leased to one container, or shared by several.  What a share does not name, memory or threads, is not limited
+and does not count.
+"""
+
+from __future__ import annotations
+
+from gpurun.errors import ConfigError, GpuError, shown
+from gpurun.gpu.leases.choice import Unit, Verdict, judge, units_of
+from gpurun.gpu.leases.lessor import about, is_named, leased, shown_lines
+from gpurun.gpu.leases.seen import command_of
+from gpurun.gpu.leases.store import new_lease
+from gpurun.gpu.leases.survey import described, holders, survey
+from gpurun.gpu.request.records import place
+from gpurun.gpu.request.share import share_text
+from gpurun.record import Record, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpurun.gpu.host.roots import Roots
+    from gpurun.gpu.leases.lessor import Asker
+    from gpurun.gpu.leases.policy import LeasePolicy
+    from gpurun.gpu.leases.store import Lease, Store
+    from gpurun.gpu.leases.survey import Survey
+    from gpurun.gpu.request.free import FreeRequest
+    from gpurun.gpu.request.share import Share
+
+_SHARE = "share"
+_EXCLUSIVE = "lease"
+#: How the kernel shortens the names of the MPS daemon and its servers.
+_MPS = "nvidia-cuda-mps"
+
+
+class GivenShare(Record):
+    """The *unit* that a container has a share of; *lease* is what was noted (None: only looked), *warning* what to say."""
+
+    unit: Unit
+    lease: Lease | None = None
+    warning: str = ""
+
+
+def no_room(share: Share, unit: Unit, leases: tuple[Lease, ...], own: tuple[str, str] = ("", "")) -> str:
+    """Why *unit* has no room for *share* beside the shares of others; "" where it has.  Pure."""
+    mine = [one for one in _shares_of(unit, leases) if (one.root, one.id) != own]
+    if share.memory and unit.memory < 0:
+        return "its memory is not known without NVML"
+    memory, threads = sum([one.memory for one in mine]), sum([one.threads for one in mine])
+    short = []
+    if share.memory and memory + share.memory > unit.memory:
+        short.append(f"{max(unit.memory - memory, 0) / (1 << 30):.4g} of {unit.memory / (1 << 30):.4g} GiB")
+    if share.threads and threads + share.threads > 100:
+        short.append(f"{max(100 - threads, 0)} % of its threads")
+    if not short:
+        return ""
+    held = _told_of(mine)
+    return f"{' and '.join(short)} left{f': {held}' if held else ''}"
+
+
+def _told_of(leases: list[Lease]) -> str:
+    return ", ".join([f"{described(one)} has {share_text(one.memory, one.threads)}" for one in leases])
+
+
+def _shares_of(unit: Unit, leases: tuple[Lease, ...]) -> list[Lease]:
+    return [one for one in leases if one.kind == _SHARE and unit.key in [leased.key for leased in one.units]]
+
+
+def _others(found: Survey, leases: tuple[Lease, ...], policy: LeasePolicy, own: tuple[str, str]) -> dict[str, str]:
+    """Key → who has it without a share."""
+    # Who has a share is not to be found a second time by the nodes in its /dev, which is what "released" says.
+    apart = tuple([replace(one, kind="released") if one.kind == _SHARE else one for one in leases])
+    shared = {unit.key for one in leases if one.kind == _SHARE for unit in one.units}
+    computing = [(k, pid) for k, pid in found.computing if k not in shared and not command_of(pid).startswith(_MPS)]
+    return holders(replace(found, computing=tuple(computing)), apart, policy, own)
+
+
+def _by(taken: Mapping[str, str], unit: Unit) -> str:
+    return taken.get(unit.key, "") or (taken.get(unit.gpu_key, "") if unit.mig else "")
+
+
+def share_free(
+    wish: FreeRequest, share: Share, roots: Roots, policy: LeasePolicy, store: Store, asker: Asker, note: bool = True
+) -> GivenShare:
+    """A share of any GPU that has room for it and fits *wish*: rather of one that is shared already.
+
+    Unless *note*, nothing is changed.  Raises :class:`GpuError` that says of each GPU what stands against it.
+    """
+    if wish.count != 1:
+        raise ConfigError(place(asker.source), f"'{shown(wish.text)}': a share is one of a single GPU: ask for free:1")
+    found = survey(roots)
+    if not note:
+        return _share_free(wish, share, found, policy, store, asker)
+    with store:
+        granted = _share_free(wish, share, found, policy, store, asker)
+        return _noted(granted, share, store, asker, wish.text)
+
+
+def _share_free(
+    wish: FreeRequest, share: Share, found: Survey, policy: LeasePolicy, store: Store, asker: Asker
+) -> GivenShare:
+    leases = store.leases()
+    taken = _others(found, leases, policy, asker.own)
+    never = frozenset([unit.key for unit in found.units if is_named(unit, policy.never)])
+    verdicts = [
+        v if v.why else Verdict(v.unit, _by(taken, v.unit) or no_room(share, v.unit, leases, asker.own))
+        for v in judge(wish, found.units, {}, never)
+    ]
+    free = [v.unit for v in verdicts if not v.why]
+    if not free:
+        why = "; ".join([f"{v.unit.shown}: {v.why}" for v in verdicts]) or "this host has none"
+        problem = f" ({found.problem})" if found.problem else ""
+        text = f"{place(asker.source)} '{shown(wish.text)}': no GPU has room for a share of {share.text}{problem}"
+        raise GpuError(f"{text}: {shown_lines(why)}")
+    used = store.last_used()
+
+    def order(unit: Unit) -> tuple[int, int, int, int, int]:
+        mine = _shares_of(unit, leases)
+        left = unit.memory - sum([one.memory for one in mine])
+        return int(not mine), left, 100 - sum([one.threads for one in mine]), used.get(unit.key, 0), unit.index
+
+    return GivenShare(min(free, key=order))
+
+
+def share_named(
+    nodes: frozenset[tuple[int, int]],
+    share: Share,
+    roots: Roots,
+    policy: LeasePolicy,
+    store: Store,
+    asker: Asker,
+    note: bool = True,
+) -> GivenShare:
+    """A share of the GPU that the device *nodes* (major, minor) open.
+
+    Unless *note*, nothing is changed.  Raises :class:`GpuError`: it is none, more than one, leased, or has no room.
+    """
+    found = survey(roots)
+    mine = units_of(found.units, nodes)
+    if len(mine) != 1:
+        what = f"{len(mine)} GPUs are asked for" if mine else "no GPU is asked for"
+        raise ConfigError(share.source, f"a share is one of a single GPU, and {what}: name one, or ask for free")
+    (unit,) = mine
+    if not note:
+        return _share_named(unit, share, found, policy, store, asker)
+    with store:
+        granted = _share_named(unit, share, found, policy, store, asker)
+        return _noted(granted, share, store, asker, "")
+
+
+def _share_named(unit: Unit, share: Share, found: Survey, policy: LeasePolicy, store: Store, asker: Asker) -> GivenShare:
+    leases = store.leases()
+    own = [one for one in _shares_of(unit, leases) if (one.root, one.id) == (asker.root, asker.id)]
+    if own:
+        return GivenShare(unit, own[0])  # it was chosen because it is free
+    exclusive = tuple([one for one in leases if one.kind == _EXCLUSIVE])
+    leased_to = [one for one in exclusive if unit.key in [have.key for have in one.units]]
+    why = f"leased by {described(leased_to[0])}" if leased_to else no_room(share, unit, leases, asker.own)
+    other = _by(_others(found, leases, policy, asker.own), unit)
+    if not why and other and policy.shared == "refuse":
+        why = f"{other}, and this site shares no GPU that somebody has"
+    if why:
+        problem = f" ({found.problem})" if found.problem and unit.memory < 0 else ""
+        raise GpuError(f"{share.source}: {unit.shown} has no room for a share of {share.text}{problem}: {shown_lines(why)}")
+    warning = f"{share.source}: {unit.shown}: {other}, without a share: nothing limits that" if other else ""
+    return GivenShare(unit, warning=shown_lines(warning))
+
+
+def _noted(granted: GivenShare, share: Share, store: Store, asker: Asker, request: str) -> GivenShare:
+    """*granted*, written down.  The lock is held."""
+    if granted.lease is not None:
+        return granted
+    limits = {"memory": share.memory, "threads": share.threads}
+    made = new_lease(asker.id, asker.root, leased((granted.unit,)), **about(asker, request, _SHARE), **limits)
+    store.save(made)
+    store.note_use([granted.unit.key])
+    return replace(granted, lease=made)
+
+
+def told(share: Share, granted: GivenShare, leases: tuple[Lease, ...]) -> str:
+    """What the container would be given, as a sentence, and who has shares of the same GPU."""
+    others = _told_of(_shares_of(granted.unit, leases))
+    beside = f"beside others: {others}" if others else "which nobody has a share of yet"
+    return shown_lines(f"a share of {share.text} would be of {granted.unit.shown} ({granted.unit.name}) now, {beside}")

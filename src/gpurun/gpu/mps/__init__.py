@@ -1,0 +1,1 @@
+"""NVIDIA's MPS control daemon: started, given limits, watched and ended."""

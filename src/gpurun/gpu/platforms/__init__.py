@@ -1,0 +1,1 @@
+"""Hosts whose GPU is no PCI card under NVIDIA's driver for Linux: WSL 2 and Tegra."""

@@ -1,0 +1,125 @@
+"""``free:2;memory>=20GiB;product=A100*;nvlink``: a request for GPUs that are free, whichever they are.  Pure.
+
+The grammar: ``free``, a colon and how many (1 unless said), then conditions, each after a semicolon.  Blanks do not count.
+
+    memory>=20GiB   its whole memory; also > < <= = and the units KiB to TiB, kB to TB, or bytes without one
+    product=A100*   its model, a pattern as of a shell, upper and lower case alike, "NVIDIA " before it or not; also !=
+    nvlink          those chosen are connected with each other by NVLink
+    profile=1g.10gb MIG devices of that profile instead of whole GPUs
+"""
+
+from __future__ import annotations
+
+from gpurun.decimals import decimal
+from gpurun.errors import ConfigError, shown
+from gpurun.formats.globs import matches
+from gpurun.gpu.request.records import is_free, place
+from gpurun.record import Record
+
+#: No host has more GPUs and MIG devices than that.
+MAX_COUNT = 128
+
+_UNITS = {
+    "": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40,
+}  # fmt: skip
+_COMPARISONS = (">=", "<=", ">", "<", "=")
+_KNOWN = "memory>=20GiB, product=A100*, nvlink and profile=1g.10gb"
+
+
+class FreeRequest(Record):
+    """So many GPUs, or MIG devices with *profile*, that are free; *text* is how it was written.
+
+    *memory* are comparisons with a number of bytes, *products* patterns, and whether the model is to fit.
+    """
+
+    text: str
+    count: int = 1
+    memory: tuple[tuple[str, int], ...] = ()
+    products: tuple[tuple[str, bool], ...] = ()
+    nvlink: bool = False
+    profile: str = ""
+
+    def product_fits(self, model: str) -> bool:
+        """Whether a GPU of that *model* is one that is meant."""
+        name = model.lower()
+        names = (name, name.removeprefix("nvidia "))
+        return all(any(matches(n, pattern) for n in names) == wanted for pattern, wanted in self.products)
+
+    def memory_fits(self, size: int) -> bool:
+        """Whether a GPU with *size* bytes of memory is one that is meant."""
+        return all(_holds(size, comparison, wanted) for comparison, wanted in self.memory)
+
+
+def read_wish(text: str, source: str) -> FreeRequest:
+    """What *text* asks for, found at *source*; raises :class:`ConfigError` that says what is wrong with it."""
+    if not is_free(text):
+        raise ConfigError(place(source), f"'{shown(text)}' does not ask for free GPUs")
+    head, *conditions = [part.strip() for part in text.split(";")]
+    count = head[len("free") :].strip()
+    wanted = decimal(count[1:].strip(), MAX_COUNT) if count else 1
+    if not wanted:
+        what = f"'{shown(text)}': how many free GPUs are wanted must be a number from 1 to {MAX_COUNT}, such as free:2"
+        raise ConfigError(place(source), what)
+    memory: list[tuple[str, int]] = []
+    products: list[tuple[str, bool]] = []
+    nvlink, profile = False, ""
+    for condition in conditions:
+        if condition.startswith("memory"):
+            memory.append(_memory(condition, text, source))
+        elif condition.startswith("product"):
+            products.append(_product(condition, text, source))
+        elif condition == "nvlink":
+            nvlink = True
+        elif condition.startswith("profile") and condition[7:].strip().startswith("="):
+            profile = condition.partition("=")[2].strip().lower()
+            if not profile:
+                raise _bad(text, source, condition, "names no profile, write profile=1g.10gb")
+        elif condition:
+            raise _bad(text, source, condition, f"is no condition; known are {_KNOWN}")
+    if nvlink and profile:
+        raise _bad(text, source, "nvlink", "cannot be asked of MIG devices, which have none")
+    return FreeRequest(text, wanted, tuple(memory), tuple(products), nvlink, profile)
+
+
+def _bad(text: str, source: str, condition: str, what: str) -> ConfigError:
+    return ConfigError(place(source), f"'{shown(text)}': the condition '{shown(condition)}' {what}")
+
+
+def _memory(condition: str, text: str, source: str) -> tuple[str, int]:
+    rest = condition[len("memory") :].strip()
+    for comparison in _COMPARISONS:
+        if rest.startswith(comparison):
+            size = read_size(rest[len(comparison) :])
+            if size >= 0:
+                return comparison, size
+    raise _bad(text, source, condition, "compares with no size, write memory>=20GiB")
+
+
+def read_size(text: str) -> int:
+    """*text* (``8GiB``, ``512 MB``, or bytes) as bytes; -1 for what is no size."""
+    size = text.strip()
+    digits = size.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+    unit = size[len(digits) :].strip().lower()
+    number = decimal(digits)
+    return -1 if number is None or unit not in _UNITS else number * _UNITS[unit]
+
+
+def _product(condition: str, text: str, source: str) -> tuple[str, bool]:
+    rest = condition[len("product") :].strip()
+    wanted = rest.startswith("=")
+    pattern = rest[1:].strip() if wanted else rest[2:].strip()
+    if not pattern or not (wanted or rest.startswith("!=")):
+        raise _bad(text, source, condition, "names no product, write product=A100*")
+    return pattern.lower(), wanted
+
+
+def _holds(size: int, comparison: str, wanted: int) -> bool:
+    if comparison == ">=":
+        return size >= wanted
+    if comparison == "<=":
+        return size <= wanted
+    if comparison == ">":
+        return size > wanted
+    return size < wanted if comparison == "<" else size == wanted

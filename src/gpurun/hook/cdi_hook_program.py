@@ -1,0 +1,177 @@
+"""``nvidia-cdi-hook``: the hooks that our CDI files name, for containers that another runtime makes.
+
+Under gpurun itself this program never runs (see :mod:`gpurun.gpu.cdi.hook_work`).  Elsewhere it is an OCI createContainer
+hook: the container's state comes on stdin, the process is in the container's mount namespace, and the same edits are made
+by the same code: which libraries there are is read from the bundle's config.json and the host, and no file of the
+image is executed, trusted or reached by a path that could lead out of it.
+
+Exit codes: 0 done or nothing to do, also for a command that is not known (a newer file must not break older programs),
+1 failed, with the reason on stderr.
+"""
+
+from __future__ import annotations
+
+import posix
+import sys
+
+from gpurun import __version__
+from gpurun.cdi.edits import ContainerEdits
+from gpurun.errors import ConfigError, GpurunError, Step, oserror_text
+from gpurun.gpu.cdi.hook_work import hook_work
+from gpurun.gpu.cdi.known_hooks import COMMANDS, parse_call
+from gpurun.hook.apply import apply_edits
+from gpurun.hook.rootfs_target import Target
+from gpurun.launcher.fresh_interpreter import end_imports
+from gpurun.linux.files import O_CLOEXEC, read_fd, read_file
+from gpurun.linux.fs import O_DIRECTORY, O_PATH
+from gpurun.linux.process import PR_SET_DUMPABLE, prctl
+from gpurun.ns.journal import Journal
+from gpurun.oci.config import Device, Mount, OciHook
+from gpurun.oci.reader import (
+    as_object,
+    get_array,
+    get_bool,
+    get_int,
+    get_object,
+    get_string,
+    get_strings,
+    parse_json,
+    require,
+)
+from gpurun.output import write_stdout
+from gpurun.paths import clean_path
+from gpurun.record import Record
+from gpurun.security.lsm import known_context
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpurun.gpu.cdi.known_hooks import HookCall
+
+_HELP = ("-h", "--help", "-help")
+_LIMIT = 64 << 20
+_INITIAL_MAP = ["0", "0", "4294967295"]
+
+
+class Container(Record):
+    """What the hooks need to know of a container: its *rootfs* on the host, createContainer hooks, mounts, devices.
+
+    *readonly*: the rootfs is going to be read-only.  *label* is the SELinux context of its mounts.
+    """
+
+    rootfs: str
+    hooks: tuple[OciHook, ...]
+    mounts: tuple[Mount, ...]
+    devices: tuple[Device, ...]
+    readonly: bool = False
+    label: str = ""
+
+
+def main(argv: list[str]) -> int:
+    """The program with NVIDIA's command line (*argv* without the program name); returns the exit code."""
+    try:
+        return _called(tuple(argv))
+    except (GpurunError, OSError) as e:
+        text = oserror_text(e) if isinstance(e, OSError) else str(e)
+        posix.write(2, f"nvidia-cdi-hook: {text}\n".encode("utf-8", "surrogateescape"))
+        return 1
+
+
+def _called(words: tuple[str, ...]) -> int:
+    while words and words[0] in ("-d", "--debug", "-q", "--quiet"):
+        words = words[1:]
+    if words and words[0] in ("-v", "--version"):
+        write_stdout(f"NVIDIA CDI Hook CLI version {__version__} (gpurun)\n")
+        return 0
+    if not words or words[0] in (*_HELP, "help") or (words[0] in COMMANDS and any(word in _HELP for word in words)):
+        write_stdout(usage(next((word for word in words if word in COMMANDS), "")))
+        return 0
+    call = parse_call(words)
+    if call is None:
+        posix.write(2, f"nvidia-cdi-hook: the hook {words[0]!r} is not known and left out\n".encode("utf-8", "replace"))
+    elif call.command != "noop":
+        _run(call)
+    return 0
+
+
+def usage(command: str = "") -> str:
+    """How the program, or one *command* of it, is called."""
+    if not command:
+        return f"Usage: nvidia-cdi-hook COMMAND [OPTIONS]; commands: {', '.join(COMMANDS)}\n"
+    options = "".join([f" [--{name} {name.upper().replace('-', '_')}]" for name in COMMANDS[command]])
+    return f"Usage: nvidia-cdi-hook {command}{options}\n"
+
+
+def _run(call: HookCall) -> None:
+    container = read_container(call.value("container-spec"))
+    env = {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
+    edits = hook_work(call, container.hooks, container.mounts, container.devices, env)
+    if edits == ContainerEdits():
+        return
+    user_namespace = read_file("/proc/self/uid_map").decode().split() != _INITIAL_MAP
+    # From here on there is only the container: nothing may be imported from a tree that an image may have a hand in.
+    end_imports()
+    prctl(PR_SET_DUMPABLE, 0)
+    with Step("open the rootfs", container.rootfs):
+        root_fd = posix.open(container.rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)
+    if posix.fstat(root_fd)[1:3] == posix.stat("/")[1:3]:
+        raise GpurunError(
+            f"the rootfs {container.rootfs} is the root of this very process: call this as a createContainer hook"
+        )
+    proc = any(clean_path(mount.destination) == "/proc" for mount in container.mounts)
+    journal, label = Journal(root_fd), container.label
+    target = Target(root_fd, journal, user_namespace, container.readonly, replaces_links=True, proc=proc, label=label)
+    apply_edits(edits, target)
+
+
+def read_container(spec: str) -> Container:
+    """The container whose state is in the file *spec*, or on stdin (empty or ``-``).  Raises :class:`GpurunError`."""
+    source = spec if spec not in ("", "-") else "the container's state on stdin"
+    data = read_fd(0, _LIMIT) if spec in ("", "-") else read_file(spec, _LIMIT)
+    state = as_object(parse_json(data, source), "state")
+    bundle = get_string(state, "bundle", "state") or get_string(state, "bundlePath", "state")
+    if not bundle:
+        raise ConfigError("state.bundle", "is missing")
+    path = f"{bundle}/config.json"
+    with Step("read", path):
+        config = as_object(parse_json(read_file(path, _LIMIT), path), "")
+    # crun names the rootfs in the state, as it is; the config's may be relative to the bundle.
+    root = require(get_object(config, "root", ""), "", "root")
+    rootfs = get_string(state, "root", "state")
+    if not rootfs:
+        rootfs = require(get_string(root, "path", "root") or None, "root", "path")
+    linux = get_object(config, "linux", "") or {}
+    return Container(
+        rootfs if rootfs.startswith("/") else f"{bundle}/{rootfs}",
+        get_array(get_object(config, "hooks", "") or {}, "createContainer", "hooks", _hook),
+        get_array(config, "mounts", "", _mount),
+        get_array(linux, "devices", "linux", _device),
+        get_bool(root, "readonly", "root"),
+        known_context(get_string(linux, "mountLabel", "linux")),
+    )
+
+
+def _hook(value: Any, where: str) -> OciHook:
+    obj = as_object(value, where)
+    return OciHook(get_string(obj, "path", where), get_strings(obj, "args", where))
+
+
+def _mount(value: Any, where: str) -> Mount:
+    obj = as_object(value, where)
+    return Mount(
+        get_string(obj, "destination", where),
+        get_string(obj, "type", where),
+        get_string(obj, "source", where),
+        get_strings(obj, "options", where),
+    )
+
+
+def _device(value: Any, where: str) -> Device:
+    obj = as_object(value, where)
+    numbers = [get_int(obj, name, where) or 0 for name in ("major", "minor")]
+    return Device(get_string(obj, "path", where), get_string(obj, "type", where), *numbers)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,185 @@
+"""The API server, through the kubernetes client: plain dicts, one kind of error, watches that go on.
+
+Only what all versions of the client from 22 on have in the same way is used: calls for custom objects, whose paths are those
+of every API group, and the core API's calls for nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kubernetes import client, config, watch
+from kubernetes.client.rest import ApiException
+
+from gpurun.errors import GpurunError
+
+#: Versions of resource.k8s.io whose objects look the same, the best one first.
+RESOURCE_GROUP, RESOURCE_VERSIONS = "resource.k8s.io", ("v1", "v1beta2")
+_TIMEOUT_S = 15.0
+#: Seconds after which a watch is begun anew; the server ends it earlier if it likes.
+_WATCH_S = 300
+
+Object = dict[str, Any]
+
+
+class ApiError(GpurunError):
+    """The API server refused, or could not be asked: *status* is its HTTP status, 0 when there was no answer."""
+
+    def __init__(self, what: str, status: int, text: str) -> None:
+        super().__init__(f"{what}: {text}")
+        self.status = status
+
+
+class Api:
+    """One API server.  Methods raise :class:`ApiError`; they may be called from any thread."""
+
+    def __init__(self, api_client: Any, where: str) -> None:
+        self.where = where
+        self._objects = client.CustomObjectsApi(api_client)
+        self._core = client.CoreV1Api(api_client)
+        self._apis = client.ApisApi(api_client)
+        self._version = client.VersionApi(api_client)
+        self._client = api_client
+
+    def minor_version(self) -> int:
+        """The server's minor version, such as 36."""
+        code = _called("ask for the version", self._version.get_code)
+        digits = "".join([c for c in str(code.minor) if c.isdigit()])
+        return int(digits or 0)
+
+    def resource_version_of_group(self) -> str:
+        """The version of resource.k8s.io to speak.  Raises :class:`ApiError` where the server has none that is known."""
+        groups = _called("ask for the API groups", self._apis.get_api_versions).groups
+        served = [v.version for group in groups if group.name == RESOURCE_GROUP for v in group.versions]
+        for version in RESOURCE_VERSIONS:
+            if version in served:
+                return version
+        raise ApiError(
+            self.where, 404, f"has no {RESOURCE_GROUP}/{RESOURCE_VERSIONS[0]} (it has: {', '.join(served) or 'none'}): "
+            "dynamic resource allocation needs Kubernetes 1.33 or newer, with the feature on"
+        )  # fmt: skip
+
+    def node(self, name: str) -> Object:
+        """The node *name*."""
+        found: Object = self._plain(_called(f"get node {name}", self._core.read_node, name))
+        return found
+
+    def label_node(self, name: str, labels: dict[str, str | None]) -> None:
+        """Set *labels* of the node *name*; None takes one away."""
+        _called(f"label node {name}", self._core.patch_node, name, {"metadata": {"labels": labels}})
+
+    def list(self, group: str, version: str, plural: str, field_selector: str = "") -> tuple[list[Object], str]:
+        """All objects, and the resource version at which they were so."""
+        more = {"field_selector": field_selector} if field_selector else {}
+        answer = _called(f"list {plural}", self._objects.list_cluster_custom_object, group, version, plural, **more)
+        return list(answer.get("items") or ()), str(answer.get("metadata", {}).get("resourceVersion", ""))
+
+    def get_namespaced(self, group: str, version: str, plural: str, namespace: str, name: str) -> Object:
+        """One object of a namespace."""
+        what = f"get {plural} {namespace}/{name}"
+        call = self._objects.get_namespaced_custom_object
+        found: Object = _called(what, call, group, version, namespace, plural, name)
+        return found
+
+    def create(self, group: str, version: str, plural: str, body: Object) -> Object:
+        """Make an object of the cluster."""
+        call = self._objects.create_cluster_custom_object
+        made: Object = _called(f"create {plural} {_name(body)}", call, group, version, plural, body)
+        return made
+
+    def replace(self, group: str, version: str, plural: str, body: Object) -> Object:
+        """Write an object of the cluster; status 409 when *body* has an older resourceVersion than the server."""
+        call = self._objects.replace_cluster_custom_object
+        made: Object = _called(f"replace {plural} {_name(body)}", call, group, version, plural, _name(body), body)
+        return made
+
+    def delete(self, group: str, version: str, plural: str, name: str) -> None:
+        """Delete an object of the cluster; one that is not there is no error."""
+        try:
+            _called(f"delete {plural} {name}", self._objects.delete_cluster_custom_object, group, version, plural, name)
+        except ApiError as e:
+            if e.status != 404:
+                raise
+
+    def changes(self, what: str, version: str, stop: threading.Event, **options: str) -> Iterator[tuple[str, Object]]:
+        """(``ADDED``, ``MODIFIED`` or ``DELETED``, object) since *version*, until the server ends it or *stop* is set.
+
+        *what* is ``nodes``, or ``group/version/plural``.  Raises :class:`ApiError`, with status 410 when *version* is too
+        old: then list again.
+        """
+        stream = watch.Watch()
+        if what == "nodes":
+            call: Callable[..., Any] = self._core.list_node
+            arguments: tuple[str, ...] = ()
+        else:
+            call, arguments = self._objects.list_cluster_custom_object, tuple(what.split("/"))
+        try:
+            for event in stream.stream(
+                call,
+                *arguments,
+                resource_version=version,
+                timeout_seconds=_WATCH_S,
+                _request_timeout=_WATCH_S + 10,
+                **options,
+            ):
+                if stop.is_set():
+                    return
+                yield str(event["type"]), event["raw_object"]
+        except ApiException as e:
+            raise ApiError(f"watch {what}", int(e.status or 0), _reason(e)) from None
+        except Exception as e:  # what urllib3 raises differs from version to version; all of it is a broken connection
+            raise ApiError(f"watch {what}", 0, f"{type(e).__name__}: {e}") from None
+        finally:
+            with contextlib.suppress(Exception):
+                stream.stop()
+
+    def _plain(self, model: Any) -> Any:
+        return self._client.sanitize_for_serialization(model)
+
+
+def connect(kubeconfig: str = "") -> Api:
+    """The API server of *kubeconfig* (default: $KUBECONFIG), or the one of the cluster that this pod is in.
+
+    Raises :class:`GpurunError`.
+    """
+    made = client.Configuration()
+    given = kubeconfig or os.environ.get("KUBECONFIG", "")
+    try:
+        if given:
+            config.load_kube_config(given, client_configuration=made)
+        else:
+            config.load_incluster_config(client_configuration=made)
+    except Exception as e:  # ConfigException, and whatever a broken file makes the library raise
+        where = f"kubeconfig {given}" if given else "no --kubeconfig, and this is no pod with a service account"
+        raise GpurunError(f"{where}: {' '.join(str(e).split()) or type(e).__name__}") from None
+    made.retries = 0  # whoever calls tries again by itself, and says so
+    return Api(client.ApiClient(made), str(made.host))
+
+
+def _called(what: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    try:
+        return call(*arguments, _request_timeout=_TIMEOUT_S, **options)
+    except ApiException as e:
+        raise ApiError(what, int(e.status or 0), _reason(e)) from None
+    except Exception as e:  # see :meth:`Api.changes`
+        raise ApiError(what, 0, f"{type(e).__name__}: {' '.join(str(e).split())}") from None
+
+
+def _reason(error: Any) -> str:
+    """What the server says, in one line."""
+    import json
+
+    try:
+        told = json.loads(error.body or "{}")
+    except (TypeError, ValueError):
+        told = {}
+    text = told.get("message") if isinstance(told, dict) else None
+    return " ".join(str(text or error.reason or "refused").split()) + f" ({error.status})"
+
+
+def _name(body: Object) -> str:
+    return str(body["metadata"]["name"])

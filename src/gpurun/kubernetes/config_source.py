@@ -1,0 +1,121 @@
+"""Where the configuration comes from: a file, read again when it changes, or one of several that a node label names."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+
+from gpurun import log
+from gpurun.errors import ConfigError, GpurunError, strerror_lower
+from gpurun.kubernetes.config import PluginConfig, checked, from_environment, parse
+from gpurun.record import replace
+
+#: The label of a node that names its configuration, as NVIDIA's config-manager has it.
+LABEL = "nvidia.com/device-plugin.config"
+
+
+class ConfigSource:
+    """Call it for the configuration of now.
+
+    *path* is the file (empty: none), or with *label* the directory in which the label's value is the name of one; *default*
+    is the name where the node has no label.  *changes* are fields that the command line sets.  A file that has become wrong
+    is said, and what was good before goes on.
+    """
+
+    def __init__(
+        self, path: str, env: Mapping[str, str], changes: Mapping[str, object], label: Callable[[], str] | None = None,
+        default: str = "",
+    ) -> None:  # fmt: skip
+        self._path, self._env, self._changes, self._label, self._default = path, env, changes, label, default
+        self._good: PluginConfig | None = None
+        self._read: tuple[str, bytes] | None = None
+
+    def __call__(self) -> PluginConfig:
+        """Raises :class:`GpurunError` while none has been good."""
+        try:
+            path = self._chosen()
+            text = b""
+            if path:
+                with open(path, "rb") as file:
+                    text = file.read()
+            if self._good is None or self._read != (path, text):
+                self._read = path, text
+                self._good = self._made(path, text)
+        except OSError as e:
+            self._failed(GpurunError(f"{e.filename}: {strerror_lower(e.errno or 0)}"))
+        except GpurunError as e:
+            self._failed(e)
+        assert self._good is not None
+        return self._good
+
+    def _failed(self, error: GpurunError) -> None:
+        if self._good is None:
+            raise error
+        log.warning(f"{error}; the configuration stays as it was")
+
+    def _chosen(self) -> str:
+        if self._label is None:
+            return self._path
+        name = self._label() or self._default
+        if not name:
+            return ""
+        if "/" in name or name in (".", ".."):
+            raise ConfigError(LABEL, f"{name!r} is no name of a configuration")
+        return os.path.join(self._path, name)
+
+    def _made(self, path: str, text: bytes) -> PluginConfig:
+        try:
+            made = parse(text.decode(), path) if path else PluginConfig()
+        except UnicodeDecodeError:
+            raise ConfigError(path, "is no UTF-8 text") from None
+        made = from_environment(made, self._env)
+        return checked(replace(made, **self._changes), "command line")
+
+
+class NodeLabel:
+    """The value of a label of this node, watched by a thread; *changed* is called after each change."""
+
+    def __init__(self, api: object, node: str, label: str, changed: Callable[[], None]) -> None:
+        from gpurun.kubernetes.api import Api
+
+        assert isinstance(api, Api)
+        self._api, self._node, self._label, self._changed = api, node, label, changed
+        self._stop = threading.Event()
+        self.value = ""
+        self._version = self._get()
+        threading.Thread(target=self._run, name="node-label", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _get(self) -> str:
+        metadata = self._api.node(self._node)["metadata"]
+        self._set(metadata)
+        return str(metadata.get("resourceVersion", ""))
+
+    def _set(self, metadata: Mapping[str, object]) -> None:
+        labels = metadata.get("labels") or {}
+        value = str(labels.get(self._label, "")) if isinstance(labels, dict) else ""
+        if value != self.value:
+            self.value = value
+            self._changed()
+
+    def _run(self) -> None:
+        selector = f"metadata.name={self._node}"
+        while not self._stop.is_set():
+            try:
+                for _, node in self._api.changes("nodes", self._version, self._stop, field_selector=selector):
+                    self._set(node["metadata"])
+                    self._version = str(node["metadata"].get("resourceVersion", self._version))
+            except GpurunError as e:
+                log.debug(str(e))
+                self._stop.wait(1)
+                self._again()
+
+    def _again(self) -> None:
+        try:
+            self._version = self._get()
+        except GpurunError as e:
+            log.warning(f"the label {self._label} of node {self._node} is not known: {e}")
+            self._stop.wait(5)

@@ -1,0 +1,1 @@
+"""Dynamic resource allocation: the driver of a node's GPUs."""

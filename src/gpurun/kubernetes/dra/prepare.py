@@ -1,0 +1,250 @@
+"""Claims made ready for containers, and taken back: sharing set up, a CDI file written, all of it noted before.
+
+Every step can be done twice and undone at any point, so it does not matter where a driver was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+
+from gpurun import log
+from gpurun.cdi.document import CdiSpec
+from gpurun.errors import GpurunError
+from gpurun.gpu.mps.daemon import MpsDaemon, MpsLimits, find_program, in_root
+from gpurun.kubernetes.dra.checkpoint import (
+    COMPLETED,
+    STARTED,
+    Checkpoint,
+    PreparedClaim,
+    PreparedDevice,
+    boot_id,
+    completed,
+)
+from gpurun.kubernetes.dra.claim import Claim, DeviceConfig
+from gpurun.kubernetes.dra.slices import Allocatable
+from gpurun.kubernetes.specs import (
+    NodeHost,
+    device_spec,
+    file_name,
+    is_spec,
+    mps_edits,
+    remove,
+    renamed,
+    with_edits,
+    write,
+)
+
+VENDOR, CLASS = "k8s.gpu.nvidia.com", "claim"
+_TIMEOUT_S = 10.0
+
+#: How the edits of devices become a specification; :func:`gpurun.kubernetes.specs.device_spec` outside tests.
+MakeSpec = Callable[[tuple[str, ...]], CdiSpec]
+
+
+class Preparer:
+    """Prepares and unprepares claims.  *devices* is asked for what the node has now (name → device).
+
+    Methods may be called from any thread; one claim is worked on at a time.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        host: NodeHost,
+        cdi_dir: str,
+        mps_root: str,
+        devices: Callable[[], Mapping[str, Allocatable]],
+        env: Mapping[str, str],
+        programs: str = "",
+    ) -> None:
+        self._checkpoint, self._host, self._cdi_dir, self._mps_root = checkpoint, host, cdi_dir, mps_root
+        self._devices, self._env, self._programs = devices, env, programs
+        self._daemons: dict[str, MpsDaemon] = {}
+        self._lock = threading.Lock()
+        self._boot = boot_id()
+
+    @property
+    def claims(self) -> tuple[PreparedClaim, ...]:
+        """What is prepared, or was begun."""
+        with self._lock:
+            return tuple(self._checkpoint.claims.values())
+
+    def prepare(self, claim: Claim) -> PreparedClaim:
+        """Make *claim* ready; the same answer when it is already.  Raises :class:`GpurunError`, with nothing left done."""
+        with self._lock:
+            known = self._checkpoint.claims.get(claim.uid)
+            if known is not None and known.state == COMPLETED and self._still_there(known):
+                return known
+            made = self._planned(claim)
+            self._checkpoint.put(made)
+            try:
+                spec = self._share(claim, made, device_spec(self._host, VENDOR, CLASS, self._uuids(made), "uuid", self._env))
+                names = {d.uuid: _device_name(claim.uid, d.device) for d in made.devices}
+                write(self._file(claim.uid), renamed(spec, names))
+            except GpurunError:
+                self._undo(made)
+                self._checkpoint.remove(claim.uid)
+                raise
+            done = completed(made)
+            self._checkpoint.put(done)
+            log.info(f"claim {claim.namespace}/{claim.name}: prepared {', '.join(d.device for d in done.devices)}")
+            return done
+
+    def unprepare(self, uid: str) -> None:
+        """Take the claim *uid* back; one that is not known is none.  Raises :class:`GpurunError`: then try again."""
+        with self._lock:
+            claim = self._checkpoint.claims.get(uid)
+            if claim is None:
+                remove(self._file(uid))
+                return
+            self._undo(claim)
+            self._checkpoint.remove(uid)
+            log.info(f"claim {claim.namespace}/{claim.name}: unprepared")
+
+    def start_again(self) -> None:
+        """After a start of this process: MPS daemons have ended with the last one; files of no claim go."""
+        with self._lock:
+            for claim in self._checkpoint.claims.values():
+                if claim.state == COMPLETED and claim.boot == self._boot and any(d.strategy == "MPS" for d in claim.devices):
+                    log.warning(
+                        f"claim {claim.namespace}/{claim.name}: its MPS daemon ended with the driver; it is prepared again"
+                    )
+                    self._checkpoint.put(PreparedClaim(claim.uid, claim.namespace, claim.name, STARTED, "", claim.devices))
+            self._remove_strays()
+
+    def stop(self) -> None:
+        """End the MPS daemons; the claims stay prepared."""
+        with self._lock:
+            for daemon in self._daemons.values():
+                daemon.stop()
+            self._daemons.clear()
+
+    def _planned(self, claim: Claim) -> PreparedClaim:
+        """All that is going to be done for *claim*.  Raises :class:`GpurunError` when it cannot be."""
+        where = f"claim {claim.namespace}/{claim.name}"
+        if not claim.devices:
+            raise GpurunError(f"{where} is not allocated any device of this node")
+        here = self._devices()
+        made = []
+        for device in claim.devices:
+            found = here.get(device.device)
+            if found is None:
+                raise GpurunError(f"{where}: there is no device {device.device} on this node (any more)")
+            if found.mig and device.config.strategy == "TimeSlicing" and device.config.interval:
+                raise GpurunError(f"{where}: {device.device} is a MIG device, whose time slice cannot be set")
+            if not device.admin:
+                self._check_free(where, claim.uid, found, device.share)
+            cdi = (f"{VENDOR}/{CLASS}={_device_name(claim.uid, device.device)}",)
+            strategy = "" if device.admin else device.config.strategy
+            made.append(
+                PreparedDevice(
+                    device.request, device.pool, device.device, found.uuid, found.gpu_uuid, cdi, device.admin, device.share,
+                    strategy,
+                )
+            )  # fmt: skip
+        return PreparedClaim(claim.uid, claim.namespace, claim.name, STARTED, self._boot, tuple(made))
+
+    def _check_free(self, where: str, uid: str, wanted: Allocatable, share: str) -> None:
+        for other in self._checkpoint.claims.values():
+            for device in other.devices:
+                if other.uid == uid or device.admin or device.uuid != wanted.uuid:
+                    continue
+                if not (share and device.share and share != device.share):
+                    raise GpurunError(f"{where}: {wanted.name} is still prepared for claim {other.namespace}/{other.name}")
+
+    def _share(self, claim: Claim, made: PreparedClaim, spec: CdiSpec) -> CdiSpec:
+        """Set up how the devices are shared; *spec* with what its clients need.  Raises :class:`GpurunError`."""
+        mps: list[tuple[str, DeviceConfig]] = []
+        for device, prepared in zip(claim.devices, made.devices, strict=True):
+            if prepared.strategy == "TimeSlicing" and prepared.uuid == prepared.gpu_uuid:
+                self._time_slice(prepared.uuid, device.config.interval)
+            if prepared.strategy == "MPS":
+                mps.append((prepared.uuid, device.config))
+        if not mps:
+            return spec
+        daemon = self._daemons.get(claim.uid)
+        if daemon is None or not daemon.alive():
+            uuids = tuple(dict.fromkeys([uuid for uuid, _ in mps]))
+            daemon = MpsDaemon(
+                self._mps_directory(claim.uid), uuids, _limits(uuids, mps), self._programs, root=self._host.root
+            )
+            daemon.start()
+            self._daemons[claim.uid] = daemon
+        return with_edits(spec, mps_edits(daemon.pipes, daemon.shm))
+
+    def _time_slice(self, uuid: str, interval: int) -> None:
+        program = find_program("nvidia-smi", self._programs, self._host.root)
+        if program is None:
+            raise GpurunError("a time slice is set by nvidia-smi, which is not there: is the driver installed?")
+        words = in_root(self._host.root, program, "compute-policy", "-i", uuid, f"--set-timeslice={interval}")
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        except (OSError, subprocess.SubprocessError) as e:
+            raise GpurunError(f"{' '.join(words)}: {e}") from None
+        if done.returncode:
+            raise GpurunError(f"{' '.join(words)}: {' '.join((done.stdout + done.stderr).split())}")
+
+    def _undo(self, claim: PreparedClaim) -> None:
+        """Take back what has been done for *claim*, however much that is.  Raises :class:`GpurunError`."""
+        remove(self._file(claim.uid))
+        daemon = self._daemons.pop(claim.uid, None)
+        if daemon is not None:
+            daemon.stop()
+        shutil.rmtree(self._mps_directory(claim.uid), ignore_errors=True)
+        for device in claim.devices:
+            if device.strategy == "TimeSlicing" and device.uuid == device.gpu_uuid:
+                try:
+                    self._time_slice(device.uuid, 0)
+                except GpurunError as e:  # a GPU that is gone has no time slice
+                    log.warning(str(e))
+
+    def _still_there(self, claim: PreparedClaim) -> bool:
+        """Whether what was prepared is still so: /run goes with a boot, an MPS daemon can die."""
+        if claim.boot != self._boot or not is_spec(self._file(claim.uid)):
+            return False
+        daemon = self._daemons.get(claim.uid)
+        return not any(d.strategy == "MPS" for d in claim.devices) or (daemon is not None and daemon.alive())
+
+    def _remove_strays(self) -> None:
+        known = {os.path.basename(self._file(uid)) for uid in self._checkpoint.claims}
+        prefix = os.path.basename(file_name(self._cdi_dir, VENDOR, CLASS, "x"))[: -len("x.json")]
+        try:
+            names = os.listdir(self._cdi_dir)
+        except FileNotFoundError:
+            return
+        for name in names:
+            if name.lstrip(".").startswith(prefix) and name not in known:
+                log.warning(f"{self._cdi_dir}/{name} is of no claim, and goes")
+                remove(f"{self._cdi_dir}/{name}")
+
+    def _uuids(self, claim: PreparedClaim) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([device.uuid for device in claim.devices]))
+
+    def _file(self, uid: str) -> str:
+        if not uid or not all(c.isalnum() or c == "-" for c in uid):
+            raise GpurunError(f"claim UID {uid!r} is none")
+        return file_name(self._cdi_dir, VENDOR, CLASS, uid)
+
+    def _mps_directory(self, uid: str) -> str:
+        return f"{self._mps_root}/claim-{uid}"
+
+
+def _device_name(uid: str, device: str) -> str:
+    return f"{uid}-{device}"
+
+
+def _limits(uuids: tuple[str, ...], mps: list[tuple[str, DeviceConfig]]) -> MpsLimits:
+    """The limits of one daemon for all devices of a claim that are shared so."""
+    threads = max((config.threads for _, config in mps), default=0)
+    memory: dict[str, int] = {}
+    for uuid, config in mps:
+        number = str(uuids.index(uuid))
+        own = dict(config.memory_of)
+        size = own.get(uuid, own.get(number, config.memory))
+        if size:
+            memory[number] = size
+    return MpsLimits(threads, tuple(sorted(memory.items())))

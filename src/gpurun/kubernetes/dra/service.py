@@ -1,0 +1,148 @@
+"""The DRA driver of a node: looks at the GPUs, publishes them, serves the kubelet, cleans up after claims that are gone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from queue import Empty, SimpleQueue
+
+from gpurun import log
+from gpurun.errors import GpurunError
+from gpurun.gpu.host.nvml_watch import XidEvent
+from gpurun.kubernetes.api import Api, ApiError
+from gpurun.kubernetes.dra.checkpoint import Checkpoint
+from gpurun.kubernetes.dra.driver import Claims, Sockets
+from gpurun.kubernetes.dra.health import DeviceHealth
+from gpurun.kubernetes.dra.prepare import Preparer
+from gpurun.kubernetes.dra.publish import Publisher
+from gpurun.kubernetes.dra.slices import DRIVER, Allocatable, allocatable
+from gpurun.kubernetes.health import HealthState, xid_filter
+from gpurun.kubernetes.kubelet import KUBELET_DIR
+from gpurun.kubernetes.node import NodeGpus, read_node
+from gpurun.kubernetes.specs import CDI_DIR, NodeHost
+from gpurun.kubernetes.xid_watch import XidWatch
+from gpurun.record import Record
+
+#: Seconds between two searches for claims that are gone.
+_CLEAN_S = 300.0
+
+
+class DraPlaces(Record):
+    """Where the kubelet and the container engine look, where MPS daemons and NVIDIA's programs are (empty: PATH), and how
+    often the GPUs are looked at (seconds)."""
+
+    kubelet_dir: str = KUBELET_DIR
+    cdi_dir: str = CDI_DIR
+    mps_root: str = "/run/gpurun/mps"
+    programs: str = ""
+    interval_s: float = 10.0
+
+
+class DraDriver:
+    """The whole of ``gpurun kubernetes dra-driver``: :meth:`run` until :meth:`stop`, which any thread may call.
+
+    Raises :class:`GpurunError` when the API server cannot be asked, or the checkpoint cannot be read.
+    """
+
+    def __init__(self, api: Api, node_name: str, host: NodeHost, places: DraPlaces, env: Mapping[str, str]) -> None:
+        self._api, self._host, self._places = api, host, places
+        self._node = NodeGpus()
+        self._health = HealthState(xid_filter(env))
+        self._events: SimpleQueue[XidEvent] = SimpleQueue()
+        self._watch = XidWatch(host.roots, self._event)
+        self._publisher = Publisher(api, node_name)
+        checkpoint = Checkpoint(f"{places.kubelet_dir}/plugins/{DRIVER}/checkpoint.json")
+        self._preparer = Preparer(checkpoint, host, places.cdi_dir, places.mps_root, self._devices, env, places.programs)
+        self._claims = Claims(api, self._publisher.version, node_name, self._preparer)
+        self._device_health = DeviceHealth(node_name)
+        self._sockets = Sockets(places.kubelet_dir, self._claims, self._device_health)
+        self._stop, self._wake = threading.Event(), threading.Event()
+        self._slices_changed = threading.Event()
+        self._said: set[str] = set()
+
+    def run(self) -> None:
+        """Serve until :meth:`stop`."""
+        self._preparer.start_again()
+        self._watch.start()
+        threading.Thread(target=self._watch_slices, name="slices", daemon=True).start()
+        try:
+            next_look = next_clean = 0.0
+            while not self._stop.is_set():
+                problems: list[str] = []
+                if time.monotonic() >= next_look or not self._events.empty() or self._slices_changed.is_set():
+                    self._slices_changed.clear()
+                    problems += self._tried(self._look)
+                    # What went wrong with the API server is tried again soon.
+                    next_look = time.monotonic() + (
+                        min(2.0, self._places.interval_s) if problems else self._places.interval_s
+                    )
+                problems += self._tried(self._sockets.serve)
+                if time.monotonic() >= next_clean:
+                    problems += self._tried(self._claims.clean)
+                    next_clean = time.monotonic() + (_CLEAN_S if not problems else 5.0)
+                for problem in set(problems) - self._said:
+                    log.warning(problem)
+                self._said = (self._said | set(problems)) if problems else self._said & set()
+                self._wake.wait(min(1.0, self._places.interval_s))
+                self._wake.clear()
+        finally:
+            self._stop.set()
+            self._sockets.stop()
+            self._watch.stop()
+            self._preparer.stop()
+
+    def stop(self) -> None:
+        """End :meth:`run`."""
+        self._stop.set()
+        self._wake.set()
+
+    def _event(self, event: XidEvent) -> None:
+        self._events.put(event)
+        self._wake.set()
+
+    def _tried(self, step: object) -> list[str]:
+        try:
+            step()  # type: ignore[operator]
+        except GpurunError as e:
+            return [str(e)]
+        return []
+
+    def _look(self) -> None:
+        """Read the node, and publish it.  Raises :class:`GpurunError`."""
+        node = read_node(self._host.roots)
+        self._health.look(node)
+        while True:
+            try:
+                event = self._events.get_nowait()
+            except Empty:
+                break
+            hit = self._health.xid(event, node)
+            log.warning(f"Xid {event.xid} of {event.uuid or 'a GPU'}: {'unhealthy' if hit else 'does not count'}")
+        self._node = node
+        ill = self._health.unhealthy(node)
+        problems = {name: ill.get(one.uuid) or ill.get(one.gpu_uuid, "") for name, one in allocatable(node).items()}
+        self._device_health.tell(problems)
+        try:
+            self._publisher.publish(node, ill)
+        except ApiError as e:
+            if e.status != 409:
+                raise
+            self._slices_changed.set()  # somebody was faster; look again
+
+    def _devices(self) -> Mapping[str, Allocatable]:
+        return allocatable(self._node)
+
+    def _watch_slices(self) -> None:
+        """Whoever changes or deletes our slices makes us look at once."""
+        while not self._stop.is_set():
+            try:
+                _, version = self._publisher.published()
+                self._slices_changed.set()
+                self._wake.set()
+                for _ in self._api.changes(self._publisher.watched(), version, self._stop):
+                    self._slices_changed.set()
+                    self._wake.set()
+            except GpurunError as e:
+                log.debug(str(e))
+                self._stop.wait(2)

@@ -1,0 +1,64 @@
+"""The libraries of ``gpurun[kubernetes]``: found also from the built file, and one sentence where they are not installed."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import site
+import sys
+
+from gpurun.errors import GpurunError
+
+#: Module → (package of the Python index, package of Debian).
+PACKAGES = {
+    "grpc": ("grpcio", "python3-grpcio"),
+    "google.protobuf": ("protobuf", "python3-protobuf"),
+    "kubernetes": ("kubernetes", "python3-kubernetes"),
+    "prometheus_client": ("prometheus-client", "python3-prometheus-client"),
+}
+
+
+def need(*modules: str) -> None:
+    """Make *modules* (of :data:`PACKAGES`) ready to import.  Raises :class:`GpurunError` naming what to install.
+
+    The built file runs without site-packages, for speed; here they are looked for after all, in the virtual environment
+    that the file is installed in, else in the system's.
+    """
+    missing = _missing(modules)
+    if missing and sys.flags.no_site and getattr(sys, "gpurun_bundle", None) is not None:
+        _add_site_packages()
+        missing = _missing(modules)
+    if missing:
+        pip, debian = zip(*[PACKAGES[name] for name in missing], strict=True)
+        raise GpurunError(
+            f"{' and '.join(pip)} {'is' if len(pip) == 1 else 'are'} not installed: `apt-get install {' '.join(debian)}`, "
+            "or install gpurun with its extra `kubernetes`"
+        )
+    gc.enable()  # the launcher turns it off for commands that live for milliseconds
+
+
+def _missing(modules: tuple[str, ...]) -> list[str]:
+    """Those of *modules* that are not there.  What is there and cannot be imported is told by Python's own error."""
+    found = []
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as e:
+            for key in [key for key in sys.modules if key == name or key.startswith(name + ".")]:
+                del sys.modules[key]
+            if e.name is None or not name.startswith(e.name):
+                raise GpurunError(f"{PACKAGES[name][0]} is installed, but not {e.name}, which it needs") from None
+            found.append(name)
+        except ImportError as e:
+            raise GpurunError(f"{PACKAGES[name][0]} is installed and cannot be used: {e}") from None
+    return found
+
+
+def _add_site_packages() -> None:
+    own = os.path.realpath(sys.argv[0])
+    environment = os.path.dirname(os.path.dirname(own))
+    if os.path.exists(f"{environment}/pyvenv.cfg"):
+        site.addsitedir(f"{environment}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages")
+    else:
+        site.main()

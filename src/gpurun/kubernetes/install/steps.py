@@ -1,0 +1,146 @@
+"""Installing on the node and taking it back: the steps, in their order.  They run with the node's root (:mod:`.host`).
+
+Each step can be done twice, and the node's own note says before each what is going to be there: whoever comes after an
+installer that was killed goes on, or takes it back.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpurun import log
+from gpurun.clients import files
+from gpurun.clients.apply import apply_all, forget_kept
+from gpurun.clients.files import Change
+from gpurun.clients.install import installed, uninstalled
+from gpurun.errors import GpurunError, strerror_lower
+from gpurun.kubernetes.install.program import put_program, remove_program, remove_temporary
+from gpurun.kubernetes.install.restart import restart
+from gpurun.kubernetes.install.wish import NO_ENGINE, RECORD, Installed, NodeWish, read_installed, write_installed
+from gpurun.record import replace
+
+_LOCK = "/run/gpurun-node-install.lock"
+
+
+def install(wish: NodeWish, source: int) -> str:
+    """Have the node as *wish* says, with the program of the descriptor *source*; what was done, in words.
+
+    Raises :class:`GpurunError`; an engine that does not come back with the new configuration gets its old one again.
+    """
+    with _alone():
+        _remove_strays()
+        before = read_installed()
+        if before is not None and (before.removing or not _same_place(before.wish, wish)):
+            _remove(before)
+            before = None
+        note = Installed(wish, before is not None and before.restart)
+        write_installed(note)
+        _remove_strays_of(wish)
+        told = [f"{wish.program} is new"] if put_program(source, wish.program) else []
+        changes = () if wish.engine == NO_ENGINE else installed(wish.client())
+        if changes:
+            note = replace(note, restart=True)
+            write_installed(note)
+            apply_all(wish.client(), changes)
+            told += [f"{change.path} is written" for change in changes]
+        if note.restart:
+            _restart(wish, changes)
+            write_installed(replace(note, restart=False))
+            told.append(f"{wish.engine} knows {wish.name}")
+        return "; ".join(told) or (f"{wish.engine} knows {wish.name} already" if wish.engine != NO_ENGINE else "it is there")
+
+
+def remove() -> str:
+    """Take back what the node's note says is there; what was done, in words.  Raises :class:`GpurunError`."""
+    with _alone():
+        _remove_strays()
+        before = read_installed()
+        return _remove(before) if before is not None else "nothing of gpurun is installed on this node"
+
+
+def _remove(before: Installed) -> str:
+    wish = before.wish
+    note = replace(before, removing=True)
+    write_installed(note)
+    _remove_strays_of(wish)
+    client = wish.client()
+    changes = () if wish.engine == NO_ENGINE else uninstalled(client)
+    told = []
+    if changes:
+        note = replace(note, restart=True)
+        write_installed(note)
+        apply_all(client, changes)
+        told += [f"{change.path} is {'gone' if change.text is None else 'as before'}" for change in changes]
+    if wish.config:
+        _forget_kept(wish)
+    if note.restart:
+        restart(wish.engine, wish.restart, wish.socket)
+        write_installed(replace(note, restart=False))
+    users = remove_program(wish.program, wish.directory)
+    if users:
+        # The note stays, so that the next one to come, or another removal, looks again.
+        log.warning(f"{wish.program} stays: {len(users)} containers need it to be stopped: {', '.join(users[:5])}")
+        return "; ".join([*told, f"{wish.program} stays for {len(users)} containers"])
+    os.unlink(RECORD)
+    _remove_empty(os.path.dirname(RECORD))
+    return "; ".join([*told, f"{wish.program} is gone"])
+
+
+def _restart(wish: NodeWish, changes: tuple[Change, ...]) -> None:
+    try:
+        restart(wish.engine, wish.restart, wish.socket)
+    except GpurunError as e:
+        if not changes:
+            raise
+        for change in reversed(changes):
+            files.take_back(change)
+        raise GpurunError(f"{e}; its configuration is as it was before") from None
+
+
+def _same_place(old: NodeWish, new: NodeWish) -> bool:
+    """Whether nothing that *old* has written is left when *new* has been."""
+    places = ("engine", "directory", "name", "config", "drop_in", "default", "cdi")
+    return all(getattr(old, place) == getattr(new, place) for place in places)
+
+
+def _forget_kept(wish: NodeWish) -> None:
+    """The file before ours that was kept goes once the file is that again."""
+    text = files.read(wish.config)
+    forget_kept((Change(wish.config, text),) if text is not None else ())
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One installer at a time.  Raises :class:`GpurunError` when another one works here."""
+    try:
+        fd = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as e:
+        raise GpurunError(f"{_LOCK}: {strerror_lower(e.errno or 0)}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise GpurunError("another installer is at work on this node: wait until it is through") from None
+    finally:
+        os.close(fd)
+
+
+def _remove_strays() -> None:
+    remove_temporary(RECORD)
+
+
+def _remove_strays_of(wish: NodeWish) -> None:
+    """What an installer that was killed has left beside the files that it was writing."""
+    of_engine = (wish.config, wish.config + files.KEPT, wish.drop_in) if wish.engine != NO_ENGINE else ()
+    for path in (wish.program, *of_engine):
+        remove_temporary(path)
+
+
+def _remove_empty(directory: str) -> None:
+    try:
+        os.rmdir(directory)
+    except OSError:  # not empty
+        pass

@@ -1,0 +1,61 @@
+"""A thread that waits for the driver's Xid events, for as long as somebody wants them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from gpurun import log
+from gpurun.errors import GpurunError
+from gpurun.gpu.host.nvml import find_nvml
+from gpurun.gpu.host.nvml_watch import EventWatch, XidEvent
+from gpurun.gpu.host.roots import Roots
+
+#: Seconds until NVML's process is started again after it has ended: at first, and at most.
+_RETRY_S, _RETRY_MAX_S = 1.0, 60.0
+
+
+class XidWatch:
+    """Calls *told* with each event, from its own thread, between :meth:`start` and :meth:`stop`.
+
+    The driver may be loaded later, hang or crash meanwhile: then it is asked again.
+    """
+
+    def __init__(self, roots: Roots, told: Callable[[XidEvent], None]) -> None:
+        self._roots, self._told = roots, told
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="xid-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it, and NVML's process; returns within seconds."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(10)
+
+    def _run(self) -> None:
+        retry, said = _RETRY_S, ""
+        while not self._stop.is_set():
+            try:
+                watch = EventWatch(find_nvml(self._roots))
+            except (GpurunError, OSError) as e:
+                problem = str(e)
+            else:
+                try:
+                    while not self._stop.is_set():
+                        for event in watch.wait(0.5):
+                            self._told(event)
+                        if watch.watching is not None:
+                            retry, said = _RETRY_S, ""
+                    return
+                except GpurunError as e:
+                    problem = str(e)
+                finally:
+                    watch.close()
+            if problem != said:
+                log.warning(f"Xid events are not known: {problem}")
+                said = problem
+            self._stop.wait(retry)
+            retry = min(retry * 2, _RETRY_MAX_S)

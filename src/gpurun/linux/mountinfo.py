@@ -1,0 +1,47 @@
+"""The mounts that a process sees: /proc/pid/mountinfo (proc_pid_mountinfo(5))."""
+
+from __future__ import annotations
+
+from gpurun.errors import GpurunError
+from gpurun.linux.files import read_file
+from gpurun.record import Record
+
+#: The largest table that is read, in bytes: some hundred thousand mounts, as many as fs.mount-max lets there be.
+MAX_TABLE = 64 << 20
+
+
+class MountEntry(Record):
+    """One line; the paths are as the process sees them, without the escapes of the file."""
+
+    id: str
+    root: str  # the directory of the file system that is mounted
+    point: str
+    fstype: str
+    device: str = ""  # major:minor of the file system
+
+
+def mounts(pid: int | str = "self") -> list[MountEntry]:
+    """The mounts of the process *pid*, in the order in which they were made; raises OSError."""
+    return parse_mounts(read_file(f"/proc/{pid}/mountinfo", MAX_TABLE).decode("utf-8", "surrogateescape"))
+
+
+def parse_mounts(text: str) -> list[MountEntry]:
+    """The mounts of the text of a mountinfo; raises :class:`GpurunError` where it is not as the kernel writes it."""
+    found = []
+    for line in text.split("\n"):
+        before, dash, after = line.partition(" - ")
+        if dash:
+            try:
+                mount_id, _, device, root, point = before.split(" ", 5)[:5]
+                found.append(MountEntry(mount_id, _unescaped(root), _unescaped(point), after.partition(" ")[0], device))
+            except ValueError:
+                raise GpurunError(f'mountinfo has a line that is not as the kernel writes it: "{line[:200]}"') from None
+    return found
+
+
+def _unescaped(text: str) -> str:
+    r"""*text* without the escapes of space, tab, newline and backslash: a ``\`` and three octal digits."""
+    if "\\" not in text:
+        return text
+    first, *rest = text.split("\\")
+    return first + "".join([chr(int(part[:3], 8)) + part[3:] for part in rest])

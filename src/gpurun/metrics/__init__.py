@@ -1,0 +1,1 @@
+"""What GPUs and containers do, for Prometheus."""

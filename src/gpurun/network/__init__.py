@@ -1,0 +1,1 @@
+"""A network for a container that no engine gives one."""

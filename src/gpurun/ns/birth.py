@@ -1,0 +1,54 @@
+"""A child that is born in another cgroup (clone3(2), CLONE_INTO_CGROUP), or moved there where the kernel kills it at birth.
+
+Since Linux 6.14 (and 6.1.129, 6.6.78, 6.12.14) the kernel kills such a child before it has run, if cgroup.kill was ever
+written to for its parent's cgroup or for its own, and not as often for both: a fork compares the two counts, so as to miss
+no kill that comes while it forks.  Another child is cloned beside its parent then, does nothing until it has been moved, and
+goes the same way.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun.linux.files import O_CLOEXEC, Fd
+from gpurun.linux.process import clone3
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def clone_into(flags: int, cgroup_fd: int, move: Callable[[int, int], None]) -> tuple[int, int]:
+    """:func:`gpurun.linux.process.clone3` into the cgroup *cgroup_fd*; -1 for that of the caller.
+
+    ``move(pid, dead)`` is called where the kernel does not let a child be born there: it puts the process *pid* there, and
+    *dead* is one that is to be reaped.  What it raises is raised here, and the child ends.
+    """
+    if cgroup_fd < 0:
+        return clone3(flags)
+    read, write = posix.pipe2(O_CLOEXEC)
+    dead, pidfd = clone3(flags, cgroup_fd)
+    if dead == 0:
+        posix.close(read)
+        posix.write(write, b"\n")
+        posix.close(write)
+        return 0, -1
+    posix.close(write)
+    alive = posix.read(read, 1)
+    posix.close(read)
+    if alive:
+        return dead, pidfd
+    posix.close(pidfd)
+    read, write = posix.pipe2(O_CLOEXEC)
+    pid, pidfd = clone3(flags)
+    if pid == 0:
+        posix.close(write)
+        if not posix.read(read, 1):
+            posix._exit(1)  # the parent gave up
+        posix.close(read)
+        return 0, -1
+    posix.close(read)
+    with Fd(write):
+        move(pid, dead)
+        posix.write(write, b"\n")
+    return pid, pidfd

@@ -1,0 +1,303 @@
+"""`install` and `uninstall`: each client's own configuration, changed and given back, and read by the client itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.cli.parse import parse
+from gpurun.clients.files import KEPT, apply
+from gpurun.clients.install import CLIENTS, Wish, installed, uninstalled
+from gpurun.clients.toml_files import RuntimeEntry
+from gpurun.errors import ConfigError, GpurunError
+from gpurun.toolkit.install import install, uninstall
+from tests.clients.containerd_config import CONTAINERD, V2, V3
+
+PROGRAM = "/opt/gpurun"
+DAEMON_JSON = '{\n  "log-driver": "journald",\n\n  "runtimes": {"kata": {"path": "/usr/bin/kata"}}\n}\n'
+TEXTS = {
+    "docker": DAEMON_JSON,
+    "containerd": CONTAINERD,
+    "podman": '[engine]\nruntime_supports_json = ["crun"]  # only\n',
+    "crio": '[crio.runtime]\ndefault_runtime = "runc"\n[crio.runtime.runtimes.runc]\nmonitor_path = "/usr/bin/conmon"\n',
+}
+NAMES = {"docker": "daemon.json", "containerd": "config.toml", "podman": "containers.conf", "crio": "crio.conf"}
+
+
+def wish(client: str, directory: Path, default: bool = False, **more: Any) -> Wish:
+    return Wish(client, RuntimeEntry("gpurun", PROGRAM, default), str(directory / NAMES[client]), **more)
+
+
+def done(asked: Wish) -> dict[str, str]:
+    """What is in the directory after `install`."""
+    for change in installed(asked):
+        apply(change)
+    return tree(Path(asked.path).parent)
+
+
+def undone(asked: Wish) -> dict[str, str]:
+    for change in uninstalled(asked):
+        apply(change)
+    return {name: text for name, text in tree(Path(asked.path).parent).items() if not name.endswith(KEPT)}
+
+
+def tree(directory: Path) -> dict[str, str]:
+    return {str(p.relative_to(directory)): p.read_text() for p in sorted(directory.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("default", [False, True])
+@pytest.mark.parametrize("before", ["nothing", "a file"])
+@pytest.mark.parametrize("client", CLIENTS)
+def test_there_and_back(client: str, before: str, default: bool, tmp_path: Path) -> None:
+    if before == "a file":
+        (tmp_path / NAMES[client]).write_text(TEXTS[client])
+    start = tree(tmp_path)
+    asked = wish(client, tmp_path, default)
+    first = done(asked)
+    assert any(PROGRAM in text for text in first.values())
+    assert installed(asked) == (), "the second time there is nothing to do"
+    assert undone(asked) == start
+    assert uninstalled(asked) == ()
+
+
+@pytest.mark.parametrize("client", ["docker", "containerd"])
+def test_what_was_changed_since_stays(client: str, tmp_path: Path) -> None:
+    """The administrator's own change after `install` is not lost by `uninstall`."""
+    file = tmp_path / NAMES[client]
+    file.write_text(TEXTS[client])
+    done(wish(client, tmp_path))
+    old, new = ("journald", "syslog") if client == "docker" else ("pause:3.9", "pause:3.10")
+    file.write_text(file.read_text().replace(old, new))
+    after = undone(wish(client, tmp_path))
+    read = json.loads if client == "docker" else tomllib.loads
+    assert read(after[file.name]) == read(TEXTS[client].replace(old, new))
+
+
+def test_docker_keeps_its_form(tmp_path: Path) -> None:
+    (tmp_path / "daemon.json").write_text(DAEMON_JSON)
+    made = done(wish("docker", tmp_path, default=True))
+    kata = '"kata": {"path": "/usr/bin/kata"}'
+    expected = DAEMON_JSON.replace(kata, f'{kata}, "gpurun": {{"path": "{PROGRAM}"}}')
+    assert made["daemon.json"] == expected.replace("\n}\n", ',\n  "default-runtime": "gpurun"\n}\n')
+    assert made["daemon.json" + KEPT] == DAEMON_JSON
+
+
+def test_containerd_keeps_comments_and_is_like_the_default_runtime(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(CONTAINERD)
+    text = done(wish("containerd", tmp_path))["config.toml"]
+    assert text.startswith("version = 2  # ours\n") and "# mirrored" in text
+    section = tomllib.loads(text)["plugins"][V2]["containerd"]
+    assert section["runtimes"]["gpurun"]["options"] == {"SystemdCgroup": True, "BinaryName": PROGRAM}
+    assert section["default_runtime_name"] == "runc"
+
+
+def test_a_default_that_was_made_stays_until_it_is_taken_out(tmp_path: Path) -> None:
+    for client in ("docker", "containerd"):
+        directory = tmp_path / client
+        directory.mkdir()
+        done(wish(client, directory, default=True))
+        assert installed(wish(client, directory)) == ()
+
+
+@pytest.mark.parametrize("whose", ["the main file's", "an imported file's", "nobody's"])
+def test_the_file_of_containerd_that_counts(whose: str, tmp_path: Path) -> None:
+    """containerd before 2.1 takes the tables of a plugin whole from the last file that has them."""
+    main, other = tmp_path / "config.toml", tmp_path / "conf.d/99-nvidia.toml"
+    main.write_text('imports = ["conf.d/*.toml"]\n' + (CONTAINERD if whose != "nobody's" else "version = 3\n"))
+    other.parent.mkdir()
+    other.write_text(CONTAINERD if whose == "an imported file's" else "version = 3\n[debug]\nlevel = 'warn'\n")
+    before = tree(tmp_path)
+    asked = wish("containerd", tmp_path)
+    made = done(asked)
+    (changed,) = [name for name, text in made.items() if text != before.get(name) and not name.endswith(KEPT)]
+    expected = {
+        "the main file's": "config.toml",
+        "an imported file's": "conf.d/99-nvidia.toml",
+        "nobody's": "conf.d/gpurun.toml",
+    }
+    assert changed == expected[whose]
+    assert (V3 if whose == "nobody's" else V2) in tomllib.loads(made[changed])["plugins"]
+    assert undone(asked) == before
+
+
+def test_a_file_of_its_own_for_containerd(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(CONTAINERD)
+    start = tree(tmp_path)
+    drop_in = tmp_path / "conf.d/50-gpurun.toml"
+    asked = wish("containerd", tmp_path, drop_in=str(drop_in))
+    made = done(asked)
+    table = tomllib.loads(made["conf.d/50-gpurun.toml"])["plugins"][V2]
+    assert table["sandbox_image"] == "registry/pause:3.9" and "gpurun" in table["containerd"]["runtimes"]
+    assert tomllib.loads(made["config.toml"])["imports"] == [f"{tmp_path}/conf.d/*.toml"]
+    assert installed(asked) == () and undone(asked) == start
+
+
+def test_a_file_of_its_own_beside_others(tmp_path: Path) -> None:
+    """It comes last, so it repeats the table that counted before; an import that others use stays."""
+    (tmp_path / "config.toml").write_text("version = 2\n")
+    asked = wish("containerd", tmp_path, drop_in=str(tmp_path / "conf.d/gpurun.toml"))
+    done(asked)
+    other = tmp_path / "conf.d/99-nvidia.toml"
+    other.write_text(CONTAINERD)
+    made = done(asked)
+    table = tomllib.loads(made["conf.d/gpurun.toml"])["plugins"][V2]
+    assert table["sandbox_image"] == "registry/pause:3.9" and set(table["containerd"]["runtimes"]) >= {"runc", "gpurun"}
+    after = undone(asked)
+    assert set(tree(tmp_path)) == {"config.toml", "config.toml" + KEPT, "conf.d/99-nvidia.toml"}
+    assert tomllib.loads(after["config.toml"])["imports"] == [f"{tmp_path}/conf.d/*.toml"]
+
+
+def test_podman_speaks_json_with_those_it_did(tmp_path: Path) -> None:
+    (tmp_path / "containers.conf").write_text(TEXTS["podman"])
+    engine = tomllib.loads(done(wish("podman", tmp_path, True))["containers.conf.d/gpurun.conf"])["engine"]
+    assert engine == {"runtime": "gpurun", "runtime_supports_json": ["crun", "gpurun"], "runtimes": {"gpurun": [PROGRAM]}}
+
+
+@pytest.mark.parametrize(
+    ("client", "text", "words"),
+    [
+        ("docker", "{", "daemon.json: is not JSON"),
+        ("docker", "[]", "is not a JSON object"),
+        ("docker", '{"runtimes": 1}', "runtimes: is not an object"),
+        ("containerd", "a = [", "config.toml: is not TOML"),
+        ("containerd", "version = 0\n", "0 is no version"),
+        ("podman", "[engine", "containers.conf: is not TOML"),
+    ],
+)
+def test_a_broken_file_is_not_touched(client: str, text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / NAMES[client]).write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        installed(wish(client, tmp_path))
+
+
+def call(*words: str, expect: int = 0) -> None:
+    invocation = parse(words)
+    assert (install if words[0] == "install" else uninstall)(invocation) == expect
+
+
+def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    file = tmp_path / "daemon.json"
+    file.write_text(DAEMON_JSON)
+    usual = ["--config", str(file), "--path", PROGRAM]
+    call("install", "docker", *usual, "--no-names", "--dry-run")
+    out = capfd.readouterr().out
+    assert out.startswith(f"--- {file}\n+++ {file}\n@@") and "\033" not in out
+    assert file.read_text() == DAEMON_JSON
+    call("install", "docker", *usual, "--no-names")
+    said = capfd.readouterr().err
+    assert f"wrote {file} (before: {file}{KEPT})" in said and "docker reads it after: systemctl reload docker" in said
+    call("install", "docker", *usual, "--no-names")
+    assert "docker knows the runtime gpurun already" in capfd.readouterr().err
+    call("uninstall", "docker", *usual)
+    assert tree(tmp_path) == {"daemon.json": DAEMON_JSON}
+    call("install", "kubernetes", "--runtime-class")
+    assert "handler: gpurun" in capfd.readouterr().out
+    with pytest.raises(GpurunError, match='install: no client "rkt": docker, containerd, podman, crio or kubernetes'):
+        call("install", "rkt", "--path", PROGRAM)
+
+
+def test_what_the_client_does_not_take_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's own check of its configuration fails: everything is as it was."""
+    fake = tmp_path / "bin/containerd"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\necho 'containerd: no such plugin' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
+    (tmp_path / "etc").mkdir()
+    file = tmp_path / "etc/config.toml"
+    for text in (None, CONTAINERD):
+        if text:
+            file.write_text(text)
+        with pytest.raises(
+            GpurunError, match="config dump` does not take it, and nothing is changed: containerd: no such plugin"
+        ):
+            call("install", "containerd", "--config", str(file), "--path", PROGRAM, "--no-names")
+        assert (file.read_text() if file.exists() else None) == text
+
+
+@pytest.mark.clients
+@pytest.mark.parametrize("default", [False, True])
+def test_containerds_own_configuration(default: bool, tmp_path: Path) -> None:
+    """What `containerd config default` prints, changed, is read by containerd as it is to be, and given back as it was."""
+    if not shutil.which("containerd"):
+        pytest.skip("containerd is not installed")
+    file = tmp_path / "config.toml"
+    text = subprocess.run(["containerd", "config", "default"], capture_output=True, text=True, check=True).stdout
+    file.write_text(text)
+    done(wish("containerd", tmp_path, default))
+    command = ["containerd", "--config", str(file), "config", "dump"]
+    plugins = tomllib.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["plugins"]
+    section = (plugins.get(V3) or plugins[V2])["containerd"]
+    assert section["runtimes"]["gpurun"]["options"]["BinaryName"] == PROGRAM
+    assert section["default_runtime_name"] == ("gpurun" if default else "runc")
+    assert "runc" in section["runtimes"]
+    assert undone(wish("containerd", tmp_path, default)) == {"config.toml": text}
+
+
+@pytest.mark.clients
+@pytest.mark.native
+def test_podman_reads_it(tmp_path: Path) -> None:
+    if not shutil.which("podman") or os.geteuid() != 0:
+        pytest.skip("Podman is not installed, or this is not root")
+    script = """mount -t tmpfs etc /etc/containers && cp "$2" /etc/containers/policy.json 2>/dev/null
+        cd /; "$1" install podman --default && podman info --format '{{.Host.OCIRuntime.Name}} {{.Host.OCIRuntime.Path}}'"""
+    program = Path(__file__).resolve().parents[2] / "build/gpurun"
+    command = [
+        "unshare",
+        "-m",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        script,
+        "sh",
+        str(program),
+        "/etc/containers/policy.json",
+    ]
+    storage = {"CONTAINERS_STORAGE_CONF": str(tmp_path / "storage.conf"), "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    (tmp_path / "storage.conf").write_text(
+        f'[storage]\ndriver = "vfs"\nrunroot = "{tmp_path}/run"\ngraphroot = "{tmp_path}/graph"\n'
+    )
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, env=storage)
+    assert ran.stdout.split() == ["gpurun", str(program)], ran.stderr
+
+
+#: As Debian's package installs it: it names no runtime.
+DEBIANS = f"""version = 2
+
+[plugins]
+  [plugins."{V2}"]
+    [plugins."{V2}".cni]
+      bin_dir = "/usr/lib/cni"
+      conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.internal.v1.opt"]
+    path = "/var/lib/containerd"
+"""
+
+
+@pytest.mark.parametrize("default", [False, True])
+@pytest.mark.parametrize("text", [DEBIANS, "version = 2\n", None])
+def test_containerd_keeps_its_own_runtime(tmp_path: Path, text: str | None, default: bool) -> None:
+    """containerd 1 takes the table of runtimes whole; without runc, its default, the plugin for pods would not start."""
+    if text is not None:
+        (tmp_path / "config.toml").write_text(text)
+    asked = wish("containerd", tmp_path, default)
+    section = tomllib.loads(done(asked)["config.toml"])["plugins"][V2]["containerd"]
+    assert section["runtimes"]["runc"] == {"runtime_type": "io.containerd.runc.v2"}
+    assert section.get("default_runtime_name", "runc") == ("gpurun" if default else "runc")
+    assert done(asked)["config.toml"] == (tmp_path / "config.toml").read_text(), "once is enough"
+    with (tmp_path / "config.toml").open("a") as file:
+        file.write("# changed since\n")  # so it is not simply put back
+    left = undone(asked)
+    if text is DEBIANS:
+        assert tomllib.loads(left["config.toml"]) == tomllib.loads(DEBIANS)
+    else:
+        assert left.get("config.toml", "version = 2\n").startswith("version = 2")

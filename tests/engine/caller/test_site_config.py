@@ -1,0 +1,72 @@
+"""The site's file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gpurun.cgroup.placement import POLICIES, Site, wanted
+from gpurun.engine.caller.site_config import DEFAULT_PATH, read_site, site_path
+from gpurun.errors import ConfigError, GpurunError
+from gpurun.library.explanation import explain_plan
+from gpurun.record import replace
+from tests.engine.plan.planning import HOST, base, plan, set_path
+
+
+def test_where_it_is() -> None:
+    assert site_path({}) == DEFAULT_PATH
+    assert site_path({b"GPURUN_CONFIG": b"/x"}) == "/x"
+
+
+def test_no_file(tmp_path: Path) -> None:
+    assert read_site(str(tmp_path / "none")) is None
+    with pytest.raises(GpurunError, match=r"read .*: is a directory"):
+        read_site(str(tmp_path))
+
+
+def test_values(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(
+        '# ours\n[placement]\nmemory.high = "0.9"\nmemory.oom.group = true\nio.weight = 200\n"gpu.local" = false\n'
+    )
+    expected = (("memory.high", "0.9"), ("memory.oom.group", "true"), ("io.weight", "200"), ("gpu.local", "false"))
+    assert read_site(str(path)) == Site(str(path), expected)
+
+
+def test_the_file_that_packages_bring(tmp_path: Path) -> None:
+    """Nothing is on in it; each policy has one line, which is good without its #."""
+    text = (Path(__file__).resolve().parents[3] / "examples/config.toml").read_text()
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    assert read_site(str(path)) == Site(str(path), ())
+    path.write_text(re.sub(r"^#(?=\S)", "", text, flags=re.MULTILINE))
+    site = read_site(str(path))
+    assert site is not None and sorted(name for name, _ in site.policies) == sorted(POLICIES)
+    assert {entry.policy for entry in wanted({}, site)} == set(POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[placement]\nmemory.high = [1]", "placement.memory.high: must be a string"),
+        ("[plaecment]\nio.weight = 3", "plaecment.io.weight: is unknown: the file has four tables"),
+        ("[placement]\nio.weight 3", "line 2: is not a table or a key"),
+    ],
+)
+def test_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        read_site(str(path))
+
+
+def test_explain_says_who_asked_and_what_is_left_out() -> None:
+    site = Site("/etc/gpurun/config.toml", (("memory.high", "0.5"), ("gpu.local", "true")))
+    config = set_path(base(), "linux.resources.memory", {"limit": 1 << 30})
+    made = plan(set_path(config, "linux.cgroupsPath", "/c1"), replace(HOST, site=site))
+    text = explain_plan(made)
+    assert f"memory.high = {1 << 29}   (/etc/gpurun/config.toml: placement.memory.high)" in text
+    assert "/etc/gpurun/config.toml: placement.gpu.local is left out: the container has no GPUs" in text
+    assert made.warnings == ()

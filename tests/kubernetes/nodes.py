@@ -1,0 +1,87 @@
+"""A node for the device plugin's tests: a simulated driver, the tests' kubelet, and the plugin between them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpurun.gpu.host.roots import Roots
+from gpurun.kubernetes.config import PluginConfig
+from gpurun.kubernetes.device_plugin.manager import Manager, Places
+from gpurun.kubernetes.specs import NodeHost
+from tests.kubernetes.kubelet import Kubelet
+from tests.simdriver import Options, SimulatedDriver, make, minor
+
+GPU = "nvidia.com/gpu"
+
+
+class Node:
+    """What a test needs of it."""
+
+    def __init__(self, directory: Path, driver: SimulatedDriver) -> None:
+        self.directory, self.driver = directory, driver
+        self.kubelet = Kubelet(directory / "kubelet")
+        self.cdi_dir = directory / "cdi"
+        self.config = PluginConfig()
+        self.manager: Manager | None = None
+        self.failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def start_plugin(
+        self, interval_s: float = 0.1, env: dict[str, str] | None = None, programs: str = "", root: str = ""
+    ) -> None:
+        """*root* is where the host's root is mounted, when the plugin runs in a pod."""
+        host = NodeHost(Roots(sysroot=str(self.driver.path)), root)
+        places = Places(str(self.directory / "kubelet"), str(self.cdi_dir), programs, interval_s)
+        own = {} if root else self.driver.env  # in a pod nothing of it is in the environment
+        manager = Manager(host, lambda: self.config, places, own | (env or {}))
+        self.manager = manager
+
+        def run() -> None:
+            try:
+                manager.run()
+            except BaseException as e:  # the test asks for it
+                self.failure = e
+
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+    def stop_plugin(self) -> None:
+        if self.manager is not None and self._thread is not None:
+            self.manager.stop()
+            self._thread.join(20)
+            assert not self._thread.is_alive(), "the plugin does not end"
+        self.manager = self._thread = None
+
+    def device_node(self, index: int) -> Path:
+        return self.driver.path / f"dev/nvidia{minor(index, self.driver.options.gpus)}"
+
+
+@contextmanager
+def node(options: Options | None = None, change: Callable[[Path], None] | None = None) -> Iterator[Node]:
+    """A node with a kubelet that runs; *change* is done to the driver's tree first."""
+    # A Unix socket's path has at most 107 bytes, and pytest's directories take most of them.
+    directory = Path(tempfile.mkdtemp(prefix="node-"))
+    try:
+        driver = make(directory / "host", options or Options(gpus=2))
+        if change is not None:
+            change(driver.path)
+        made = Node(directory, driver)
+        made.kubelet.start()
+        try:
+            yield made
+        finally:
+            made.stop_plugin()
+            made.kubelet.stop()
+    finally:
+        shutil.rmtree(directory)
+
+
+def replace_node(path: Path, number: int) -> None:
+    """Make the device node *path* of GPU minor *number* again."""
+    os.mknod(path, 0o20666, os.makedev(195, number))

@@ -1,0 +1,189 @@
+"""The Helm chart and the plain manifests, which are the same: taken by helm, the API's models and gpurun's own parser."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpurun.cli.parse import parse
+from gpurun.kubernetes.config import parse as parse_config
+from tests.kubernetes import models
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CHART, PLAIN = REPOSITORY / "charts/gpurun", REPOSITORY / "deploy/kubernetes"
+HELM = shutil.which("helm") or shutil.which("helm", path=str(REPOSITORY / ".venv/bin"))
+Object = dict[str, Any]
+
+needs_helm = pytest.mark.skipif(HELM is None, reason="needs helm: on PATH, or of the package helm-binary")
+
+SHARED = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
+#: Ways in which somebody may want it; each is rendered, checked, and its options parsed.
+VARIANTS: dict[str, Object] = {
+    "as it is": {},
+    "dra": {"devicePlugin": {"enabled": False}, "dra": {"enabled": True}},
+    "dra without policy": {"devicePlugin": {"enabled": False}, "dra": {"enabled": True, "admissionPolicy": False}},
+    "mig and sharing": {
+        "devicePlugin": {
+            "migStrategy": "mixed", "config": {"shared": SHARED}, "defaultConfig": "shared", "passDeviceSpecs": True,
+            "deviceListStrategy": ["envvar", "cdi-annotations"], "deviceIDStrategy": "index",
+        }
+    },
+    "crio": {"installer": {"engine": "crio", "restartMode": "systemd", "defaultRuntime": True, "cdi": False}},
+    "k3s": {"installer": {"engine": "none"}},
+    "places of its own": {
+        "installer": {
+            "engine": "containerd", "engineConfig": "/srv/containerd/config.toml",
+            "engineDropIn": "/srv/containerd/conf.d/gpurun.toml", "engineSocket": "/srv/run/containerd.sock",
+            "onExit": "keep", "directory": "/srv/gpurun",
+        },
+        "kubeletDir": "/srv/kubelet", "driverRoot": "/run/nvidia/driver",
+    },
+    "only the plugin": {
+        "installer": {"enabled": False}, "runtimeClass": {"enabled": False}, "labels": {"enabled": False},
+        "metrics": {"enabled": False}, "hookPath": "/usr/local/bin/gpurun",
+    },
+    "everything else": {
+        "image": {"repository": "registry.example/gpurun", "tag": "1.2", "pullSecrets": [{"name": "secret"}]},
+        "namespace": {"create": True}, "nodeSelector": {"gpu": "yes"}, "labels": {"nodeFeatureDiscovery": True},
+        "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
+        "runtimeClass": {"name": "gpurun-gpu", "nodeSelector": {"gpu": "yes"}, "tolerations": [{"operator": "Exists"}]},
+        "podLabels": {"team": "gpu"}, "podAnnotations": {"a": "b"},
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}},
+    },
+}  # fmt: skip
+
+
+def helm(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    assert HELM is not None
+    directory = os.environ.get("TMPDIR", "/tmp")
+    env = os.environ | {f"HELM_{kind}_HOME": directory for kind in ("CACHE", "CONFIG", "DATA")}
+    return subprocess.run([HELM, *map(str, words)], capture_output=True, text=True, check=check, env=env, timeout=300)
+
+
+def rendered(values: Object, directory: Path, version: str = "1.36.0") -> list[Object]:
+    file = directory / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    words = ("template", "gpurun", CHART, "--namespace", "gpurun", "--kube-version", version, "--values", file)
+    return documents(helm(*words).stdout)
+
+
+def documents(text: str) -> list[Object]:
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def pods(found: list[Object]) -> dict[str, Object]:
+    """DaemonSet → the specification of its pods."""
+    return {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in found if one["kind"] == "DaemonSet"}
+
+
+def check(found: list[Object]) -> None:
+    """Everything that can be said of objects without a cluster."""
+    names = [(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in found]
+    assert len(set(names)) == len(names)
+    assert [p for one in found if one["kind"] not in models.FOREIGN for p in models.problems(one)] == []
+    accounts = {one["metadata"]["name"] for one in found if one["kind"] == "ServiceAccount"}
+    bound = {one["subjects"][0]["name"]: one for one in found if one["kind"] in ("ClusterRoleBinding", "RoleBinding")}
+    for one in bound.values():
+        assert (one["roleRef"]["kind"], None if "Cluster" in one["kind"] else "gpurun", one["roleRef"]["name"]) in names
+    for name, pod in pods(found).items():
+        assert pod["serviceAccountName"] in accounts
+        # A token only for those who may do something with it, and they all have one.
+        assert pod["automountServiceAccountToken"] == (pod["serviceAccountName"] in bound), name
+        (container,) = pod["containers"]
+        invocation = parse(container["args"])
+        assert invocation.command in ("kubernetes", "metrics")
+        volumes, mounts = {v["name"] for v in pod["volumes"]}, [m["name"] for m in container["volumeMounts"]]
+        assert volumes == set(mounts) and len(mounts) == len(set(mounts))
+        inside = [mount["mountPath"] for mount in container["volumeMounts"]]
+        for option in ("kubelet-dir", "host-root", "config-dir"):
+            value = invocation.option(option)
+            assert not value or any(path == value or path.startswith(f"{value}/") for path in inside), option
+    for one in found:
+        if one["kind"] == "ConfigMap":
+            assert all(not parse_config(text, name).warnings for name, text in one["data"].items())
+
+
+@needs_helm
+def test_lint(tmp_path: Path) -> None:
+    for number, values in enumerate(VARIANTS.values()):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(yaml.safe_dump(values))
+        done = helm("lint", "--strict", CHART, "--values", file, check=False)
+        assert done.returncode == 0, done.stdout
+        assert "WARNING" not in done.stdout
+
+
+@needs_helm
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants(variant: str, tmp_path: Path) -> None:
+    check(rendered(VARIANTS[variant], tmp_path))
+
+
+@needs_helm
+def test_an_older_cluster_gets_the_older_version_of_resources(tmp_path: Path) -> None:
+    versions = {"1.33.0": "resource.k8s.io/v1beta2", "1.34.1": "resource.k8s.io/v1", "v1.36.0-rc.1": "resource.k8s.io/v1"}
+    for kubernetes, wanted in versions.items():
+        found = [one for one in rendered(VARIANTS["dra"], tmp_path, kubernetes) if one["kind"] == "DeviceClass"]
+        assert {one["apiVersion"] for one in found} == {wanted} and len(found) == 2
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"devicePlugin": {"migstrategy": "mixed"}}, "migstrategy"),
+        ({"devicePlugin": {"migStrategy": "some"}}, "migStrategy"),
+        ({"installer": {"restartMode": "reboot"}}, "restartMode"),
+        ({"dra": {"enabled": True}}, "devicePlugin.enabled and dra.enabled: one of them"),
+    ],
+)
+def test_what_is_misspelt_is_refused(values: Object, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    done = helm("template", "gpurun", CHART, "--values", file, check=False)
+    assert done.returncode != 0 and said in done.stderr
+
+
+@needs_helm
+def test_the_plain_manifests_are_the_charts(tmp_path: Path) -> None:
+    made = subprocess.run([REPOSITORY / "tools/manifests", tmp_path], capture_output=True, text=True, timeout=300)
+    assert made.returncode == 0, made.stderr
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {p.name: p.read_text() for p in PLAIN.iterdir()}, (
+        "`make manifests` writes deploy/kubernetes anew"
+    )
+
+
+@pytest.mark.parametrize("name", ["gpurun.yaml", "gpurun-dra.yaml"])
+def test_the_plain_manifests(name: str) -> None:
+    found = documents((PLAIN / name).read_text())
+    check(found)
+    (namespace,) = [one for one in found if one["kind"] == "Namespace"]
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
+    assert found[0] is namespace, "kubectl makes them in this order"
+    parts = {"install", "labels", "metrics", "dra-driver" if "dra" in name else "device-plugin"}
+    assert set(pods(found)) == {f"gpurun-{part}" for part in parts}
+    (runtime_class,) = [one for one in found if one["kind"] == "RuntimeClass"]
+    install = parse(pods(found)["gpurun-install"]["containers"][0]["args"])
+    assert runtime_class["handler"] == install.option("runtime-name")
+
+
+def test_the_images_are_one_and_the_version_is_the_programs() -> None:
+    found = documents((PLAIN / "gpurun.yaml").read_text()) + documents((PLAIN / "gpurun-dra.yaml").read_text())
+    (image,) = {container["image"] for pod in pods(found).values() for container in pod["containers"]}
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    changelog = next(line for line in (REPOSITORY / "CHANGELOG.md").read_text().splitlines() if line.startswith("## 0."))
+    assert chart["appVersion"] == changelog.split()[1] == image.rpartition(":")[2]
+
+
+@needs_helm
+def test_the_role_of_the_device_plugin_is_what_it_uses(tmp_path: Path) -> None:
+    """What it uses is held to by test_deploy.py."""
+    found = rendered(VARIANTS["mig and sharing"], tmp_path)
+    (role,) = [o for o in found if o["kind"] == "ClusterRole" and o["metadata"]["name"] == "gpurun-device-plugin"]
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}]

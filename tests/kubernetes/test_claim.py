@@ -1,0 +1,112 @@
+"""An allocation of a ResourceClaim, and the opaque configuration in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpurun.errors import ConfigError
+from gpurun.kubernetes.dra.claim import Allocated, DeviceConfig, bytes_of, read_claim, read_config
+
+VERSION = "resource.nvidia.com/v1beta1"
+
+
+def config(sharing: dict[str, Any] | None, kind: str = "GpuConfig") -> dict[str, Any]:
+    return {"apiVersion": VERSION, "kind": kind} | ({"sharing": sharing} if sharing is not None else {})
+
+
+def claim(results: list[dict[str, Any]], configs: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    devices = {"results": results, "config": configs or []}
+    return {
+        "metadata": {"name": "c", "namespace": "ns", "uid": "u-1"},
+        "status": {"allocation": {"devices": devices}},
+    }
+
+
+def result(request: str = "gpu", device: str = "gpu-0", **more: Any) -> dict[str, Any]:
+    return {"request": request, "driver": "gpu.nvidia.com", "pool": "node-1", "device": device} | more
+
+
+def opaque(parameters: dict[str, Any], requests: list[str] | None = None, source: str = "FromClaim") -> dict[str, Any]:
+    driver = {"driver": "gpu.nvidia.com", "parameters": parameters}
+    return {"source": source, "opaque": driver} | ({"requests": requests} if requests else {})
+
+
+def test_the_devices_of_this_node_and_driver() -> None:
+    found = read_claim(
+        claim(
+            [
+                result(),
+                result("mine/sub", "gpu-1", adminAccess=True),
+                result("shared", "gpu-2", shareID="s-1"),
+                result(pool="node-2"),
+                result(driver="other.example"),
+            ]
+        ),
+        "node-1",
+    )
+    assert (found.uid, found.namespace, found.name) == ("u-1", "ns", "c")
+    assert found.devices == (
+        Allocated("gpu", "node-1", "gpu-0"),
+        Allocated("mine/sub", "node-1", "gpu-1", True),
+        Allocated("shared", "node-1", "gpu-2", False, "s-1"),
+    )
+    assert read_claim({"metadata": {"name": "c", "namespace": "n", "uid": "u"}}, "node-1").devices == ()
+
+
+def test_which_configuration_counts() -> None:
+    slow = config({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}})
+    fast = config({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Short"}})
+    of = [
+        opaque(fast, ["one"]),
+        opaque(slow, source="FromClass"),
+        {"source": "FromClaim", "opaque": {"driver": "other.example", "parameters": {"anything": 1}}},
+    ]
+    found = read_claim(claim([result("one"), result("two", "gpu-1"), result("one/sub", "gpu-2")], of), "node-1")
+    assert [device.config.interval for device in found.devices] == [1, 3, 1]
+
+
+def test_mps() -> None:
+    found = read_config(
+        config(
+            {
+                "strategy": "MPS",
+                "mpsConfig": {
+                    "defaultActiveThreadPercentage": 50,
+                    "defaultPinnedDeviceMemoryLimit": "10Gi",
+                    "defaultPerDevicePinnedMemoryLimit": {"0": "5Gi"},
+                },
+            }
+        ),
+        "c",
+    )
+    assert found == DeviceConfig("MPS", 0, 50, 10 << 30, (("0", 5 << 30),))
+    assert read_config(config(None, "MigDeviceConfig"), "c") == DeviceConfig()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        (None, "x: must be an object"),
+        ({"apiVersion": "v1", "kind": "GpuConfig"}, "x: v1 GpuConfig is not known"),
+        (config({"strategy": "Luck"}), "x.sharing.strategy: 'Luck' is unknown"),
+        (config({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Soon"}}), "interval: 'Soon' is unknown"),
+        (config({"strategy": "TimeSlicing", "mpsConfig": {"a": 1}}), "mpsConfig: is there with the strategy TimeSlicing"),
+        (config({"strategy": "MPS", "timeSlicingConfig": {"a": 1}}), "timeSlicingConfig: is there with the strategy MPS"),
+        (config({"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 101}}), "must be a number from 0 to 100"),
+        (config({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "much"}}), "'much' is no amount"),
+        (config({"strategy": "MPS", "mpsConfig": []}), None),
+    ],
+)
+def test_what_is_not_understood(parameters: Any, said: str | None) -> None:
+    if said is None:
+        assert read_config(parameters, "x") == DeviceConfig("MPS")
+        return
+    with pytest.raises(ConfigError) as error:
+        read_config(parameters, "x")
+    assert said in str(error.value)
+
+
+def test_amounts() -> None:
+    assert [bytes_of(text, "x") for text in ("1Gi", "512Mi", "1k", 7, "2G")] == [1 << 30, 1 << 29, 1000, 7, 2 * 10**9]

@@ -1,0 +1,106 @@
+"""The manifests on a real Kubernetes, with the image of their pods: from an empty node to a pod with a GPU, and back."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kubernetes import real
+from tests.kubernetes.real import NODE, Object, get, gone, has, kubectl, manifests, offered, pod, run, until
+
+DRIVER = Path("/run/nvidia/driver")
+PARTS = ("install", "labels", "metrics")
+
+
+def image_is_there() -> bool:
+    wanted = next(one for one in manifests("gpurun.yaml") if one["kind"] == "DaemonSet")
+    name = wanted["spec"]["template"]["spec"]["containers"][0]["image"]
+    return any(name in image["names"] for image in get("node", NODE)["status"].get("images") or ())
+
+
+pytestmark = [
+    pytest.mark.skipif(not real.is_here(), reason=real.WHY_NOT),
+    pytest.mark.skipif(not DRIVER.exists(), reason=f"needs a simulated driver in {DRIVER}: kubernetes-bed --gpus 2"),
+]
+
+
+def files() -> dict[str, bytes | None]:
+    """What the installer may write on the node."""
+    found: dict[str, bytes | None] = {}
+    for directory in map(Path, ("/etc/containerd", "/opt/gpurun", "/var/lib/gpurun")):
+        found |= {str(path): path.read_bytes() if path.is_file() else None for path in directory.rglob("*")}
+    return found
+
+
+def handlers() -> set[str]:
+    return {str(one["name"]) for one in get("node", NODE)["status"].get("runtimeHandlers") or ()}
+
+
+@pytest.fixture(params=["gpurun.yaml", "gpurun-dra.yaml"])
+def applied(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A manifest whose pods all run; afterwards the node is as it was."""
+    if not image_is_there():
+        pytest.skip("needs the image of the pods on the node: make image; kubernetes-bed --image FILE")
+    before = files()
+    objects = manifests(request.param)
+    for one in objects:
+        if one["kind"] == "DaemonSet":
+            arguments = one["spec"]["template"]["spec"]["containers"][0]["args"]
+            where = [at for at, word in enumerate(arguments) if word.startswith("--driver-root=")]
+            for at in where:
+                arguments[at] = f"--driver-root={DRIVER}"
+    kubectl("apply", "-f", "-", given=objects)
+    names = [one["metadata"]["name"] for one in objects if one["kind"] == "DaemonSet"]
+    try:
+        for name in names:
+            kubectl("-n", "gpurun", "rollout", "status", f"daemonset/{name}", "--timeout=90s")
+        yield request.param
+        for name in names:
+            log = kubectl("-n", "gpurun", "logs", f"daemonset/{name}")
+            assert not [line for line in log.splitlines() if "orbidden" in line or "internal error" in line], log
+    finally:
+        gone()
+        kubectl("delete", "resourceclaimtemplates", "--all")
+        # But for the namespace: its end can take minutes, half of the longest time that a pod of it may take.
+        kubectl("delete", "-f", "-", "--ignore-not-found", given=[one for one in objects if one["kind"] != "Namespace"])
+    until(lambda: files() == before, lambda: sorted(set(files()) ^ set(before)))
+
+
+def figures() -> str:
+    (exporter,) = get("pods", "-n", "gpurun", "-l", "app.kubernetes.io/component=metrics")["items"]
+    with urllib.request.urlopen(f"http://{exporter['status']['podIP']}:9400/metrics", timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def claim() -> Object:
+    requests = [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]
+    return {
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "one-gpu"},
+        "spec": {"spec": {"devices": {"requests": requests}}},
+    }  # fmt: skip
+
+
+def test_from_an_empty_node_to_a_pod_with_a_gpu(applied: str) -> None:
+    assert Path("/opt/gpurun/bin/gpurun").exists()
+    until(lambda: "gpurun" in handlers())
+    until(lambda: get("node", NODE)["metadata"]["labels"].get("nvidia.com/gpu.count") == "2")
+    if applied == "gpurun.yaml":
+        until(lambda: offered("nvidia.com/gpu") == (2, 2))
+        (said,) = run(pod("gpu", gpus=1))
+    else:
+        kubectl("create", "-f", "-", given=claim())
+        (said,) = run(pod("gpu", claim="one-gpu"))
+    assert len(has(said)) == 1
+    until(lambda: any('pod="gpu"' in line and f'device="{has(said)[0]}"' in line for line in figures().splitlines()))
+
+
+def test_a_new_version_of_the_pods_leaves_gpurun_where_it_is(applied: str) -> None:
+    program = Path("/opt/gpurun/bin/gpurun")
+    until(program.exists)
+    at = program.stat().st_ino
+    kubectl("-n", "gpurun", "rollout", "restart", "daemonset/gpurun-install")
+    kubectl("-n", "gpurun", "rollout", "status", "daemonset/gpurun-install", "--timeout=90s")
+    assert program.stat().st_ino == at and "gpurun" in handlers()

@@ -1,0 +1,136 @@
+"""The configuration file of NVIDIA's device plugin: what it says, what is wrong with it, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpurun.errors import ConfigError
+from gpurun.kubernetes.config import PluginConfig, Replicated, Sharing, from_environment, parse
+
+WHOLE = """
+version: v1
+flags:
+  migStrategy: mixed
+  failOnInitError: false
+  nvidiaDriverRoot: /run/nvidia/driver
+  gdsEnabled: true
+  plugin:
+    passDeviceSpecs: true
+    deviceListStrategy: [envvar, cdi-cri]
+    deviceIDStrategy: index
+    nvidiaCTKPath: /usr/bin/nvidia-ctk
+  gfd:
+    noTimestamp: true
+    sleepInterval: 30s
+sharing:
+  timeSlicing:
+    renameByDefault: true
+    failRequestsGreaterThanOne: true
+    resources:
+    - name: nvidia.com/gpu
+      replicas: 4
+    - name: mig-1g.10gb
+      replicas: 2
+"""
+
+
+def test_a_whole_file() -> None:
+    found = parse(WHOLE, "config.yaml")
+    assert (found.mig_strategy, found.fail_on_init_error, found.driver_root) == ("mixed", False, "/run/nvidia/driver")
+    assert found.gds and found.pass_device_specs and found.no_timestamp and found.sleep_interval == "30s"
+    assert found.list_strategies == ("envvar", "cdi-cri") and found.id_strategy == "index"
+    assert found.sharing == Sharing(
+        "time-slicing",
+        True,
+        (
+            Replicated("nvidia.com/gpu", 4, "nvidia.com/gpu.shared"),
+            Replicated("nvidia.com/mig-1g.10gb", 2, "nvidia.com/mig-1g.10gb.shared"),
+        ),
+    )
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "version: v1", json.dumps({"version": "v1", "flags": {}, "sharing": None})])
+def test_an_empty_file_is_the_defaults(text: str) -> None:
+    assert parse(text, "config.yaml") == PluginConfig()
+
+
+def test_mps_refuses_more_than_one_unless_told() -> None:
+    resources = {"resources": [{"name": "gpu", "replicas": 10}]}
+    found = parse(json.dumps({"sharing": {"mps": resources}}), "c").sharing
+    assert found == Sharing("mps", True, (Replicated("nvidia.com/gpu", 10),))
+    told = parse(json.dumps({"sharing": {"mps": {**resources, "failRequestsGreaterThanOne": False}}}), "c").sharing
+    assert not told.fail_more_than_one
+    assert not parse(json.dumps({"sharing": {"timeSlicing": resources}}), "c").sharing.fail_more_than_one
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"version": "v2"}, "config.yaml: version: 'v2' is unknown, known is v1"),
+        ({"flags": []}, "config.yaml: flags: must be a mapping"),
+        ({"flags": {"migStrategy": "some"}}, "migStrategy: 'some' is unknown, known are none, single, mixed"),
+        ({"flags": {"failOnInitError": "yes"}}, "config.yaml: flags.failOnInitError: must be true or false"),
+        ({"flags": {"plugin": {"deviceListStrategy": "cdi"}}}, "deviceListStrategy: 'cdi' is unknown"),
+        ({"flags": {"plugin": {"deviceListStrategy": [1]}}}, "must be a text or a list of texts"),
+        ({"flags": {"plugin": {"deviceListStrategy": []}}}, "deviceListStrategy: is empty"),
+        ({"sharing": {"timeSlicing": {"resources": []}}}, "must be a list of at least one resource"),
+        ({"sharing": {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 1}]}}}, "resources[0].replicas: must be"),
+        ({"sharing": {"timeSlicing": {"resources": [{"name": "gpu", "replicas": True}]}}}, "resources[0].replicas: must be"),
+        ({"sharing": {"timeSlicing": {"resources": [{"replicas": 2}]}}}, "resources[0].name: must be the name"),
+        ({"sharing": {"timeSlicing": {"resources": [{"name": "GPU", "replicas": 2}]}}}, "'GPU' is no name of a resource"),
+        ({"sharing": {"timeSlicing": {"resources": [{"name": "a" * 60, "replicas": 2}]}}}, "at most 63"),
+        ({"sharing": {"mps": {"resources": [{"name": "gpu", "replicas": 2}] * 2}}}, "nvidia.com/gpu is there twice"),
+        ({"imex": {"channelIDs": [1]}}, "imex.channelIDs: must be [] or [0]"),
+        ([], "config.yaml: must be a mapping"),
+    ],
+)
+def test_what_is_wrong_is_named(document: object, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse(json.dumps(document), "config.yaml")
+    assert said in str(error.value) and str(error.value).startswith("config.yaml")
+
+
+def test_no_yaml() -> None:
+    with pytest.raises(ConfigError, match=r"^config.yaml: is no YAML: .*line 1"):
+        parse("a: [", "config.yaml")
+
+
+def test_what_nvidias_plugin_ignores_is_ignored_with_a_word() -> None:
+    found = parse(
+        json.dumps(
+            {
+                "flags": {"colour": "red"},
+                "resources": {"gpus": [{"pattern": "*", "name": "gpu"}]},
+                "sharing": {
+                    "timeSlicing": {"resources": [{"name": "gpu", "replicas": 2, "rename": "half", "devices": ["0"]}]},
+                    "mps": {"resources": [{"name": "gpu", "replicas": 3, "rename": "third", "devices": 1}]},
+                },
+            }
+        ),
+        "c",
+    )
+    assert found.sharing == Sharing("mps", True, (Replicated("nvidia.com/gpu", 3),))
+    text = "\n".join(found.warnings)
+    for part in (
+        "the key colour",
+        "resources cannot be named",
+        "mps is taken",
+        "devices cannot be chosen",
+        "renamed at will",
+    ):
+        assert part in text
+    assert len(found.warnings) == 5
+
+
+def test_nvidias_variables_go_before_the_file() -> None:
+    env = {"MIG_STRATEGY": "single", "DEVICE_LIST_STRATEGY": "envvar,volume-mounts", "FAIL_ON_INIT_ERROR": "TRUE", "X": "1"}
+    found = from_environment(parse(WHOLE, "c"), env)
+    assert found.mig_strategy == "single" and found.list_strategies == ("envvar", "volume-mounts")
+    assert found.fail_on_init_error and found.id_strategy == "index"
+    with pytest.raises(ConfigError, match="PASS_DEVICE_SPECS: 'maybe' is neither true nor false"):
+        from_environment(PluginConfig(), {"PASS_DEVICE_SPECS": "maybe"})
+    with pytest.raises(ConfigError, match="environment: migStrategy: 'no'"):
+        from_environment(PluginConfig(), {"MIG_STRATEGY": "no"})

@@ -1,0 +1,449 @@
+"""The DRA driver: slices in an API server, claims over the kubelet's sockets, and what is left when it is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gpurun.cdi.files import read_registry
+from gpurun.errors import GpurunError
+from gpurun.kubernetes.dra.checkpoint import Checkpoint
+from gpurun.kubernetes.protocols import dra_health_v1alpha1_pb2 as health
+from gpurun.kubernetes.protocols import dra_health_v1alpha1_pb2_grpc as health_services
+from gpurun.kubernetes.protocols import dra_v1_pb2 as v1
+from tests.forms import stride
+from tests.kubernetes import killed
+from tests.kubernetes.api_server import ApiServer, Object, Refused
+from tests.kubernetes.cluster import REAL, Cluster, cluster
+from tests.kubernetes.nodes import replace_node
+from tests.kubernetes.test_claim import config, opaque
+from tests.kubernetes.test_device_plugin import mps_programs, stub_library
+from tests.nvml import compile_stub
+from tests.simdriver import Options, minor, uuid
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+own_server = pytest.mark.skipif(REAL, reason="what a real API server would not do, or nobody allocates there")
+
+# Minors run against the order of the bus ids, and devices are named by their minors.
+FIRST, SECOND = "gpu-1", "gpu-0"
+
+
+@pytest.fixture
+def two() -> Iterator[Cluster]:
+    """Two GPUs, the driver started and its slice published."""
+    with cluster() as made:
+        made.start()
+        made.until(lambda: len(made.published()) == 2)
+        yield made
+
+
+def devices_of(made: Cluster) -> set[str]:
+    registry = read_registry((str(made.cdi_dir),))
+    assert not registry.errors
+    return set(registry.devices)
+
+
+def test_slices(two: Cluster) -> None:
+    (spec,) = two.slices()
+    assert spec["pool"] == {"name": two.node_name, "generation": 1, "resourceSliceCount": 1}
+    assert {d["name"]: d["attributes"]["uuid"]["string"] for d in spec["devices"]} == {FIRST: uuid(0), SECOND: uuid(1)}
+
+
+def test_registration(two: Cluster) -> None:
+    info = two.info()
+    assert (info.type, info.name) == ("DRAPlugin", "gpu.nvidia.com")
+    assert list(info.supported_versions) == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+    assert info.endpoint == f"{two.kubelet_dir}/plugins/gpu.nvidia.com/dra.sock"
+
+
+def test_the_kubelet_watches_how_devices_are(two: Cluster) -> None:
+    with grpc.insecure_channel(f"unix:{two.info().endpoint}") as channel:
+        watch = health_services.DRAResourceHealthStub(channel).NodeWatchResources(
+            health.NodeWatchResourcesRequest(), timeout=60
+        )
+        answers = iter(watch)
+
+        def told() -> dict[tuple[str, str], tuple[int, str]]:
+            answer = next(answers)
+            assert all(one.last_updated_time and one.health_check_timeout_seconds > 30 for one in answer.devices)
+            return {(one.device.pool_name, one.device.device_name): (one.health, one.message) for one in answer.devices}
+
+        pool = two.node_name
+        assert told() == {(pool, FIRST): (health.HEALTHY, ""), (pool, SECOND): (health.HEALTHY, "")}
+        two.device_node(0).unlink()
+        state, why = told()[pool, FIRST]
+        assert state == health.UNHEALTHY and "its device node" in why
+        replace_node(two.device_node(0), minor(0, 2))
+        assert told()[pool, FIRST] == (health.HEALTHY, "")
+        for path in (two.driver.path / "proc/driver/nvidia/gpus").iterdir():
+            if f"Device Minor: \t {minor(0, 2)}" in (path / "information").read_text():
+                (path / "information").unlink()
+                path.rmdir()
+        assert told()[pool, FIRST] == (health.UNHEALTHY, "it is gone")
+        began = time.monotonic()
+        two.stop()
+        assert time.monotonic() - began < 4 and list(answers) == [], "a watch holds nobody up"
+
+
+def test_a_gpu_that_is_not_well_is_not_published(two: Cluster) -> None:
+    two.device_node(0).unlink()
+    two.until(lambda: two.published() == [SECOND])
+    replace_node(two.device_node(0), minor(0, 2))
+    two.until(lambda: sorted(two.published()) == [SECOND, FIRST])
+    assert two.slices()[0]["pool"]["generation"] == 3
+
+
+def test_slices_that_others_change_or_delete_come_back(two: Cluster) -> None:
+    version = two.api.resource_version_of_group()
+    name = f"{two.node_name}-gpu.nvidia.com-0"
+    two.api.delete("resource.k8s.io", version, "resourceslices", name)
+    two.until(lambda: len(two.published()) == 2)
+    objects, _ = two.api.list("resource.k8s.io", version, "resourceslices")
+    mine = next(one for one in objects if one["metadata"]["name"] == name)
+    mine["spec"]["devices"].pop()
+    two.api.replace("resource.k8s.io", version, "resourceslices", mine)
+    two.until(lambda: len(two.published()) == 2)
+
+
+@own_server
+def test_nothing_is_written_while_nothing_changes(two: Cluster) -> None:
+    assert two.server is not None
+    time.sleep(0.5)
+    before = two.server.version
+    time.sleep(1.5)  # several looks
+    assert two.server.version == before
+    owner = two.server.all("resourceslices")[0]["metadata"]["ownerReferences"][0]
+    assert owner["kind"] == "Node" and owner["uid"] == two.server.all("nodes")[0]["metadata"]["uid"]
+    two.stop()
+    two.start()
+    time.sleep(1)
+    assert two.server.version == before  # nor by the next process
+
+
+@own_server
+def test_a_watch_that_is_too_old_begins_anew(two: Cluster) -> None:
+    assert two.server is not None
+    two.server.forget()
+    two.server.down = True
+    time.sleep(0.6)
+    two.server.forget()
+    two.server.down = False
+    two.server.remove("resourceslices", "node-1-gpu.nvidia.com-0")
+    two.until(lambda: len(two.published()) == 2)
+
+
+@own_server
+def test_two_writers_at_once(two: Cluster) -> None:
+    assert two.server is not None
+    count = 0
+
+    def admit(plural: str, body: Object) -> Object | None:
+        nonlocal count
+        count += 1
+        if count == 1:
+            raise Refused(409, "Conflict", "the object has been modified")
+        return None
+
+    two.server.admit = admit
+    two.device_node(0).unlink()
+    two.until(lambda: two.published() == [SECOND])
+    assert count >= 2
+
+
+@own_server
+def test_v1beta2_where_there_is_no_v1() -> None:
+    with cluster(server=ApiServer(("v1beta2", "v1beta1"), 33)) as made:
+        made.start()
+        made.until(lambda: len(made.published()) == 2)
+        assert made.server is not None and made.server.all("resourceslices")[0]["apiVersion"] == "resource.k8s.io/v1beta2"
+        claim = made.allocate("c", FIRST)
+        assert made.prepare(claim)[claim.uid].devices
+
+
+@own_server
+def test_a_cluster_without_it() -> None:
+    with (
+        cluster(server=ApiServer(("v1beta1",), 32)) as made,
+        pytest.raises(GpurunError, match=r"has no resource.k8s.io/v1 "),
+    ):
+        made.start()
+
+
+@own_server
+@pytest.mark.parametrize("minor_version", [34, 36])
+def test_a_server_without_counters(minor_version: int) -> None:
+    """One refuses them, as of an old version; one that has the feature off leaves them out without a word."""
+    server = ApiServer(minor=minor_version)
+
+    def admit(plural: str, body: Object) -> Object | None:
+        spec = body["spec"]
+        if minor_version == 34 and "sharedCounters" in spec:
+            raise Refused(422, "Invalid", "spec.sharedCounters: Forbidden")
+        spec.pop("sharedCounters", None)
+        for device in spec.get("devices", ()):
+            device.pop("consumesCounters", None)
+        return body
+
+    server.admit = admit
+    with cluster(Options(gpus=2, mig=((0, 1, 0), (0, 2, 0))), server) as made:
+        compile_stub(stub_library(made.driver.path), mig=True, events=made.directory / "events")
+        made.start()
+        made.until(lambda: len(made.published()) == 3)
+        time.sleep(0.5)
+        before = server.version
+        time.sleep(1)
+        assert server.version == before
+
+
+@own_server
+def test_prepare_and_unprepare(two: Cluster) -> None:
+    claim = two.allocate("c", FIRST, SECOND)
+    answer = two.prepare(claim)[claim.uid]
+    assert not answer.error
+    assert [(list(d.request_names), d.pool_name, d.device_name) for d in answer.devices] == [
+        (["r0"], "node-1", FIRST),
+        (["r1"], "node-1", SECOND),
+    ]
+    names = {name for device in answer.devices for name in device.cdi_device_ids}
+    assert names == {f"k8s.gpu.nvidia.com/claim={claim.uid}-{d}" for d in (FIRST, SECOND)} == devices_of(two)
+    edits = read_registry((str(two.cdi_dir),)).files[0].spec
+    first = next(d for d in edits.devices if d.name.endswith(FIRST))
+    assert f"/dev/nvidia{minor(0, 2)}" in [node.path for node in first.edits.device_nodes]
+    assert two.prepare(claim)[claim.uid] == answer  # the kubelet asks again
+    assert two.prepare_v1beta1(claim).devices[0].cdi_device_ids == answer.devices[0].cdi_device_ids
+    for _ in range(2):
+        assert two.unprepare(claim)[claim.uid].error == ""
+        assert not devices_of(two)
+    assert Checkpoint(str(two.checkpoint)).claims == {}
+
+
+@own_server
+def test_what_cannot_be_prepared_says_why_and_leaves_nothing(two: Cluster) -> None:
+    held, second, gone = two.allocate("held", FIRST), two.allocate("second", FIRST), two.allocate("gone", "gpu-7")
+    foreign = v1.Claim(namespace="default", uid="0-0", name="held")
+    nowhere = v1.Claim(namespace="default", uid="1-1", name="nowhere")
+    odd = two.allocate("odd", SECOND, config=[opaque(config({"strategy": "Luck"}))])
+    assert not two.prepare(held)[held.uid].error
+    answers = two.prepare(second, gone, foreign, nowhere, odd)
+    for claim, said in (
+        (second, "gpu-1 is still prepared for claim default/held"),
+        (gone, "there is no device gpu-7 on this node"),
+        (foreign, "is another one now"),
+        (nowhere, '"nowhere" not found (404)'),
+        (odd, "'Luck' is unknown"),
+    ):
+        assert said in answers[claim.uid].error and not answers[claim.uid].devices
+    assert len(devices_of(two)) == 1 and list(Checkpoint(str(two.checkpoint)).claims) == [held.uid]
+    two.unprepare(held)
+    assert not two.prepare(second)[second.uid].error
+
+
+@own_server
+def test_admin_access_and_shares(two: Cluster) -> None:
+    held, admin = two.allocate("held", FIRST), two.allocate("admin", FIRST, adminAccess=True)
+    assert not two.prepare(held)[held.uid].error and not two.prepare(admin)[admin.uid].error
+    one, other = [two.allocate(name, SECOND, shareID=name) for name in ("share-1", "share-2")]
+    answers = two.prepare(one, other)
+    assert [answers[c.uid].devices[0].share_id for c in (one, other)] == ["share-1", "share-2"]
+
+
+@own_server
+def test_an_api_server_that_is_down(two: Cluster) -> None:
+    assert two.server is not None
+    claim = two.allocate("c", FIRST)
+    two.server.down = True
+    assert "the server is down" in two.prepare(claim)[claim.uid].error
+    two.server.down = False
+    assert not two.prepare(claim)[claim.uid].error
+    two.server.down = True
+    assert not two.unprepare(claim)[claim.uid].error  # what is known here needs nobody
+
+
+@own_server
+def test_a_restart_knows_its_claims_and_cleans_up(two: Cluster) -> None:
+    assert two.server is not None
+    stays, goes, replaced = (
+        two.allocate("stays", FIRST),
+        two.allocate("goes", SECOND),
+        two.allocate("other", SECOND, adminAccess=True),
+    )
+    answers = two.prepare(stays, goes, replaced)
+    assert not any(answer.error for answer in answers.values())
+    two.stop()
+    two.server.remove("resourceclaims", "goes", "default")
+    two.server.remove("resourceclaims", "other", "default")
+    two.allocate("other", SECOND)
+    (two.cdi_dir / "k8s.gpu.nvidia.com-claim_stray.json").write_text("{}")
+    (two.cdi_dir / "others.json").write_text("{}")
+    two.start()
+    two.until(lambda: list(Checkpoint(str(two.checkpoint)).claims) == [stays.uid])
+    assert {path.name for path in two.cdi_dir.iterdir()} == {f"k8s.gpu.nvidia.com-claim_{stays.uid}.json", "others.json"}
+    assert two.prepare(stays)[stays.uid] == answers[stays.uid]
+
+
+@own_server
+def test_after_a_boot(two: Cluster) -> None:
+    """/run is empty, and the checkpoint is of another boot."""
+    claim = two.allocate("c", FIRST)
+    answer = two.prepare(claim)[claim.uid]
+    (file,) = two.cdi_dir.iterdir()
+    content = file.read_bytes()
+    file.unlink()
+    assert two.prepare(claim)[claim.uid] == answer and file.read_bytes() == content
+    file.write_bytes(content[:50])
+    assert two.prepare(claim)[claim.uid] == answer and file.read_bytes() == content
+
+
+@own_server
+def test_time_slices_and_mps() -> None:
+    with cluster() as made:
+        programs, log = mps_programs(made.directory)
+        made.start(programs=programs)
+        made.until(lambda: len(made.published()) == 2)
+        sliced = made.allocate(
+            "sliced", FIRST, config=[opaque(config({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}))]
+        )
+        assert not made.prepare(sliced)[sliced.uid].error
+        assert f"smi compute-policy -i {uuid(0)} --set-timeslice=3" in log.read_text()
+        made.unprepare(sliced)
+        assert f"smi compute-policy -i {uuid(0)} --set-timeslice=0" in log.read_text()
+        mps_config = {"defaultActiveThreadPercentage": 40, "defaultPinnedDeviceMemoryLimit": "2Gi"}
+        mps = made.allocate("mps", SECOND, config=[opaque(config({"strategy": "MPS", "mpsConfig": mps_config}))])
+        assert not made.prepare(mps)[mps.uid].error
+        assert "set_default_active_thread_percentage 40" in log.read_text()
+        assert "set_default_device_pinned_mem_limit 0 2048M" in log.read_text()
+        spec = read_registry((str(made.cdi_dir),)).files[0].spec
+        assert "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps" in spec.edits.env
+        pid = int(Path(f"{log}.pid").read_text())
+        made.unprepare(mps)
+        assert not Path(f"/proc/{pid}").exists() and not list((made.directory / "mps").iterdir())
+
+
+@own_server
+def test_many_claims_at_once(two: Cluster) -> None:
+    claims = [two.allocate(f"c{i}", FIRST if i % 2 else SECOND, adminAccess=True) for i in range(24)]
+    errors: list[str] = []
+
+    def work(claim: v1.Claim) -> None:
+        for _ in range(2):
+            errors.append(two.prepare(claim)[claim.uid].error)
+        errors.append(two.unprepare(claim)[claim.uid].error)
+
+    threads = [threading.Thread(target=work, args=(claim,)) for claim in claims]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(errors) == {""} and not devices_of(two) and not Checkpoint(str(two.checkpoint)).claims
+
+
+def killed_at(step: int, directory: Path, prepare: bool) -> bool:
+    """Prepare or unprepare in a child that ends before or after its n-th change of a file; whether it got so far."""
+    pid = os.fork()
+    if pid == 0:
+        counted = killed.ends_at(step)
+        for name in ("open", "rename", "fsync", "unlink"):
+            setattr(os, name, counted(getattr(os, name)))
+        try:
+            made = killed.preparer(str(directory))
+            if prepare:
+                made.prepare(killed.claim())
+            else:
+                made.unprepare(killed.claim().uid)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in (0, 9)
+    return code == 9
+
+
+def test_killed_at_any_step_of_preparing(tmp_path: Path) -> None:
+    """Whatever a driver that was killed has left: the next one prepares the same, and takes all of it back."""
+    killed.make_host(tmp_path)
+    wanted, step = "", 0
+    while True:
+        step += stride()
+        killed.empty(tmp_path)
+        was_killed = killed_at(step, tmp_path, prepare=True)
+        again = killed.preparer(str(tmp_path))
+        again.start_again()
+        answer = again.prepare(killed.claim())
+        content = killed.files(tmp_path)
+        wanted = wanted or content
+        assert content == wanted and answer.state == "completed", step
+        again.unprepare(killed.claim().uid)
+        assert not killed.files(tmp_path) and not killed.preparer(str(tmp_path)).claims, step
+        if not was_killed:
+            break
+    assert 10 < step < 60
+
+
+def test_killed_at_any_step_of_unpreparing(tmp_path: Path) -> None:
+    killed.make_host(tmp_path)
+    step = 0
+    while True:
+        step += stride()
+        killed.empty(tmp_path)
+        killed.preparer(str(tmp_path)).prepare(killed.claim())
+        was_killed = killed_at(step, tmp_path, prepare=False)
+        again = killed.preparer(str(tmp_path))
+        again.start_again()
+        again.unprepare(killed.claim().uid)
+        assert not killed.files(tmp_path) and not again.claims, step
+        if not was_killed:
+            break
+    assert 5 < step < 60
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text[:40], "cannot be read: the claims of this node's pods are in it"),
+        (lambda text: text.replace('"completed"', '"started"'), "is damaged: "),
+        (lambda text: text.replace('"version": 1', '"version": 2'), "version 2 is of a newer gpurun"),
+        (lambda text: "[]", "cannot be read"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_trusted(tmp_path: Path, change: Any, said: str) -> None:
+    killed.make_host(tmp_path)
+    killed.preparer(str(tmp_path)).prepare(killed.claim())
+    path = tmp_path / "checkpoint.json"
+    text = path.read_text()
+    assert json.loads(text)["claims"]
+    path.write_text(change(text))
+    with pytest.raises(GpurunError, match=said):
+        killed.preparer(str(tmp_path))
+
+
+def test_the_command_itself(two: Cluster) -> None:
+    two.stop()
+    words = ["kubernetes", "dra-driver", "--kubeconfig", two.kubeconfig, "--node-name", two.node_name]
+    words += ["--kubelet-dir", str(two.kubelet_dir), "--cdi-dir", str(two.cdi_dir), "--interval", "0.3"]
+    env = os.environ | two.driver.env | {"PYTHONPATH": "src"}
+    process = subprocess.Popen([sys.executable, "-m", "gpurun", *words], env=env, stderr=subprocess.PIPE, text=True)
+    try:
+        two.until(lambda: two.registry.exists())
+        assert two.info().type == "DRAPlugin"
+        process.terminate()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+    assert not two.registry.exists()
+    done = subprocess.run(
+        [sys.executable, "-m", "gpurun", "kubernetes", "dra-driver", "--kubeconfig", "/nonexistent"],
+        env=env, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1 and "kubeconfig /nonexistent: " in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,139 @@
+"""Command lines that the compiled front takes itself, where it finds the state root, and the file that it is in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpurun.builder.front import compile_front, compiler, join
+from tests.launcher.front import Store, falls_back, run
+
+pytestmark = pytest.mark.skipif(not compiler(), reason="there is no C compiler here")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--version"],
+        ["--debug", "state", "c"],
+        ["--cgroup-manager", "systemd", "state", "c"],
+        ["--log-format", "xml", "state", "c"],
+        ["state"],
+        ["state", "c", "d"],
+        ["state", "--help"],
+        ["state", "../c"],
+        ["state", ".c"],
+        ["state", ""],
+        ["state", "c/"],
+        ["state", "c" * 300],
+        ["state", "missing"],
+        ["list"],
+        ["delete", "--regex", "c"],
+        ["--root"],
+        ["--log"],
+        ["--root=relative", "state", "c"],
+        ["--root=/", "state", "c"],
+        ["--log=/nowhere/at/all", "state", "c"],
+        ["--log=journald:x", "state", "c"],
+        ["--log=syslog:", "kill", "c", "0"],
+        ["--", "state", "c"],
+    ],
+)
+def test_other_command_lines_are_the_launchers(places: Path, store: Store, words: list[str]) -> None:
+    given = words if any(w.startswith("--root") for w in words) else ["--root", str(store.root), *words]
+    falls_back(places, store, *given)
+    whole, pure = [run(places / name, *given) for name in ("whole", "pure")]
+    assert (whole.returncode, whole.stdout) == (pure.returncode, pure.stdout)
+
+
+@pytest.mark.parametrize("form", ["{}/", "{}/../root", "{}/.", "/{}", "{}//x"])
+def test_roots_with_something_to_resolve(places: Path, store: Store, form: str) -> None:
+    falls_back(places, store, "--root", form.format(store.root), "state", "c")
+
+
+MOUNTED = 'mount -t tmpfs none /run && mkdir /run/gpurun && mount --bind "$1" /run/gpurun && shift && exec "$@"'
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace of its own needs root")
+@pytest.mark.parametrize(
+    ("namespaces", "env", "where"),
+    [
+        ("-m", {}, "/run"),
+        ("-m", {"XDG_RUNTIME_DIR": "{}"}, "/run"),
+        ("-m", {"XDG_RUNTIME_DIR": "{}", "USER": "root"}, "/run"),
+        ("-Umr", {}, "/run"),
+        ("-Umr", {"XDG_RUNTIME_DIR": "{}"}, "{}"),
+        ("-Umr", {"XDG_RUNTIME_DIR": "{}", "USER": "me"}, "{}"),
+        ("-Umr", {"XDG_RUNTIME_DIR": "{}", "USER": "root"}, "/run"),
+    ],
+)
+def test_the_default_root(
+    places: Path, store: Store, tmp_path: Path, namespaces: str, env: dict[str, str], where: str
+) -> None:
+    """Podman calls kill, delete, pause and resume without a root, and with XDG_RUNTIME_DIR, root's too."""
+    runtime_dir = tmp_path / "runtime"
+    runtime_dir.mkdir()
+    shown = store.root
+    if where == "{}":
+        (runtime_dir / "gpurun").symlink_to(store.root)
+        shown = runtime_dir
+    variables = [f"{name}={value.format(runtime_dir)}" for name, value in env.items()]
+    said = []
+    for name in ("bare", "pure"):
+        command = [
+            "unshare",
+            namespaces,
+            "sh",
+            "-ec",
+            MOUNTED,
+            "sh",
+            str(shown),
+            "env",
+            "-i",
+            *variables,
+            str(places / name),
+        ]
+        done = subprocess.run([*command, "state", "c"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done
+        said.append(done.stdout)
+    assert said[0] == said[1] and '"status": "running"' in said[0]
+
+
+@pytest.mark.parametrize("fd", [0, 1, 2])
+def test_closed_descriptor(places: Path, store: Store, fd: int) -> None:
+    command = [str(places / "bare"), "--root", str(store.root), "kill", "c", "TERM"]
+    done = subprocess.run(command, preexec_fn=lambda: os.close(fd), env={}, timeout=60)
+    assert done.returncode == 1
+    os.kill(store.state.pid, 0)
+
+
+def test_the_hooks_name_and_completion(places: Path, store: Store, tmp_path: Path) -> None:
+    link = tmp_path / "nvidia-container-runtime-hook"
+    link.symlink_to(places / "whole")
+    assert run(link, "-version").stdout.startswith("NVIDIA Container Runtime Hook")
+    words = {"_GPURUN_COMPLETE": "bash_complete", "COMP_WORDS": "gpurun del", "COMP_CWORD": "1"}
+    assert "delete" in run(places / "whole", env=words).stdout
+    falls_back(places, store, "--root", store.root, "state", "c", env=words)
+
+
+def test_a_copy_and_a_link_find_the_launcher(places: Path, tmp_path: Path) -> None:
+    shutil.copy(places / "whole", tmp_path / "copy")
+    (tmp_path / "link").symlink_to("copy")
+    for program in (tmp_path / "copy", tmp_path / "link"):
+        done = run(program, "--version")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("gpurun version ")
+    done = subprocess.run(["./copy", "--version"], cwd=tmp_path, capture_output=True, text=True, timeout=60, env={})
+    assert done.stdout.startswith("gpurun version ")
+
+
+def test_it_fits_before_the_launcher_where_pages_have_64_kib() -> None:
+    """As on aarch64, whose kernels may: the linker gives each segment of the program pages of its own."""
+    program = compile_front(compiler(), ("-Wl,-z,max-page-size=65536",))
+    assert len(program) > 64 << 10
+    assert join(program, b"launcher").endswith(b"launcher")

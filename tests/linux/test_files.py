@@ -1,0 +1,106 @@
+"""Directories made with those above them, and files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import posix
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpurun.linux import files
+from gpurun.linux.files import mkdir_p, write_atomically
+
+
+@pytest.fixture(autouse=True)
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def modes(*paths: Path) -> list[int]:
+    return [path.stat().st_mode & 0o7777 for path in paths]
+
+
+def test_what_is_missing_is_made_and_what_is_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir(0o755)
+    mkdir_p(f"{tmp_path}/a//b/c/", 0o700)
+    mkdir_p(f"{tmp_path}/a/b/c", 0o777)
+    assert modes(tmp_path / "a", tmp_path / "a/b", tmp_path / "a/b/c") == [0o755, 0o700, 0o700]
+
+
+def test_the_last_one_has_a_mode_of_its_own(tmp_path: Path) -> None:
+    mkdir_p(f"{tmp_path}/a/b", 0o700, last_mode=0o1711)
+    assert modes(tmp_path / "a", tmp_path / "a/b") == [0o700, 0o1711]
+
+
+def test_below_an_open_directory(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_PATH)
+    mkdir_p("a/b", 0o750, fd)
+    mkdir_p("", 0o750, fd)
+    os.close(fd)
+    assert modes(tmp_path / "a", tmp_path / "a/b") == [0o750, 0o750]
+
+
+def test_the_error_names_the_directory_that_could_not_be_made(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a file")
+    with pytest.raises(NotADirectoryError) as error:
+        mkdir_p(f"{tmp_path}/a/b/c", 0o700)
+    assert error.value.filename == f"{tmp_path}/a/b"
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "found.yaml"
+    rename, seen = posix.rename, []
+
+    def renamed(old: str, new: str) -> None:
+        seen.append((path.exists(), Path(old).read_text(), Path(old).name))
+        rename(old, new)
+
+    monkeypatch.setattr(posix, "rename", renamed)
+    write_atomically(str(path), b"all of it", 0o640)
+    (exists, text, name) = seen[0]
+    assert not exists and text == "all of it" and path.read_text() == "all of it" and modes(path) == [0o640]
+    # Engines read each *.yaml and *.json of a CDI directory, also a hidden one, and refuse a device that two of them have.
+    assert name.startswith(".") and not name.endswith(".yaml")
+    assert os.listdir(tmp_path) == ["found.yaml"]
+
+
+def test_what_a_killed_writer_left_is_no_hindrance(tmp_path: Path) -> None:
+    (tmp_path / ".state.new").write_text("half")
+    write_atomically(f"{tmp_path}/state", b"whole", 0o600)
+    assert os.listdir(tmp_path) == ["state"] and (tmp_path / "state").read_text() == "whole"
+
+
+def test_of_a_full_disk_the_old_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    (tmp_path / "state").write_text("old")
+    monkeypatch.setattr(files, "write_all", full)
+    with pytest.raises(OSError):
+        write_atomically(f"{tmp_path}/state", b"new", 0o600)
+    assert os.listdir(tmp_path) == ["state"] and (tmp_path / "state").read_text() == "old"
+
+
+def test_nobody_reads_half_of_it(tmp_path: Path) -> None:
+    path, texts = tmp_path / "told", (b"a" * 20_000, b"b" * 20_000)
+    path.write_bytes(texts[0])
+    done = threading.Event()
+
+    def write() -> None:
+        for n in range(300):
+            write_atomically(str(path), texts[n % 2], 0o600)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    read = set()
+    while not done.is_set():
+        read.add(path.read_bytes())
+    writer.join()
+    assert read <= set(texts)

@@ -1,0 +1,58 @@
+"""Profiles of AppArmor for tests, and what the kernel logs of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+#: Loads a profile: its name, its text after the name, and what comes before it; also in the place of the one of that name.
+Load = Callable[..., str]
+#: Under which user namespaces are mediated (AppArmor 4, Linux 6.7).
+ABI = "abi <abi/4.0>,\n"
+PARSER = "apparmor_parser"
+_FEATURES = Path("/sys/kernel/security/apparmor/features")
+
+
+def mediates_user_namespaces() -> bool:
+    """Whether kernel and parser know the rule ``userns``."""
+    try:
+        return "userns_create" in (_FEATURES / "namespaces/mask").read_text() and Path("/etc/apparmor.d/abi/4.0").exists()
+    except OSError:
+        return False
+
+
+def loader(directory: Path) -> Iterator[Load]:
+    """For a fixture: a :data:`Load` whose profiles are taken away in the end."""
+    loaded = set()
+
+    def parse(name: str, text: str, before: str = "") -> str:
+        (directory / name).write_text(f"{before}profile {name} {text}")
+        subprocess.run([PARSER, "-rK", str(directory / name)], check=True, timeout=60)
+        loaded.add(name)
+        return name
+
+    yield parse
+    for name in loaded:
+        subprocess.run([PARSER, "-R", str(directory / name)], check=True, timeout=60)
+
+
+def package_rules() -> str:
+    """The flags and rules of the profile that the package brings for gpurun."""
+    text = (Path(__file__).resolve().parents[2] / "debian/apparmor/gpurun").read_text()
+    return text[text.index("flags=(unconfined)") :].replace("include if exists <local/gpurun>", "")
+
+
+def denials(since: int) -> set[tuple[str, ...]]:
+    """What the kernel has logged of AppArmor after its line number *since*: (verdict, operation, profile, name)."""
+    found: set[tuple[str, ...]] = set()
+    for line in kernel_log()[since:]:
+        words = dict(re.findall(r'(\w+)="([^"]*)"', line))
+        if words.get("apparmor") in ("DENIED", "ALLOWED"):
+            found.add((words["apparmor"], words["operation"], words["profile"], words.get("name", "")))
+    return found
+
+
+def kernel_log() -> list[str]:
+    return subprocess.run(["dmesg"], capture_output=True, text=True, check=True).stdout.splitlines()

@@ -1,0 +1,95 @@
+/* stub.c with what a node's device plugin, labels and metrics ask beside: events, links, places, sensors.
+
+   EVENTS is a file: each line "GPU XID GI CI" that is appended to it is an event (-1 -1: of the whole GPU). GPUs 0 and 1 are
+   joined by NVLinks, and 2 and 3; RECOVERY is a file whose text is the recovery action of GPU 0, if it is there. */
+#include "stub.c"
+#include <stdlib.h>
+#include <time.h>
+
+typedef struct { long device; unsigned long long type, data; unsigned gi, ci; } event_data;
+typedef struct { unsigned field, scope; long long timestamp, latency; unsigned type, result; union { double d; unsigned u; unsigned long long ull; } value; } field_value;
+typedef struct { long device; unsigned id, profile, start, size; } instance_info;
+
+int nvmlEventSetCreate(long *set) { *set = 1; return 0; }
+int nvmlDeviceGetSupportedEventTypes(long device, unsigned long long *types) { *types = 0x1f; return 0; }
+int nvmlDeviceRegisterEvents(long device, unsigned long long types, long set) { return types == 8 && set == 1 ? 0 : INVALID_ARGUMENT; }
+
+int nvmlEventSetWait_v2(long set, event_data *data, unsigned timeout_ms)
+{
+	static long offset;
+	for (unsigned waited = 0; waited < timeout_ms; waited += 20) {
+		FILE *file = fopen(EVENTS, "r");
+		int gpu, gi, ci;
+		unsigned xid;
+		if (file) {
+			fseek(file, offset, SEEK_SET);
+			int found = fscanf(file, "%d %u %d %d\n", &gpu, &xid, &gi, &ci) == 4;
+			offset = ftell(file);
+			fclose(file);
+			if (found && gpu == 99)
+				return GPU_IS_LOST;
+			if (found) {
+				*data = (event_data){ gpu + 1, 8, xid, gi, ci };
+				return 0;
+			}
+		}
+		nanosleep(&(struct timespec){ 0, 20000000 }, 0);
+	}
+	return 10;
+}
+
+int nvmlDeviceGetNvLinkState(long device, unsigned link, unsigned *active)
+{
+	if (link >= 4 || device > 4)
+		return NOT_SUPPORTED;
+	*active = link < 2;
+	return 0;
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(long device, unsigned link, pci_info *info)
+{
+	long other = (device - 1) ^ 1;
+	memset(info, 0, sizeof *info);
+	info->bus = 7 + 16 * other;
+	return 0;
+}
+
+int nvmlDeviceGetTopologyCommonAncestor(long one, long two, unsigned *level)
+{
+	*level = (one - 1) / 4 != (two - 1) / 4 ? 50 : 40;
+	return 0;
+}
+
+int nvmlDeviceGetFieldValues(long device, int count, field_value *values)
+{
+	for (int i = 0; i < count; i++) {
+		FILE *file = values[i].field == 230 && device == 1 ? fopen(RECOVERY, "r") : 0;
+		values[i].result = NOT_SUPPORTED;
+		if (values[i].field == 82) {
+			values[i].value.u = 44;
+			values[i].result = 0;
+		}
+		if (file) {
+			values[i].result = fscanf(file, "%u", &values[i].value.u) == 1 ? 0 : NOT_SUPPORTED;
+			fclose(file);
+		}
+	}
+	return 0;
+}
+
+int nvmlDeviceGetGpuInstanceById(long device, unsigned id, long *instance) { *instance = id; return 0; }
+
+int nvmlGpuInstanceGetInfo(long instance, instance_info *info)
+{
+	*info = (instance_info){ 1, instance, 19, instance == 1 ? 0 : 4, instance == 1 ? 1 : 2 };
+	return 0;
+}
+
+int nvmlDeviceGetPowerUsage(long device, unsigned *milliwatt) { *milliwatt = 71500; return 0; }
+int nvmlDeviceGetClockInfo(long device, unsigned which, unsigned *mhz) { *mhz = which == 1 ? 1410 : 1593; return 0; }
+int nvmlDeviceGetTemperature(long device, unsigned sensor, unsigned *celsius) { *celsius = 33; return 0; }
+int nvmlDeviceGetTotalEnergyConsumption(long device, unsigned long long *mj) { *mj = 5000000000ULL; return 0; }
+int nvmlDeviceGetPcieReplayCounter(long device, unsigned *count) { *count = 3; return 0; }
+int nvmlDeviceGetEncoderUtilization(long device, unsigned *percent, unsigned *us) { *percent = 5; *us = 100; return 0; }
+int nvmlDeviceGetDecoderUtilization(long device, unsigned *percent, unsigned *us) { return NOT_SUPPORTED; }
+int nvmlDeviceGetRemappedRows(long device, unsigned *c, unsigned *u, unsigned *p, unsigned *f) { *c = 1; *u = 2; *p = *f = 0; return 0; }

@@ -1,0 +1,85 @@
+"""The units that the packages install keep the CDI file right: under a real systemd, on a simulated driver."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpurun.cdi.files import read_spec_file
+from tests.conftest import REPOSITORY, runtime_path
+from tests.native.waiting import wait_until
+from tests.simdriver import Options, SimulatedDriver, make
+
+pytestmark = [pytest.mark.native, pytest.mark.gpurun_only, pytest.mark.needs("systemd")]
+
+UNITS = Path("/run/systemd/system")
+NAME = "gpurun-cdi-refresh"
+
+
+def systemctl(*words: str) -> None:
+    subprocess.run(["systemctl", *words], check=True, timeout=60)
+
+
+def drop_in(unit: str, text: str) -> None:
+    directory = UNITS / f"{unit}.d"
+    directory.mkdir(parents=True)
+    (directory / "test.conf").write_text(text)
+
+
+@pytest.fixture
+def host() -> Iterator[SimulatedDriver]:
+    directory = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    yield make(directory, Options())
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def output(host: SimulatedDriver) -> Iterator[Path]:
+    """The file that the service writes; the units are the package's but for who is called, and where the driver is."""
+    made = host.path / "made/nvidia.yaml"
+    for kind in ("service", "path"):
+        shutil.copy(REPOSITORY / f"deploy/systemd/{NAME}.{kind}", UNITS)
+    environment = "".join(f"Environment={name}={value}\n" for name, value in host.env.items())
+    command = f"{os.path.abspath(runtime_path())} cdi refresh --output {made}"
+    drop_in(f"{NAME}.service", f"[Service]\n{environment}ExecStart=\nExecStart={command}\n")
+    drop_in(f"{NAME}.path", f"[Path]\nPathChanged={host.path}/dev/nvidia-caps\n")
+    systemctl("daemon-reload")
+    yield made
+    systemctl("stop", f"{NAME}.path")
+    for kind in ("service", "path"):
+        (UNITS / f"{NAME}.{kind}").unlink()
+        shutil.rmtree(UNITS / f"{NAME}.{kind}.d")
+    systemctl("daemon-reload")
+
+
+def devices(file: Path) -> set[str]:
+    return {device.name for device in read_spec_file(str(file)).devices} if file.exists() else set()
+
+
+def test_the_file_follows_the_driver(host: SimulatedDriver, output: Path) -> None:
+    gpus = host.path / "proc/driver/nvidia/gpus"
+    (host.path / "dev/nvidia-caps").mkdir(exist_ok=True)
+    systemctl("start", f"{NAME}.service")
+    assert {"0", "1", "all"} <= devices(output)
+    systemctl("start", f"{NAME}.path")
+    os.rename(gpus / sorted(os.listdir(gpus))[1], host.path / "gone")
+    (host.path / "dev/nvidia-caps/nvidia-cap7").touch()  # as when MIG devices are made
+    wait_until(lambda: "1" not in devices(output), 30)
+    assert "0" in devices(output)
+    (host.path / "proc/driver/nvidia/version").unlink()
+    (host.path / "sys/module/nvidia/version").unlink(missing_ok=True)
+    subprocess.run(["ldconfig"], check=True)  # as when the libraries of a driver are removed
+    wait_until(lambda: not output.exists(), 30)
+
+
+def test_the_units_are_what_systemd_understands(output: Path) -> None:
+    files = [str(REPOSITORY / f"deploy/systemd/{NAME}.{kind}") for kind in ("service", "path")]
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", *files], capture_output=True, text=True, timeout=60)
+    told = [line for line in done.stderr.splitlines() if "/usr/bin/gpurun" not in line]  # which may not be installed here
+    assert told == []

@@ -1,0 +1,94 @@
+"""GPUs that come and go in a scope that systemd reloads, and an MPS daemon that systemd supervises."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MakeBundle
+from tests.gpu.leases.conftest import MakeHost, make_host  # noqa: F401
+from tests.native.bed import Bed
+from tests.native.runtime import ENVIRONMENT, Runtime
+from tests.native.waiting import wait_until
+from tests.simdriver import uuid
+from tests.systemd.conftest import Driver
+
+pytestmark = [pytest.mark.native, pytest.mark.gpurun_only, pytest.mark.needs("systemd")]
+
+NO_DRIVER, DENIED = "No such device or address", "Operation not permitted"
+
+
+@pytest.fixture
+def scopes(runtime: Runtime, bed: Bed) -> Driver:
+    return Driver("systemd", runtime, bed)
+
+
+def systemctl(*args: str) -> str:
+    return subprocess.run(["systemctl", *args], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.short
+def test_attach_and_detach_outlive_a_reload(scopes: Driver, bundle: MakeBundle, make_host: MakeHost) -> None:  # noqa: F811
+    host = make_host(2, major=195)
+    env = ENVIRONMENT | host.env
+    made = bundle().args("sleep", "1000").capabilities("CAP_MKNOD", "CAP_DAC_OVERRIDE")
+    container = scopes.start(made, env=env)
+    unit = f"t-{container.id}.scope"
+    number = os.minor((host.path / "dev/nvidia1").stat().st_rdev) if (host.path / "dev/nvidia1").exists() else 1
+
+    def opens() -> str:
+        script = f"mknod /tmp/gpu c 195 {number}; (: <>/tmp/gpu) 2>&1; rm /tmp/gpu"
+        done = scopes.runtime("exec", container.id, "sh", "-c", script, env=env)
+        return (done.out + done.err).strip().rpartition(": ")[2]
+
+    def gpu(*words: str) -> None:
+        done = scopes.runtime("gpu", words[0], container.id, *words[1:], env=env)
+        assert done.rc == 0, done.text
+
+    assert opens() == DENIED
+    for _ in range(2):
+        gpu("attach", "all")
+        assert f"/dev/char/195:{number} rw" in systemctl("show", unit, "-p", "DeviceAllow")
+        assert opens() == NO_DRIVER
+        systemctl("daemon-reload")
+        assert opens() == NO_DRIVER, "systemd writes its own program again, which has the GPU too"
+        systemctl("set-property", "--runtime", unit, "TasksMax=77")
+        assert opens() == NO_DRIVER
+        gpu("detach", uuid(0), uuid(1))
+        assert opens() == DENIED
+        systemctl("daemon-reload")
+        assert opens() == DENIED
+
+
+@pytest.mark.short
+def test_the_mps_daemon_is_a_service(scopes: Driver, bundle: MakeBundle, make_host: MakeHost) -> None:  # noqa: F811
+    host = make_host(1, nvml="well", mps_programs=True)
+    log, pid_file = host.path / "mps.log", Path(f"{host.path}/mps.log.pid")
+
+    def units() -> list[str]:
+        return systemctl("list-units", "--no-legend", "--plain", "--all", "gpurun-mps-*").splitlines()
+
+    def daemon() -> int:
+        return int(pid_file.read_text() or 0)
+
+    made = bundle().sh("ls /tmp/nvidia-mps; echo up; exec sleep 600")
+    made.process["env"] += ["NVIDIA_VISIBLE_DEVICES=0"]
+    made.config["annotations"] = {"dev.gpurun.gpu.memory": "8GiB"}
+    container = scopes.start(made, env=ENVIRONMENT | host.env)
+    container.wait_for("up")
+    assert "control" in container.out
+    (line,) = units()
+    unit, _, active, running, *description = line.split()
+    assert (active, running) == ("active", "running") and "MPS daemon of GPU" in " ".join(description)
+    first = daemon()
+    assert f"/{unit}" in Path(f"/proc/{first}/cgroup").read_text(), "the daemon is in the service, and not in the container"
+    main = int(systemctl("show", unit, "-p", "MainPID").strip().partition("=")[2])
+    os.kill(main, signal.SIGKILL)
+    wait_until(lambda: daemon() not in (0, first) and "begins" in log.read_text())
+    wait_until(lambda: "active" in "".join(units()))
+    assert container.delete("--force").rc == 0
+    wait_until(lambda: log.read_text().splitlines()[-1] == "ends" and not units())
