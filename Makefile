@@ -87,7 +87,8 @@ fuzz: setup-test
 # The compiled front in the launcher's place: what it answers or starts itself, and attacks; with -all every suite of
 # containers, in the long form.
 FRONT := $(addprefix tests/lifecycle/test_,callers.py cgroup.py descriptors.py exec.py hooks.py killed_cgroup.py lookup.py \
-  pause.py process.py run.py state.py streams.py) tests/conformance/test_operations.py tests/conformance/test_runtime.py \
+  pause.py private_mounts.py process.py run.py state.py streams.py terminal.py) \
+  $(addprefix tests/conformance/test_,operations.py runtime.py) \
   $(addprefix tests/faults/test_,killed.py killed_gpu.py killed_step.py undo.py unreadable.py) tests/gpu/test_containers.py
 FRONT_ALL := tests/attacks tests/lifecycle tests/conformance tests/faults tests/gpu tests/hook tests/native
 

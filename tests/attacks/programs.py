@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
+from tests.compiled import compile_c
 
 HERE = Path(__file__).resolve().parent
 
@@ -15,9 +13,5 @@ def build(name: str, directory: Path) -> Path:
     """The program of *name*.c in *directory*, built unless it is there; skips the test where no C compiler can."""
     program = directory / name
     if not program.exists():
-        compiler = shutil.which("cc") or shutil.which("gcc")
-        if compiler is None:
-            pytest.skip("there is no C compiler to build the attacker's program with")
-        command = [compiler, "-static", "-O2", "-Wall", "-Wextra", "-o", str(program), str(HERE / f"{name}.c")]
-        subprocess.run(command, check=True)
+        compile_c(HERE / f"{name}.c", program, "-static", "-O2", "-Wall", "-Wextra")
     return program

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.compiled import compile_c
 from tests.conftest import MakeBundle
 from tests.native.leaks import Leaks
 from tests.native.runtime import ENVIRONMENT, Runtime
@@ -24,17 +24,13 @@ def test_a_library_of_the_image_is_not_preloaded(
     runtime: Runtime, bundle: MakeBundle, leaks: Leaks, sim: SimulatedDriver, tmp_path: Path
 ) -> None:
     leaks.allow_rootfs_changes()
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler to build the library with")
-    owned, source = tmp_path / "owned", tmp_path / "evil.c"
-    source.write_text(
+    owned = tmp_path / "owned"
+    source = (
         "#include <fcntl.h>\n"
         f'__attribute__((constructor)) static void begin(void) {{ open("{owned}", O_CREAT | O_WRONLY, 0600); }}\n'
     )
     b = bundle().sh(FOREVER)
-    library = b.rootfs / "evil.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    library = compile_c(source, b.rootfs / "evil.so", "-shared", "-fPIC")
     subprocess.run(["/bin/true"], env={"LD_PRELOAD": str(library)}, check=True)
     assert owned.exists(), "the library does what it is to do"
     owned.unlink()

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.compiled import compile_c
 from tests.conftest import runtime_path
 from tests.differences import allowed, configs
 from tests.differences.seen import Names, Seen, on_the_host, seen
@@ -39,13 +40,7 @@ _compared: set[str] = set()
 
 @pytest.fixture(scope="module")
 def probe(place: Path) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("there is no C compiler to build the probe with")
-    program = place / "probe"
-    source = Path(__file__).with_name("probe.c")
-    subprocess.run([compiler, "-static", "-O1", "-Wall", "-Wextra", "-o", program, source], check=True)
-    return program
+    return compile_c(Path(__file__).with_name("probe.c"), place / "probe", "-static", "-O1", "-Wall", "-Wextra")
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.compiled import compile_c
 from tests.conftest import MakeBundle
 from tests.native.bed import Bed
 from tests.native.bundle import Bundle
@@ -281,12 +282,8 @@ def test_rows_16_17_a_hostile_image(
     outside = runtime.directory / "outside"
     (outside / "nvidia").mkdir(parents=True)
     made = asking("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all", "LD_PRELOAD=/proc/self/cwd/poc.so")
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler for the library that the image brings")
     source = f'#include <fcntl.h>\n__attribute__((constructor)) void f(void) {{ creat("{outside}/owned", 0600); }}\n'
-    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(made.rootfs / "poc.so")]
-    subprocess.run(command, input=source, text=True, check=True)
+    compile_c(source, made.rootfs / "poc.so", "-shared", "-fPIC")
     # It works, where it is let: the proof that its absence means something.
     probe = {"LD_PRELOAD": str(made.rootfs / "poc.so")}
     subprocess.run([shutil.which("true") or "true"], env=probe, check=True)

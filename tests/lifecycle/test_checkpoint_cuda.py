@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.compiled import compile_c
 from tests.conftest import MakeBundle
 from tests.native.bundle import Bundle
 from tests.native.checkpoint import counted, restored, save, wait_count
@@ -35,7 +36,6 @@ pytestmark = [
     pytest.mark.native,
     pytest.mark.gpurun_only,
     pytest.mark.skipif(criu_version() < 4, reason="CRIU 4 or newer is not on PATH: its plugins cannot lock programs before"),
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler: the stand-in for CRIU's plugin cannot be made"),
 ]
 
 #: It has a GPU open (for so long a node of that name is there which can be opened here), lets go of it when it is told so,
@@ -69,8 +69,7 @@ class Host:
         program.write_text(CUDA_CHECKPOINT.format(here=directory))
         program.chmod(0o755)
         source = Path(__file__).resolve().parents[1] / "criu/cuda_plugin.c"
-        command = ["gcc", "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(directory / "cuda_plugin.so"), str(source)]
-        subprocess.run(command, check=True)
+        compile_c(source, directory / "cuda_plugin.so", "-shared", "-fPIC", "-Wall", "-Werror")
         (directory / "criu.conf").write_text(f"libdir {directory}\n")
         self.env = ENVIRONMENT | driver.env | {"PATH": f"{directory}/bin:{os.environ['PATH']}"}
 

@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from gpurun.builder.front import compiler
+
 CGROUP2_SUPER_MAGIC = 0x63677270
 CLONE_NEWNS = 0x20000
 PR_SET_CHILD_SUBREAPER = 36
@@ -126,12 +128,11 @@ class Bed:
 
 def _compiled(directory: Path) -> Path | None:
     """The program of enter.c, in *directory*; None where there is no C compiler."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
+    if not compiler():
         return None
     program = directory / "enter"
     source = Path(__file__).with_name("enter.c")
-    subprocess.run([compiler, "-O1", "-Wall", "-Werror", "-o", str(program), str(source)], check=True)
+    subprocess.run([*compiler(), "-O1", "-Wall", "-Werror", "-o", str(program), str(source)], check=True)
     return program
 
 

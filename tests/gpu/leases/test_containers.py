@@ -417,6 +417,8 @@ def test_many_at_once_and_a_third_killed(
         for done in [pool.submit(job, *one) for one in jobs]:
             done.result()
     assert not watch.twice and watch.looks > count and watch.most >= 6
-    assert ran > count / 2 and killed > count / 5
+    to_kill = {kill: sum(job[2] == kill for job in jobs) for kill in ("create", "init")}
+    # A create may end before its moment has come; then it runs as the others do.
+    assert ran >= count - to_kill["create"] and killed >= to_kill["init"] > 0
     assert leases(runtime, host) == []
     assert runtime.run(asking(bundle(), "free:8", "true"), env=ENVIRONMENT | host.env).rc == 0
