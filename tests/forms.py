@@ -38,7 +38,7 @@ def stride() -> int:
 
 
 def choose(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take from *items* the cases that the short form leaves out, but for those that somebody asks for, by name or by ``-k``."""
+    """Take from *items* what the short form leaves out, but for cases that somebody asks for, by name or by ``-k``."""
     if is_long() or config.getoption("keyword"):
         return
     sweeps: dict[str, list[pytest.Item]] = {}
