@@ -103,7 +103,7 @@ def test_a_damaged_state_tells_its_cgroup(runtime: Runtime, bundle: MakeBundle, 
     assert container.proc("stat").exists()
     done = container.delete("--force")
     assert done.rc == 0
-    assert container.wait(5) == 128 + 9
+    assert container.wait() == 128 + 9
     assert not (runtime.root / container.id).exists()
     assert not bed.cgroup(f"{bed.subtree}/{container.id}").exists()
 

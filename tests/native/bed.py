@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from gpurun.builder.front import compiler
+from tests.compiled import c_compiler
 
 CGROUP2_SUPER_MAGIC = 0x63677270
 CLONE_NEWNS = 0x20000
@@ -128,11 +128,12 @@ class Bed:
 
 def _compiled(directory: Path) -> Path | None:
     """The program of enter.c, in *directory*; None where there is no C compiler."""
-    if not compiler():
+    compiler = c_compiler()
+    if compiler is None:
         return None
     program = directory / "enter"
     source = Path(__file__).with_name("enter.c")
-    subprocess.run([*compiler(), "-O1", "-Wall", "-Werror", "-o", str(program), str(source)], check=True)
+    subprocess.run([compiler, "-O1", "-Wall", "-Werror", "-o", str(program), str(source)], check=True)
     return program
 
 
