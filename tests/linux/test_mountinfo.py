@@ -7,6 +7,7 @@ import os
 import pytest
 
 from gpurun.errors import GpurunError
+from gpurun.linux import mountinfo
 from gpurun.linux.mountinfo import MountEntry, mounts, parse_mounts
 
 
@@ -31,6 +32,13 @@ def test_lines_that_are_cut_off_or_empty() -> None:
 def test_what_no_kernel_writes(line: str) -> None:
     with pytest.raises(GpurunError, match="mountinfo has a line that is not as the kernel writes it"):
         parse_mounts(line)
+
+
+def test_a_table_of_which_a_part_alone_is_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mount that is looked for, such as a whole proc in sight of a container, may be in the part that was not read."""
+    monkeypatch.setattr(mountinfo, "MAX_TABLE", 64)
+    with pytest.raises(GpurunError, match="mountinfo is larger than"):
+        mounts()
 
 
 def test_our_own() -> None:

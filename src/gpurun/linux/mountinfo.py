@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import posix
+
 from gpurun.errors import GpurunError
-from gpurun.linux.files import read_file
+from gpurun.linux.files import O_CLOEXEC, Fd, read_fd
 from gpurun.record import Record
 
 #: The largest table that is read, in bytes: some hundred thousand mounts, as many as fs.mount-max lets there be.
@@ -21,8 +23,17 @@ class MountEntry(Record):
 
 
 def mounts(pid: int | str = "self") -> list[MountEntry]:
-    """The mounts of the process *pid*, in the order in which they were made; raises OSError."""
-    return parse_mounts(read_file(f"/proc/{pid}/mountinfo", MAX_TABLE).decode("utf-8", "surrogateescape"))
+    """The mounts of the process *pid*, in the order in which they were made; raises as :func:`read_mounts`."""
+    with Fd(posix.open(f"/proc/{pid}/mountinfo", posix.O_RDONLY | O_CLOEXEC)) as table:
+        return read_mounts(table)
+
+
+def read_mounts(table: int) -> list[MountEntry]:
+    """The mounts in the mountinfo that is open; raises OSError, and GpurunError where it is too large to be read whole."""
+    text = read_fd(table, MAX_TABLE)
+    if len(text) == MAX_TABLE:  # what is not seen could be the mount that is looked for
+        raise GpurunError(f"mountinfo is larger than {MAX_TABLE >> 20} MiB: what is mounted here cannot be told")
+    return parse_mounts(text.decode("utf-8", "surrogateescape"))
 
 
 def parse_mounts(text: str) -> list[MountEntry]:

@@ -11,9 +11,9 @@ from errno import EINVAL, ENOENT, ENOTDIR, EPERM
 
 from gpurun.errors import GpurunError, Step, StepError
 from gpurun.linux import mount as lm
-from gpurun.linux.files import O_CLOEXEC, Fd, read_fd
+from gpurun.linux.files import O_CLOEXEC, Fd
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
-from gpurun.linux.mountinfo import MAX_TABLE, MountEntry, parse_mounts
+from gpurun.linux.mountinfo import MountEntry, read_mounts
 from gpurun.ns.mount import attach
 from gpurun.ns.mount_plan import is_late
 
@@ -223,7 +223,7 @@ def _detach(path: str) -> bool:
 
 def _mounts(table: int) -> list[MountEntry]:
     posix.lseek(table, 0, 0)
-    return parse_mounts(read_fd(table, MAX_TABLE).decode("utf-8", "surrogateescape"))
+    return read_mounts(table)
 
 
 def _full_views(table: int, rootfs: str) -> list[str]:
