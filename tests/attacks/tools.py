@@ -13,8 +13,7 @@ from pathlib import Path
 
 from tests.native.bundle import Bundle
 from tests.native.inotify import masks
-from tests.native.runtime import Container, Runtime
-from tests.native.terminal import Listener
+from tests.native.runtime import Runtime
 
 LOOP_CONTROL = os.makedev(10, 237)  # a device that no container of these tests may open
 _IN_OPEN = 0x20
@@ -60,20 +59,6 @@ def opens(path: Path) -> Iterator[list[int]]:
         opened += [mask for mask in masks(fd) if mask & _IN_OPEN]  # IN_IGNORED comes when the node has been taken away
     finally:
         os.close(fd)
-
-
-def terminal_process(runtime: Runtime, bundle: Bundle) -> Container:
-    """``create`` of *bundle* with a terminal, whether or not it is refused."""
-    bundle.process["terminal"] = True
-    listener = Listener(runtime.directory / "console.sock")
-    try:
-        container = runtime.create(bundle, "--console-socket", str(listener.path), check=False)
-        if container.result.rc == 0:
-            for fd in listener.message()[1]:
-                os.close(fd)
-        return container
-    finally:
-        listener.socket.close()
 
 
 def replace(b: Bundle, name: str, target: str | Path) -> Path:
