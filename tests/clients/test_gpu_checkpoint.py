@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.clients.bed import IMAGE, ClientBed, ClientBedUnavailable, make_bed
+from tests.clients.bed import IMAGE, ClientBed
+from tests.clients.gpu_bed import gpu_bed
 from tests.conftest import runtime_path
 from tests.native.runtime import Result
-from tests.simdriver import Options, bus_id, make, uuid
+from tests.simdriver import Options, bus_id, uuid
 
 pytestmark = [pytest.mark.native, pytest.mark.clients, pytest.mark.gpurun_only]
 
@@ -33,20 +31,12 @@ NO_DRIVER = "No such device or address"
 
 @contextlib.contextmanager
 def bed_with(major: int) -> Iterator[ClientBed]:
-    with tempfile.TemporaryDirectory(prefix="gpurun-clients.", dir="/var/tmp") as name:
-        sysroot = make(Path(name) / "driver", Options(gpus=2, major=major)).path
-        try:
-            with pytest.MonkeyPatch.context() as environment:
-                environment.setenv("NATIVE_DOCKERD_OPTS", "--experimental")  # Docker's checkpoints are that
-                bed = make_bed({"tested": runtime_path()}, sysroot)
-        except ClientBedUnavailable as e:
-            pytest.skip(str(e))
-        if bed.run("sh", "-c", "command -v criu").rc:
-            bed.close()
-            pytest.skip("needs CRIU")
-        yield bed
-        bed.close()
-        shutil.rmtree(bed.directory)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("NATIVE_DOCKERD_OPTS", "--experimental")  # Docker's checkpoints are that
+        with gpu_bed("tested", Options(gpus=2, major=major)) as bed:
+            if bed.run("sh", "-c", "command -v criu").rc:
+                pytest.skip("needs CRIU")
+            yield bed
 
 
 @pytest.fixture(scope="module")

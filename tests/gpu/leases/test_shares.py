@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.gpu.leases.store import directory
 from tests.conftest import MakeBundle
 from tests.gpu.leases.asked import end, leases
 from tests.gpu.leases.conftest import MakeHost
@@ -37,8 +38,8 @@ def host(make_host: MakeHost, runtime: Runtime) -> Iterator[SimulatedDriver]:
     yield made
     runtime.cleanup()
     wait_until(lambda: daemons(made) == 0)
-    for directory in mps_directories(made):
-        assert sorted(os.listdir(directory)) == ["lock"], "something of a daemon is left"
+    for one in mps_directories(made):
+        assert sorted(os.listdir(one)) == ["lock"], "something of a daemon is left"
 
 
 def mps_directories(host: SimulatedDriver) -> list[Path]:
@@ -266,9 +267,23 @@ def test_a_daemon_that_dies_is_started_again(start: Start, host: SimulatedDriver
     one = start("0", memory="1GiB")
     pid = int(Path(f"{host.path}/mps.log.pid").read_text())
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: len(said(host)) == 2)
+    wait_until(lambda: len(said(host)) == 2, meanwhile=lambda: None if daemons(host) else f"nobody watches: {said(host)}")
     wait_until(lambda: Path(f"{host.path}/mps.log.pid").read_text().strip() not in ("", str(pid)))
     assert "control" in runtime_ls(one), "in the directory that the container has"
+
+
+def test_shares_that_cannot_be_seen_for_a_while(start: Start, host: SimulatedDriver) -> None:
+    """Whoever watches looks again, and does not leave the container without a daemon."""
+    start("0", memory="1GiB")
+    store = Path(directory(host.env))
+    away = store.rename(f"{store}.away")
+    store.mkdir()
+    store.chmod(0o777)  # in which nobody would believe a lease
+    os.kill(int(Path(f"{host.path}/mps.log.pid").read_text()), signal.SIGKILL)
+    time.sleep(1)  # it looks, and sees none
+    store.rmdir()
+    away.rename(store)
+    wait_until(lambda: len(said(host)) == 2, meanwhile=lambda: None if daemons(host) else f"nobody watches: {said(host)}")
 
 
 def runtime_ls(container: Container) -> list[str]:

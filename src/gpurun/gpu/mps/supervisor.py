@@ -106,26 +106,25 @@ def _users(store: Store, key: str) -> list[Lease]:
 
 
 def _watch(store: Store, service: Service, daemon: MpsDaemon) -> None:
-    """Return when nobody has a share, with ``ready`` taken away."""
+    """Return when nobody has a share, with ``ready`` taken away; what goes wrong until then is tried again."""
     while True:
-        users = _users(store, service.key)
-        if not users:
-            with store:
-                users = _users(store, service.key)
-                if not users:
-                    _remove(f"{service.directory}/ready")
-                    return
-        if not daemon.alive():
-            log.warning(f"the MPS daemon of GPU {service.key} has ended, it is started again")
-            _remove(f"{service.directory}/ready")
-            try:
+        try:
+            users = _users(store, service.key)
+            if not users:
+                with store:
+                    users = _users(store, service.key)
+                    if not users:
+                        _remove(f"{service.directory}/ready")
+                        return
+            if not daemon.alive():
+                log.warning(f"the MPS daemon of GPU {service.key} has ended, it is started again")
+                _remove(f"{service.directory}/ready")
                 daemon.start()
                 _announce(service)
-            except GpurunError as e:
-                log.warning(str(e))
-                time.sleep(_AGAIN_S)
-                continue
-        _await_change(users, daemon.pid)
+            _await_change(users, daemon.pid)
+        except (GpurunError, OSError) as e:
+            log.warning(str(e))
+            time.sleep(_AGAIN_S)
 
 
 def _announce(service: Service) -> None:
@@ -140,15 +139,13 @@ def _await_change(users: list[Lease], daemon: int) -> None:
     processes = [(one.pid or one.maker, one.start_time if one.pid else one.maker_start) for one in users]
     opened = [open_process(pid, start) for pid, start in processes]
     known = [fd for fd in opened if fd >= 0]
-    known.append(os.pidfd_open(daemon))
     waiting = select.poll()
     try:
+        known.append(os.pidfd_open(daemon))  # a child, which is there until it is waited for
         for fd in known:
             waiting.register(fd, select.POLLIN)
         # The end of the first process need not be that of the container: then its cgroup is looked at.
         waiting.poll((_LONG_S if min(opened) >= 0 else _LOOK_S) * 1000)
-    except ProcessLookupError:
-        pass
     finally:
         for fd in known:
             os.close(fd)
