@@ -89,7 +89,8 @@ fuzz: setup-test
 FRONT := $(addprefix tests/lifecycle/test_,callers.py cgroup.py descriptors.py exec.py hooks.py killed_cgroup.py lookup.py \
   pause.py private_mounts.py process.py run.py state.py streams.py terminal.py) \
   $(addprefix tests/conformance/test_,operations.py runtime.py) \
-  $(addprefix tests/faults/test_,killed.py killed_gpu.py killed_step.py undo.py unreadable.py) tests/gpu/test_containers.py
+  $(addprefix tests/faults/test_,killed.py killed_gpu.py killed_step.py undo.py unreadable.py) tests/gpu/test_containers.py \
+  tests/hook/test_hostile_images.py
 FRONT_ALL := tests/attacks tests/lifecycle tests/conformance tests/faults tests/gpu tests/hook tests/native
 
 test-front: setup-test build

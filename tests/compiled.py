@@ -10,7 +10,7 @@ import pytest
 
 
 def c_compiler() -> str | None:
-    """Where it is; None where there is none."""
+    """Where it is; None where there is none.  Beds ask too, some of which run where gpurun cannot be imported."""
     return shutil.which("cc") or shutil.which("gcc")
 
 

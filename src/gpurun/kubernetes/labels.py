@@ -10,6 +10,7 @@ from gpurun.errors import GpurunError, strerror_lower
 from gpurun.gpu.host.reads import read_text
 from gpurun.kubernetes.config import MPS, NOT_SHARED, PREFIX, PluginConfig, resource_part
 from gpurun.kubernetes.node import NodeGpu, NodeGpus, NodeMig
+from gpurun.linux.files import write_atomically
 from gpurun.output import write_stdout
 
 #: Where Node Feature Discovery looks for files of labels.
@@ -176,10 +177,7 @@ def write_features(path: str, labels: Mapping[str, str]) -> None:
             raise GpurunError(f"{path} is no plain file, and is not replaced: name another, or - for stdout")
         os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
         # NFD reads every file of the directory whose name does not begin with a dot.
-        temporary = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}")
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.rename(temporary, path)
+        write_atomically(path, text.encode(), 0o644)
     except OSError as e:
         raise GpurunError(f"write {path}: {strerror_lower(e.errno or 0)}") from None
 

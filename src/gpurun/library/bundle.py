@@ -10,6 +10,7 @@ from gpurun.engine.caller.bundle import CreateOptions, plan_config
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.library.explanation import sections
 from gpurun.library.validation import check_text
+from gpurun.linux.files import write_atomically
 from gpurun.oci.config import read_config
 from gpurun.oci.reader import MAX_DOCUMENT
 
@@ -66,11 +67,8 @@ class Bundle:
     def save(self) -> None:
         """Write the document to its file, by rename; raises :class:`gpurun.GpurunError`."""
         file = os.path.join(self.path, self.name)
-        temporary = f"{file}.new"
         try:
-            with open(temporary, "wb") as opened:
-                opened.write(self._text())
-            os.replace(temporary, file)
+            write_atomically(file, self._text(), 0o666)
         except OSError as e:
             raise GpurunError(f"{file}: {(e.strerror or '').lower()}") from None
 

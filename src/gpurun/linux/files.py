@@ -74,11 +74,11 @@ def write_all(fd: int, data: bytes) -> None:
 def write_atomically(path: str, data: bytes, mode: int) -> None:
     """Write *data* to a file beside *path* and rename it there: a reader sees the old file or the whole new one.
 
-    *path* is absolute.  No reader of the directory takes the file beside it for one of its own, by its first letter and its
-    end.  Two who write the same *path* at once need a lock.  Raises OSError.
+    No reader of the directory takes the file beside it for one of its own, by its first letter and its end.  Two who write
+    the same *path* at once need a lock.  *mode* is that of a new file, before the umask.  Raises OSError.
     """
-    folder, _, name = path.rpartition("/")
-    temporary = f"{folder}/.{name}.new"
+    folder, slash, name = path.rpartition("/")
+    temporary = f"{folder}{slash}.{name}.new"
     try:
         posix.unlink(temporary)  # left by one who was killed while writing
     except FileNotFoundError:

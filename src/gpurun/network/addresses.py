@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from gpurun.errors import GpurunError, Step, StepError
+from gpurun.linux.files import write_atomically
 from gpurun.record import Record
 
 DIRECTORY = "/run/gpurun-networks"
@@ -103,9 +104,7 @@ class Addresses:
                 return
             held = {address: {"root": holder.root, "id": holder.id} for address, holder in self.holders.items()}
             text = json.dumps({"name": self.name, "subnet": str(self.subnet), "holders": held})
-            temporary = self.file.with_suffix(f".{os.getpid()}")
-            temporary.write_text(text)
-            temporary.rename(self.file)
+            write_atomically(str(self.file), text.encode(), 0o644)
 
     def take(self, holder: AddressHolder, taken: Iterable[IPv4Network]) -> str:
         """A free address for *holder*; a new network gets a subnet that none of those *taken* overlaps."""
