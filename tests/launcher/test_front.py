@@ -15,6 +15,7 @@ import pytest
 from gpurun.builder.front import compiler
 from gpurun.engine.state import State
 from gpurun.linux.procfs import oom_kills, stat
+from gpurun.ns.journal import ROOTFS, append
 from tests.launcher.front import FALLS_BACK, Store, both, falls_back, run
 from tests.native.bed import Bed, remove_cgroup
 from tests.native.waiting import wait_until
@@ -363,8 +364,9 @@ def test_deletes_with_more_to_undo(places: Path, store: Store, special: str) -> 
     elif special == "memory":
         (store.cgroup / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 1\noom_group_kill 0\n")
     elif special == "created":
-        (store.container / special).touch()  # which has not even a rootfs
-        (store.root / ".created.lock").touch()
+        fd = os.open(store.container / special, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        append(fd, ROOTFS, str(store.root.parent / "rootfs"))  # a whole journal: what it says is never the front's to undo
+        os.close(fd)
     elif special != "running":
         (store.container / special).mkdir()
     falls_back(places, store, "--root", store.root, "delete", "c")

@@ -1,4 +1,4 @@
-"""Damaged states, journals and words for the compiled front's own readers, millions in one process, under the sanitizers.
+"""Damaged states and words for the compiled front's own readers, millions in one process, under the sanitizers.
 
 FUZZ_SECONDS says for how long (2); `make fuzz` takes CASES and FUZZ_SECONDS.
 """
@@ -22,10 +22,6 @@ SECONDS = int(os.environ.get("FUZZ_SECONDS", "0"))
 HARNESS = Path(__file__).with_name("front_fuzz.c")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE", "-g", "-O1")
 FALLS_BACK = "\tdefer_with_child(NULL);\n"
-JOURNAL = (
-    b"17:rootfs\0001\0/r/fs\0,30:directory\0002\0usr/lib/nvidia\0005 6,20:file\0003\0usr/bin/x\0x,"
-    b"26:link\0004\0usr/lib/y\0../z.so,22:times\0005\0usr/lib\0001 22,12:cancelled\0006\0\0003,"
-)
 
 
 def front(directory: Path) -> Path:
@@ -48,22 +44,12 @@ def front(directory: Path) -> Path:
 def test_what_the_front_reads(tmp_path: Path, store: Store) -> None:
     program = front(tmp_path)
     assert load(str(store.root), "c").id == "c"
-    (tmp_path / "journal").write_bytes(records(JOURNAL))
     (tmp_path / "word").write_text("SIGTERM")
     seed = str(time.time_ns() if SECONDS else 7)
-    files = [store.container / "state", tmp_path / "journal", tmp_path / "word"]
+    files = [store.container / "state", tmp_path / "word"]
     done = subprocess.run([program, *files, seed, str(SECONDS or 2)], capture_output=True, text=True)
     print(seed, done.stdout)
     assert done.returncode == 0, (seed, done.returncode, done.stderr[:3000])
     words = done.stdout.split()
     for kind, cases, understood in zip(words[::3], words[1::3], words[2::3], strict=True):
         assert int(cases) > 100 and 0 < int(understood) < int(cases), kind
-
-
-def records(text: bytes) -> bytes:
-    """*text* with the length of each record made true."""
-    made = b""
-    for record in text.split(b",")[:-1]:
-        body = record.partition(b":")[2]
-        made += b"%d:%s," % (len(body), body)
-    return made

@@ -9,8 +9,8 @@
  * starter, the interpreter that will make the container's process, while the launcher's own starts.
  *
  * The rule that makes this safe: nothing is changed until everything is understood, and what is changed first leaves a
- * container that the launcher can go on with.  Undoing what was made in a rootfs (front_undo.c) is such a change: it is
- * idempotent.
+ * container that the launcher can go on with.  What was made in a rootfs is for the launcher alone to undo: nothing here reads
+ * or changes anything of an image.
  *
  * Nothing is allocated but the launcher's words and what the C library needs to read a directory; all buffers have a fixed
  * size, and what does not fit falls back.
@@ -20,7 +20,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -29,9 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <linux/mount.h>
-#include <linux/openat2.h>
 #include <sys/auxv.h>
-#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -278,8 +275,6 @@ static int do_resume(const struct container *c)
 	return 0;
 }
 
-#include "front_journal.c"
-#include "front_undo.c"
 #include "front_delete.c"
 
 /* ---- the command line ----------------------------------------------------------------------------------------------- */
@@ -410,5 +405,5 @@ int main(int argc, char **argv)
 		return do_pause(&c);
 	if (to_resume)
 		return do_resume(&c);
-	return to_state ? do_state(&c) : to_start ? do_start(&c) : to_kill ? do_kill(&c, more) : do_delete(&c, root, id);
+	return to_state ? do_state(&c) : to_start ? do_start(&c) : to_kill ? do_kill(&c, more) : do_delete(&c);
 }

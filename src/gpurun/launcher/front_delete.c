@@ -1,15 +1,13 @@
 /*
  * A part of front.c: `delete` of a container that has ended, and whose files we all know, as
- * gpurun/engine/caller/lifecycle.py does it.
+ * gpurun/engine/caller/lifecycle.py does it.  One with a journal of what was made in its rootfs (`created`) falls back.
  */
 
-/* The names in the state directory: an unknown one, or a record of something else to undo, falls back.  Whether there is a
- * journal of what was made in the rootfs. */
-static bool only_plain_files(const struct container *c)
+/* The names in the state directory: an unknown one, or a record of something more to undo, falls back. */
+static void require_plain_files(const struct container *c)
 {
-	static const char *const plain[] = { ".", "..", "state", "config.json", "exec.fifo", "edits", "seccomp", "gpus", "created" };
+	static const char *const plain[] = { ".", "..", "state", "config.json", "exec.fifo", "edits", "seccomp", "gpus" };
 	struct dirent *entry;
-	bool journal = false;
 	DIR *directory = opendir(c->directory);
 
 	if (!directory)
@@ -21,12 +19,10 @@ static bool only_plain_files(const struct container *c)
 			i++;
 		if (i == sizeof plain / sizeof *plain)
 			defer_to_python();
-		journal = journal || strcmp(entry->d_name, "created") == 0;
 	}
 	if (errno)
 		defer_to_python();
 	closedir(directory);
-	return journal;
 }
 
 /* A scope goes with its last process; one that systemd still has a file for is active or has failed, and must be told. */
@@ -39,16 +35,6 @@ static void require_no_unit(const struct container *c)
 		return;
 	if (c->values[MANAGER][0] != '\0' || stat(c->values[CGROUP], &found) == 0 || errno != ENOENT ||
 	    stat(text(path, "/run/systemd/transient/%s", c->values[UNIT]), &found) == 0 || errno != ENOENT)
-		defer_to_python();
-}
-
-/* The lock that orders the making and undoing of journals: nobody begins with this rootfs meanwhile.  It goes with us. */
-static void lock_journals(const char *root)
-{
-	char path[PATH_BYTES];
-	int lock = open(text(path, "%s/.created.lock", root), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-
-	if (lock < 0 || flock(lock, LOCK_EX) < 0)
 		defer_to_python();
 }
 
@@ -66,30 +52,19 @@ static void empty_once_more(const char *directory)
 	closedir(stream);
 }
 
-static int do_delete(const struct container *c, const char *root, const char *id)
+static int do_delete(const struct container *c)
 {
-	static const char *const files[] = { "created", "config.json", "exec.fifo", "edits", "seccomp", "gpus", "state" };
+	static const char *const files[] = { "config.json", "exec.fifo", "edits", "seccomp", "gpus", "state" };
 	char path[PATH_BYTES];
-	const char *rootfs = NULL;
-	struct stat found;
 
 	if (status(c) || strcmp(c->values[KEEPER], "0") != 0)
 		defer_to_python();
 	require_no_unit(c);
 	require_no_hooks(c, (const char *const[]){ "\"poststop\"", NULL });
 	require_no_oom_kill(c);
-	if (only_plain_files(c)) {
-		lock_journals(root);
-		rootfs = read_journal(text(path, "%s/created", c->directory));
-		if (!is_there(rootfs, &found) || !S_ISDIR(found.st_mode))
-			rootfs = NULL; /* the caller has taken it away already */
-		else if (trace_count > 0)
-			require_rootfs_alone(&found, root, id);
-	}
+	require_plain_files(c);
 	if (rmdir(c->values[CGROUP]) < 0 && errno != ENOENT)
 		defer_to_python();
-	if (rootfs)
-		undo(rootfs);
 	/* The state last: until then the launcher can go on with what is left. */
 	for (size_t i = 0; i < sizeof files / sizeof *files; i++)
 		if (unlink(text(path, "%s/%s", c->directory, files[i])) < 0 && errno != ENOENT)
