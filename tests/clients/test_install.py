@@ -154,10 +154,20 @@ def test_a_file_of_its_own_beside_others(tmp_path: Path) -> None:
     assert tomllib.loads(after["config.toml"])["imports"] == [f"{tmp_path}/conf.d/*.toml"]
 
 
-def test_podman_speaks_json_with_those_it_did(tmp_path: Path) -> None:
+def test_podmans_lists_of_runtimes(tmp_path: Path) -> None:
+    """A list in our file replaces Podman's, so it repeats the runtimes that were on it."""
     (tmp_path / "containers.conf").write_text(TEXTS["podman"])
+    (tmp_path / "containers.conf.d").mkdir()
+    (tmp_path / "containers.conf.d/10-more.conf").write_text(
+        '[engine]\nruntime_supports_nocgroup = ["youki", {append = true}]\nruntime_supports_json = [{append = false}, "kata"]\n'
+    )
     engine = tomllib.loads(done(wish("podman", tmp_path, True))["containers.conf.d/gpurun.conf"])["engine"]
-    assert engine == {"runtime": "gpurun", "runtime_supports_json": ["crun", "gpurun"], "runtimes": {"gpurun": [PROGRAM]}}
+    assert engine == {
+        "runtime": "gpurun",
+        "runtime_supports_json": ["kata", "gpurun"],
+        "runtime_supports_nocgroup": ["crun", "krun", "youki", "gpurun"],
+        "runtimes": {"gpurun": [PROGRAM]},
+    }
 
 
 @pytest.mark.parametrize(
@@ -245,29 +255,23 @@ def test_containerds_own_configuration(default: bool, tmp_path: Path) -> None:
 @pytest.mark.clients
 @pytest.mark.native
 def test_podman_reads_it(tmp_path: Path) -> None:
-    if not shutil.which("podman") or os.geteuid() != 0:
-        pytest.skip("Podman is not installed, or this is not root")
+    """The default runtime is the one that was installed, and `--cgroups=disabled` is not refused for it."""
+    if not shutil.which("podman") or not shutil.which("busybox") or os.geteuid() != 0:
+        pytest.skip("Podman or busybox is not installed, or this is not root")
     script = """mount -t tmpfs etc /etc/containers && cp "$2" /etc/containers/policy.json 2>/dev/null
-        cd /; "$1" install podman --default && podman info --format '{{.Host.OCIRuntime.Name}} {{.Host.OCIRuntime.Path}}'"""
+        cd /; "$1" install podman --default && podman info --format '{{.Host.OCIRuntime.Name}} {{.Host.OCIRuntime.Path}}'
+        podman run --rm --ulimit nofile=64:64 --ulimit nproc=64:64 --cgroups=disabled --network none --rootfs "$3" /bin/busybox echo without a cgroup"""
     program = Path(__file__).resolve().parents[2] / "build/gpurun"
-    command = [
-        "unshare",
-        "-m",
-        "--propagation",
-        "private",
-        "sh",
-        "-c",
-        script,
-        "sh",
-        str(program),
-        "/etc/containers/policy.json",
-    ]
+    (rootfs := tmp_path / "rootfs/bin").mkdir(parents=True)
+    shutil.copy(shutil.which("busybox") or "", rootfs)
+    words = [str(program), "/etc/containers/policy.json", str(rootfs.parent)]
+    command = ["unshare", "-m", "--propagation", "private", "sh", "-c", script, "sh", *words]
     storage = {"CONTAINERS_STORAGE_CONF": str(tmp_path / "storage.conf"), "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
     (tmp_path / "storage.conf").write_text(
         f'[storage]\ndriver = "vfs"\nrunroot = "{tmp_path}/run"\ngraphroot = "{tmp_path}/graph"\n'
     )
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, env=storage)
-    assert ran.stdout.split() == ["gpurun", str(program)], ran.stderr
+    assert ran.stdout.splitlines() == [f"gpurun {program}", "without a cgroup"], ran.stderr
 
 
 #: As Debian's package installs it: it names no runtime.

@@ -29,8 +29,11 @@ FILES = {
     "crio": "/etc/crio/crio.conf",
 }
 DROP_INS = {"containerd": "conf.d/gpurun.toml", "podman": "containers.conf.d/gpurun.conf", "crio": "crio.conf.d/gpurun.conf"}
-#: What Podman speaks JSON with where no file says so: containers.conf(5).
-_PODMANS = ("crun", "runc", "kata", "runsc", "youki", "krun", "ocijail")
+#: The lists of runtimes that Podman has built in, by their keys in containers.conf(5).
+_PODMANS = {
+    toml_files.PODMAN_JSON: ("crun", "runc", "kata", "runsc", "youki", "krun", "ocijail"),
+    toml_files.PODMAN_NO_CGROUP: ("crun", "krun"),
+}
 _PODMAN_FILES = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf")
 _VERSION = re.compile(r"\bv?(\d+)\.(\d+)")
 
@@ -81,7 +84,7 @@ def _installed(wish: Wish) -> list[Change]:
         return _containerd(wish, path)
     drop_in = _beside(path, wish.client)
     if wish.client == "podman":
-        text = toml_files.podman(wish.entry, _json_runtimes(path, drop_in))
+        text = toml_files.podman(wish.entry, *[_podman_list(key, path, drop_in, wish.entry.name) for key in _PODMANS])
         return [Change(drop_in, text, read(drop_in))]
     made = toml_files.crio(path, read(path), drop_in, wish.entry)
     return [Change(file, text, read(file)) for file, text in made]
@@ -217,13 +220,13 @@ def _beside(path: str, client: str) -> str:
     return f"{os.path.dirname(os.path.abspath(path))}/{DROP_INS[client]}"
 
 
-def _json_runtimes(path: str, own: str) -> tuple[str, ...]:
-    """What Podman speaks JSON with, without us: a file that names some replaces the list."""
-    files = [_PODMAN_FILES[0], path, *sorted(glob.glob(f"{os.path.dirname(own)}/*.conf"))]
-    said = [toml_files.podman_json_runtimes(read(file) or "", file) for file in files if file != own]
-    known: tuple[str, ...] = next((names for names in reversed(said) if names is not None), _PODMANS)
-    own_name = Path(own).stem
-    return tuple([name for name in known if name != own_name])
+def _podman_list(key: str, path: str, own: str, name: str) -> tuple[str, ...]:
+    """Podman's list *key* of runtimes, without the file *own* and without the runtime *name*."""
+    names = _PODMANS[key]
+    for file in (_PODMAN_FILES[0], path, *sorted(glob.glob(f"{os.path.dirname(own)}/*.conf"))):
+        if file != own:
+            names = toml_files.podman_list(read(file) or "", file, key, names)
+    return tuple([known for known in names if known != name])
 
 
 def check_command(client: str, path: str) -> tuple[str, ...]:

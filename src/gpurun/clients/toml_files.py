@@ -24,6 +24,10 @@ _SHIM = "io.containerd.runc.v2"
 #: The runtime that containerd knows by itself, where no file names any.
 _RUNC = {"runtime_type": _SHIM}
 _DIRECTORY_PATTERN = "*.toml"
+#: Keys of Podman's ``[engine]``.  Since Podman 2.1 its code reads the second one in the singular, which no version of the
+#: manual page says; a key that it does not know it leaves out with a warning in its log.
+PODMAN_JSON = "runtime_supports_json"
+PODMAN_NO_CGROUP = "runtime_supports_nocgroup"
 #: Begins a file that was made only to import another one, and goes with that.
 MADE = "# Made by gpurun, for what it imports.\n"
 
@@ -158,22 +162,34 @@ def version_of(text: str, path: str) -> int:
     return _version(_parse(text, path), path)
 
 
-def podman(wanted: RuntimeEntry, json_runtimes: tuple[str, ...]) -> str:
-    """A file for Podman's directory of drop-ins, containers.conf(5); *json_runtimes* speak JSON with it besides."""
+def podman(wanted: RuntimeEntry, json_runtimes: tuple[str, ...], no_cgroup_runtimes: tuple[str, ...]) -> str:
+    """A file for Podman's directory of drop-ins, containers.conf(5).
+
+    *json_runtimes* are the other runtimes that report errors as JSON, *no_cgroup_runtimes* the others that Podman may call
+    for ``--cgroups=disabled``.
+    """
     engine = tomlkit.table()
     if wanted.default:
         engine["runtime"] = wanted.name
-    engine["runtime_supports_json"] = [*json_runtimes, wanted.name]
+    engine[PODMAN_JSON] = [*json_runtimes, wanted.name]
+    engine[PODMAN_NO_CGROUP] = [*no_cgroup_runtimes, wanted.name]
     engine["runtimes"] = {wanted.name: [wanted.binary]}
     document = tomlkit.document()
     document["engine"] = engine
     return tomlkit.dumps(document)
 
 
-def podman_json_runtimes(text: str, path: str) -> tuple[str, ...] | None:
-    """``runtime_supports_json`` of Podman's file *path*, None when it does not say."""
-    found = _find(_parse(text, path), ("engine",)).get("runtime_supports_json")
-    return tuple([str(name) for name in found]) if isinstance(found, list) else None
+def podman_list(text: str, path: str, key: str, before: tuple[str, ...]) -> tuple[str, ...]:
+    """The list *key* of ``[engine]`` after Podman's file *path*; *before* is what the files read earlier have left.
+
+    A list replaces the earlier one, unless it has ``{append = true}`` among its values (containers.conf(5)).
+    """
+    found = _find(_parse(text, path), ("engine",)).get(key)
+    if not isinstance(found, list):
+        return before
+    names = tuple([str(name) for name in found if isinstance(name, str)])
+    appends = any(isinstance(value, dict) and value.get("append") is True for value in found)
+    return before + names if appends else names
 
 
 def crio(
