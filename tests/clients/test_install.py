@@ -159,7 +159,8 @@ def test_podmans_lists_of_runtimes(tmp_path: Path) -> None:
     (tmp_path / "containers.conf").write_text(TEXTS["podman"])
     (tmp_path / "containers.conf.d").mkdir()
     (tmp_path / "containers.conf.d/10-more.conf").write_text(
-        '[engine]\nruntime_supports_nocgroup = ["youki", {append = true}]\nruntime_supports_json = [{append = false}, "kata"]\n'
+        '[engine]\nruntime_supports_nocgroup = ["youki", {append = true}]\n'
+        'runtime_supports_json = [{append = false}, "kata"]\n'
     )
     engine = tomllib.loads(done(wish("podman", tmp_path, True))["containers.conf.d/gpurun.conf"])["engine"]
     assert engine == {
@@ -260,7 +261,8 @@ def test_podman_reads_it(tmp_path: Path) -> None:
         pytest.skip("Podman or busybox is not installed, or this is not root")
     script = """mount -t tmpfs etc /etc/containers && cp "$2" /etc/containers/policy.json 2>/dev/null
         cd /; "$1" install podman --default && podman info --format '{{.Host.OCIRuntime.Name}} {{.Host.OCIRuntime.Path}}'
-        podman run --rm --ulimit nofile=64:64 --ulimit nproc=64:64 --cgroups=disabled --network none --rootfs "$3" /bin/busybox echo without a cgroup"""
+        podman run --rm --ulimit nofile=64:64 --ulimit nproc=64:64 --cgroups=disabled --network none \
+            --rootfs "$3" /bin/busybox echo without a cgroup"""
     program = Path(__file__).resolve().parents[2] / "build/gpurun"
     (rootfs := tmp_path / "rootfs/bin").mkdir(parents=True)
     shutil.copy(shutil.which("busybox") or "", rootfs)

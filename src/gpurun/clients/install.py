@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 from gpurun.clients import docker, toml_files
 from gpurun.clients.files import KEPT, Change, read
