@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gpurun.cli.parse import parse
-from gpurun.kubernetes.config import parse as parse_config
+from gpurun.kubernetes.config_file import parse as parse_config
 from tests.kubernetes import models
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpurun.errors import ConfigError
-from gpurun.kubernetes.dra.claim import Allocated, DeviceConfig, bytes_of, read_claim, read_config
+from gpurun.kubernetes.dra.claim import Allocated, DeviceConfig, read_claim, read_config
+from gpurun.kubernetes.dra.opaque import bytes_of, schema
 
 VERSION = "resource.nvidia.com/v1beta1"
 
@@ -88,14 +92,23 @@ def test_mps() -> None:
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        (None, "x: must be an object"),
-        ({"apiVersion": "v1", "kind": "GpuConfig"}, "x: v1 GpuConfig is not known"),
+        (None, "x: must be a mapping"),
+        ({"apiVersion": "v1", "kind": "GpuConfig"}, "x.apiVersion: 'v1' is unknown, known is resource.nvidia.com/v1beta1"),
         (config({"strategy": "Luck"}), "x.sharing.strategy: 'Luck' is unknown"),
         (config({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Soon"}}), "interval: 'Soon' is unknown"),
-        (config({"strategy": "TimeSlicing", "mpsConfig": {"a": 1}}), "mpsConfig: is there with the strategy TimeSlicing"),
-        (config({"strategy": "MPS", "timeSlicingConfig": {"a": 1}}), "timeSlicingConfig: is there with the strategy MPS"),
+        (
+            config({"strategy": "TimeSlicing", "mpsConfig": {"a": 1}}),
+            "sharing: mpsConfig is there with the strategy TimeSlicing",
+        ),
+        (
+            config({"strategy": "MPS", "timeSlicingConfig": {"a": 1}}),
+            "sharing: timeSlicingConfig is there with the strategy MPS",
+        ),
         (config({"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 101}}), "must be a number from 0 to 100"),
         (config({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "much"}}), "'much' is no amount"),
+        (config({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "1" * 5000}}), "is no amount of memory"),
+        (config({"strategy": "MPS", "mpsConfig": {"defaultPerDevicePinnedMemoryLimit": {"0": "x"}}}), "Limit.0: 'x' is no"),
+        (config({"timeSlicingConfig": {}, "mpsConfig": {}}), "x.sharing.strategy: is missing"),
         (config({"strategy": "MPS", "mpsConfig": []}), None),
     ],
 )
@@ -109,4 +122,15 @@ def test_what_is_not_understood(parameters: Any, said: str | None) -> None:
 
 
 def test_amounts() -> None:
-    assert [bytes_of(text, "x") for text in ("1Gi", "512Mi", "1k", 7, "2G")] == [1 << 30, 1 << 29, 1000, 7, 2 * 10**9]
+    assert [bytes_of(text) for text in ("1Gi", "512Mi", "1k", 7, "2G")] == [1 << 30, 1 << 29, 1000, 7, 2 * 10**9]
+
+
+def test_the_schema_of_the_documents_is_the_models() -> None:
+    """UPDATE_GOLDEN=1 writes it anew."""
+    file = Path(__file__).resolve().parents[2] / "docs/gpu-config.schema.json"
+    made = json.dumps(schema(), indent=2, sort_keys=True) + "\n"
+    if os.environ.get("UPDATE_GOLDEN"):
+        file.write_text(made)
+    assert file.read_text() == made
+    sharing = schema()["$defs"]["Sharing"]["properties"]["strategy"]
+    assert sharing["enum"] == ["TimeSlicing", "MPS"]

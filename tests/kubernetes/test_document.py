@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gpurun.cli.parse import parse
-from gpurun.kubernetes.config import parse as parse_config
+from gpurun.kubernetes.config_file import parse as parse_config
 from tests.kubernetes import models
 from tests.kubernetes.test_chart import HELM, REPOSITORY, documents, helm, needs_helm, rendered
 

@@ -37,6 +37,18 @@ def test_one_sentence_says_what_to_install(tmp_path: Path) -> None:
     assert "grpcio is installed, but not nothing_of_that_name, which it needs" in done.stderr
 
 
+def test_a_pydantic_that_is_too_old(tmp_path: Path) -> None:
+    """Debian 12 has pydantic 1, whose models are others."""
+    (tmp_path / "pydantic.py").write_text('__version__ = "1.10.4"\n')
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}"}
+    for command in ("device-plugin", "dra-driver", "labels"):
+        done = subprocess.run(
+            [sys.executable, "-m", "gpurun", "kubernetes", command], env=env, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 1 and done.stderr.count("\n") <= 1
+        assert "pydantic 1.10.4 is installed, and version 2 or newer is needed" in done.stderr
+
+
 def test_no_such_command() -> None:
     done = gpurun("kubernetes", "scheduler")
     assert done.returncode == 1 and 'kubernetes: no such command "scheduler", use device-plugin' in done.stderr.replace(

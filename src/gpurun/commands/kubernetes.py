@@ -19,10 +19,10 @@ def kubernetes(invocation: Invocation) -> int:
         known = f"{', '.join(COMMANDS[:-1])} or {COMMANDS[-1]}"
         raise UsageError(f'kubernetes: no such command "{" ".join(invocation.args)}", use {known}')
     if what == "device-plugin":
-        need("grpc", "google.protobuf")
+        need("grpc", "google.protobuf", "pydantic")
         return _device_plugin(invocation)
     if what == "dra-driver":
-        need("grpc", "google.protobuf", "kubernetes")
+        need("pydantic", "grpc", "google.protobuf", "kubernetes")
         from gpurun.commands.kubernetes_dra import dra_driver
 
         return dra_driver(invocation)
@@ -34,6 +34,7 @@ def kubernetes(invocation: Invocation) -> int:
         from gpurun.commands.kubernetes_install import uninstall_node
 
         return uninstall_node(invocation)
+    need("pydantic")
     from gpurun.commands.kubernetes_labels import labels
 
     return labels(invocation)

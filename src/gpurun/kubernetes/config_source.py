@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 
 from gpurun import log
 from gpurun.errors import ConfigError, GpurunError, strerror_lower
-from gpurun.kubernetes.config import PluginConfig, checked, from_environment, parse
+from gpurun.kubernetes.config import PluginConfig
+from gpurun.kubernetes.config_file import checked, from_environment, parse
 from gpurun.record import replace
 
 #: The label of a node that names its configuration, as NVIDIA's config-manager has it.

@@ -16,7 +16,10 @@ PACKAGES = {
     "google.protobuf": ("protobuf", "python3-protobuf"),
     "kubernetes": ("kubernetes", "python3-kubernetes"),
     "prometheus_client": ("prometheus-client", "python3-prometheus-client"),
+    "pydantic": ("pydantic", "python3-pydantic"),
 }
+#: Module → the first version that will do, where an older one is in use: Debian 12 has pydantic 1.
+SINCE = {"pydantic": 2}
 
 
 def need(*modules: str) -> None:
@@ -43,7 +46,12 @@ def _missing(modules: tuple[str, ...]) -> list[str]:
     found = []
     for name in modules:
         try:
-            importlib.import_module(name)
+            version = str(getattr(importlib.import_module(name), "__version__", ""))
+            if name in SINCE and int(version.partition(".")[0]) < SINCE[name]:
+                raise GpurunError(
+                    f"{PACKAGES[name][0]} {version} is installed, and version {SINCE[name]} or newer is needed: Debian 13 "
+                    f"has it as {PACKAGES[name][1]}; elsewhere install gpurun with pip and its extra `kubernetes`"
+                )
         except ModuleNotFoundError as e:
             for key in [key for key in sys.modules if key == name or key.startswith(name + ".")]:
                 del sys.modules[key]

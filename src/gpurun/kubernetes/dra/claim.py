@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpurun.errors import ConfigError
+from gpurun.kubernetes.dra.opaque import TIME_SLICES, Mps, Opaque, bytes_of
 from gpurun.kubernetes.dra.slices import DRIVER
+from gpurun.kubernetes.models import read
 from gpurun.record import Record
-
-CONFIG_VERSION = "resource.nvidia.com/v1beta1"
-_KINDS = ("GpuConfig", "MigDeviceConfig")
-TIME_SLICES = {"Default": 0, "Short": 1, "Medium": 2, "Long": 3}
-_UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 Object = Mapping[str, Any]
 
@@ -89,60 +85,18 @@ def read_claim(claim: Object, pool: str) -> Claim:
 
 def read_config(parameters: object, where: str) -> DeviceConfig:
     """Opaque parameters in NVIDIA's words (``GpuConfig``, ``MigDeviceConfig``).  Raises :class:`ConfigError`."""
-    table = _mapping(parameters, where)
-    version, kind = table.get("apiVersion"), table.get("kind")
-    if version != CONFIG_VERSION or kind not in _KINDS:
-        raise ConfigError(where, f"{version} {kind} is not known, known are {CONFIG_VERSION} {' and '.join(_KINDS)}")
-    sharing = _mapping(table.get("sharing") or {}, f"{where}.sharing")
-    strategy = sharing.get("strategy") or ""
-    if not sharing:
+    sharing = read(Opaque, parameters, where).sharing
+    if sharing is None:
         return DeviceConfig()
-    if strategy == "TimeSlicing":
-        if sharing.get("mpsConfig"):
-            raise ConfigError(f"{where}.sharing.mpsConfig", "is there with the strategy TimeSlicing")
-        slicing = _mapping(sharing.get("timeSlicingConfig") or {}, f"{where}.sharing.timeSlicingConfig")
-        interval = slicing.get("interval") or "Default"
-        if interval not in TIME_SLICES:
-            known = ", ".join(TIME_SLICES)
-            raise ConfigError(f"{where}.sharing.timeSlicingConfig.interval", f"{interval!r} is unknown, known are {known}")
-        return DeviceConfig(strategy, TIME_SLICES[interval])
-    if strategy == "MPS":
-        if sharing.get("timeSlicingConfig"):
-            raise ConfigError(f"{where}.sharing.timeSlicingConfig", "is there with the strategy MPS")
-        return _mps(_mapping(sharing.get("mpsConfig") or {}, f"{where}.sharing.mpsConfig"), f"{where}.sharing.mpsConfig")
-    raise ConfigError(f"{where}.sharing.strategy", f"{strategy!r} is unknown, known are TimeSlicing and MPS")
-
-
-def _mps(table: Object, where: str) -> DeviceConfig:
-    threads = table.get("defaultActiveThreadPercentage") or 0
-    if type(threads) is not int or not 0 <= threads <= 100:
-        raise ConfigError(f"{where}.defaultActiveThreadPercentage", "must be a number from 0 to 100")
-    limit = table.get("defaultPinnedDeviceMemoryLimit")
-    each = _mapping(table.get("defaultPerDevicePinnedMemoryLimit") or {}, f"{where}.defaultPerDevicePinnedMemoryLimit")
+    if sharing.strategy == "TimeSlicing":
+        interval = (sharing.timeSlicingConfig and sharing.timeSlicingConfig.interval) or "Default"
+        return DeviceConfig("TimeSlicing", TIME_SLICES[interval])
+    mps = sharing.mpsConfig or Mps()
+    limit = mps.defaultPinnedDeviceMemoryLimit
+    each = mps.defaultPerDevicePinnedMemoryLimit or {}
     return DeviceConfig(
         "MPS",
-        threads=threads,
-        memory=bytes_of(limit, f"{where}.defaultPinnedDeviceMemoryLimit") if limit is not None else 0,
-        memory_of=tuple(
-            [
-                (str(gpu), bytes_of(size, f"{where}.defaultPerDevicePinnedMemoryLimit.{gpu}"))
-                for gpu, size in sorted(each.items())
-            ]
-        ),
+        threads=mps.defaultActiveThreadPercentage or 0,
+        memory=bytes_of(limit) if limit is not None else 0,
+        memory_of=tuple([(gpu, bytes_of(size)) for gpu, size in sorted(each.items())]),
     )
-
-
-def bytes_of(quantity: object, where: str) -> int:
-    """A Kubernetes quantity of memory in bytes.  Raises :class:`ConfigError`."""
-    text = str(quantity)
-    digits = text.rstrip("KMGTik")
-    unit = text[len(digits) :]
-    if unit not in _UNITS or not digits.isascii() or not digits.isdigit():
-        raise ConfigError(where, f"{text!r} is no amount of memory such as 8Gi")
-    return int(digits) * _UNITS[unit]
-
-
-def _mapping(value: object, where: str) -> Object:
-    if not isinstance(value, dict):
-        raise ConfigError(where, "must be an object")
-    return value

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from gpurun.errors import ConfigError
-from gpurun.kubernetes.config import PluginConfig, Replicated, Sharing, from_environment, parse
+from gpurun.kubernetes.config import PluginConfig, Replicated, Sharing
+from gpurun.kubernetes.config_file import from_environment, parse
 
 WHOLE = """
 version: v1
