@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from gpurun.commands import all_containers
+from gpurun.engine import state as store
+from gpurun.errors import GpurunError
 from tests.conftest import MakeBundle
+from tests.deadline import within
 from tests.native.runtime import ENVIRONMENT, Runtime
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
@@ -96,3 +99,39 @@ def test_the_command(runtime: Runtime, bundle: MakeBundle) -> None:
     table = runtime("list", "--all").out.splitlines()
     assert table[0].split() == ["ID", "NAME", "ENGINE", "STATUS", "PID", "RUNTIME", "ROOT"]
     assert any(line.split()[0] == container.id for line in table)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of another user need root")
+@pytest.mark.parametrize("trap", ["state", "state.json", "status", "bundle"])
+def test_files_of_another_user_that_block(tmp_path: Path, trap: str) -> None:
+    """A FIFO in the place of a file that root reads, or a path to one in a file that he reads."""
+    user = 54321
+    root = tmp_path / "crun"
+    (root / "theirs").mkdir(parents=True)
+    if trap == "bundle":
+        os.mkfifo(tmp_path / "config.json")
+        status = {"pid": os.getpid(), "process-start-time": 1, "bundle": str(tmp_path), "created": "now"}
+        (root / "theirs/status").write_text(json.dumps(status))
+    else:
+        os.mkfifo(root / "theirs" / trap, 0o666)
+    for path in (root, *root.rglob("*")):
+        os.chown(path, user, user)
+    with within(60):
+        found = all_containers.containers_in(str(root))
+    assert [one.id for one in found] == (["theirs"] if trap == "bundle" else [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of another user need root")
+def test_a_link_of_another_user_to_a_state_of_ours(tmp_path: Path) -> None:
+    """Who could have root believe the state in a directory of root's own, would choose what is killed and removed."""
+    (tmp_path / "ours/mine").mkdir(parents=True)
+    os.mkfifo(tmp_path / "ours/mine/state")
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/mine").symlink_to(tmp_path / "ours/mine")
+    for path in (tmp_path / "theirs", tmp_path / "theirs/mine"):
+        os.chown(path, 54321, 54321, follow_symlinks=False)
+    with within(60):
+        with pytest.raises(GpurunError, match="belongs to user 54321"):
+            store.load(str(tmp_path / "theirs"), "mine")
+        with pytest.raises(GpurunError, match="invalid argument"):
+            store.load(str(tmp_path / "ours"), "mine")

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpurun.linux import files
-from gpurun.linux.files import mkdir_p, write_atomically
+from gpurun.linux.files import mkdir_p, read_regular, write_atomically
+from tests.deadline import within
 
 
 @pytest.fixture(autouse=True)
@@ -104,3 +105,19 @@ def test_nobody_reads_half_of_it(tmp_path: Path) -> None:
         read.add(path.read_bytes())
     writer.join()
     assert read <= set(texts)
+
+
+def test_only_a_regular_file_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"text")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "fifo")
+    with within(60):
+        assert read_regular(str(tmp_path / "file")) == read_regular(str(tmp_path / "link")) == b"text"
+        assert read_regular(str(tmp_path / "file"), 2) == b"te"
+        for name in ("fifo", ".", "/dev/null"):
+            with pytest.raises(OSError, match="Invalid argument"):
+                read_regular(str(tmp_path / name))
+        with pytest.raises(OSError, match="Invalid argument"):
+            read_regular(str(tmp_path / "link"), follow=False)
+        with pytest.raises(FileNotFoundError):
+            read_regular(str(tmp_path / "none"))

@@ -15,7 +15,7 @@ from gpurun.engine import state as store
 from gpurun.errors import GpurunError
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.leases.names import of_container
-from gpurun.linux.files import read_file
+from gpurun.linux.files import read_regular
 from gpurun.linux.procfs import is_alive, parent
 from gpurun.record import Record, to_plain
 
@@ -98,13 +98,18 @@ def _of_crun(root: str, name: str) -> Listed:
     pid, bundle = int(document["pid"]), str(document["bundle"])
     alive = is_alive(pid, int(document["process-start-time"]))
     status = "stopped" if not alive else "created" if _exists(f"{root}/{name}/exec.fifo") else "running"
-    config = _document(f"{bundle}/config.json") if _exists(f"{bundle}/config.json") else {}
+    config = _document(f"{bundle}/config.json") if _is_ours(root) and _exists(f"{bundle}/config.json") else {}
     return _listed(root, "crun", name, status, pid, bundle, document["created"],
                    config.get("annotations") or {}, config.get("mounts"))  # fmt: skip
 
 
+def _is_ours(root: str) -> bool:
+    """Whether the state directory *root* is ours or root's: paths out of files of other users are not opened."""
+    return posix.stat(root).st_uid in (0, posix.geteuid())
+
+
 def _document(path: str) -> dict[str, Any]:
-    document = json.loads(read_file(path, _DOCUMENT))
+    document = json.loads(read_regular(path, _DOCUMENT))
     if not isinstance(document, dict):
         raise ValueError
     return document
@@ -119,7 +124,7 @@ def _listed(
 ) -> Listed:
     pairs = tuple([
         (str(mount.get("source", "")), str(mount.get("destination", "")))
-        for mount in mounts or () if isinstance(mount, dict)
+        for mount in (mounts or () if _is_ours(root) else ()) if isinstance(mount, dict)
     ])  # fmt: skip
     texts = {key: value for key, value in annotations.items() if isinstance(value, str)}
     pid = 0 if status == "stopped" else pid

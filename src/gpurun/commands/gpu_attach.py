@@ -49,7 +49,7 @@ def _arguments(what: str, words: tuple[str, ...], invocation: Invocation) -> tup
 
 def find(word: str, roots: tuple[str, ...]) -> tuple[str, str]:
     """(state directory, id) of the one container that *word* names.  Raises :class:`GpurunError`."""
-    named = {lease.id for lease in open_store(own_environment()).leases() if lease.name == word}
+    named = {lease.id for lease in open_store(own_environment()).own_leases() if lease.name == word}
     found = []
     for root in roots:
         try:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from gpurun.gpu.leases.store import Lease
+    from gpurun.gpu.leases.lease import Lease
 
     Row = dict[str, Any]
 
@@ -90,9 +90,11 @@ def release(words: tuple[str, ...], env: Mapping[str, str], asked: bool) -> int:
         raise UsageError("gpu lease: say --release and one container, by its id or its engine's name (`gpurun gpu leases`)")
     store = open_store(env)
     with store:
-        found = [lease for lease in store.leases() if words[0] in (lease.name, lease.id) or _begins(lease.id, words[0])]
-        found = [lease for lease in found if lease.kind != "released"]
+        found = [lease for lease in store.own_leases() if _is_meant(lease, words[0])]
         if not found:
+            for lease in store.foreign_leases():
+                if _is_meant(lease, words[0]):
+                    raise GpurunError(f"{shown(words[0])}: the lease is one of user {lease.user}, who can release it")
             raise GpurunError(
                 f"{shown(words[0])}: no such container has leased a GPU, `gpurun gpu leases` lists those that have"
             )
@@ -104,6 +106,10 @@ def release(words: tuple[str, ...], env: Mapping[str, str], asked: bool) -> int:
         # Kept until the container is gone: what is in its /dev does not count any more.
         store.save(replace(found[0], kind="released"))
     return 0
+
+
+def _is_meant(lease: Lease, word: str) -> bool:
+    return lease.kind != "released" and (word in (lease.name, lease.id) or _begins(lease.id, word))
 
 
 def _begins(container_id: str, word: str) -> bool:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gpurun.gpu.host.mig import MigDevice
     from gpurun.gpu.host.nodes import HostNode
     from gpurun.gpu.host.roots import Roots
-    from gpurun.gpu.leases.store import Lease
+    from gpurun.gpu.leases.lease import Lease
 
     Row = dict[str, Any]
 

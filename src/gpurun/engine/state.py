@@ -22,7 +22,7 @@ from errno import EACCES, ENODEV, ENOENT, ENOTDIR, ENOTEMPTY
 from gpurun.decimals import decimal
 from gpurun.errors import ContainerExists, ContainerNotFound, GpurunError, Step, StepError
 from gpurun.formats.jsontext import dumps
-from gpurun.linux.files import mkdir_p, read_file, write_atomically
+from gpurun.linux.files import mkdir_p, read_file, read_regular, write_atomically
 from gpurun.linux.procfs import in_user_namespace, is_alive
 from gpurun.oci import SPEC_VERSION
 from gpurun.record import Record
@@ -184,12 +184,14 @@ def save(root: str, state: State) -> None:
     write_atomically(f"{root}/{state.id}/state", data, 0o600)
 
 
-def check_owner(path: str) -> None:
+def check_owner(path: str, follow: bool = True) -> None:
     """Refuse a directory of somebody else's: what is in it decides what is killed, removed and run with our privileges.
+
+    Unless *follow*, a symbolic link of somebody else's that leads to one of ours is refused as well.
 
     Who is in a user namespace sees the owner of what is the host's as nobody.
     """
-    owner = posix.stat(path).st_uid
+    owner = posix.stat(path, follow_symlinks=follow).st_uid
     if owner not in (0, posix.geteuid()) and not in_user_namespace():
         raise GpurunError(
             f"{path} belongs to user {owner}: gpurun uses no state of another user's (chown it, or see --root)"
@@ -207,8 +209,8 @@ def load(root: str, container_id: str) -> State:
     and :class:`StepError` when it cannot be read now, which says nothing of what is in it."""
     path = f"{directory(root, container_id)}/state"
     try:
-        check_owner(f"{root}/{container_id}")
-        data = read_file(path, MAX_BYTES + 1)
+        check_owner(f"{root}/{container_id}", follow=False)
+        data = read_regular(path, MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise ContainerNotFound from None
     except OSError as e:

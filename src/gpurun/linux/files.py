@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import posix
+from _stat import S_ISREG
+from errno import EINVAL
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
 O_CLOEXEC = posix.O_CLOEXEC
+O_PATH = posix.O_PATH if hasattr(posix, "O_PATH") else 0o10000000
 #: Bytes of a small file at most: of the kernel's, or of our own.  Who reads other people's says how large they may be.
 MAX_SMALL_FILE = 1 << 20
 #: Bytes that are read at once.
@@ -33,6 +36,21 @@ def read_file(path: str, limit: int = MAX_SMALL_FILE, dir_fd: int | None = None)
     """The content of a small file, at most *limit* bytes; raises OSError with the path in it."""
     with Fd(posix.open(path, posix.O_RDONLY | O_CLOEXEC, dir_fd=dir_fd)) as fd:
         return read_fd(fd, limit)
+
+
+def read_regular(path: str, limit: int = MAX_SMALL_FILE, follow: bool = True) -> bytes:
+    """As :func:`read_file`, of a file that somebody else may have put there: one that is no regular file is not opened.
+
+    A FIFO would block us, and opening a device does something already.  Unless *follow*, a symbolic link as the last name
+    is none either.  Raises OSError, EINVAL for what is no regular file.
+    """
+    nofollow = 0 if follow else posix.O_NOFOLLOW
+    with Fd(posix.open(path, O_PATH | nofollow | O_CLOEXEC)) as found:
+        if not S_ISREG(posix.fstat(found).st_mode):
+            raise OSError(EINVAL, posix.strerror(EINVAL), path)
+        # O_NONBLOCK: not to wait for one who has a lease on it (fcntl(2)).
+        with Fd(posix.open(f"/proc/self/fd/{found}", posix.O_RDONLY | posix.O_NONBLOCK | posix.O_NOCTTY | O_CLOEXEC)) as fd:
+            return read_fd(fd, limit)
 
 
 def read_fd(fd: int, limit: int = MAX_SMALL_FILE) -> bytes:

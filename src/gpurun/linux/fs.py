@@ -6,6 +6,7 @@ import posix
 from _struct import pack, unpack_from
 from errno import EAGAIN, EINTR
 
+from gpurun.linux import files
 from gpurun.linux.files import O_CLOEXEC
 from gpurun.linux.libc import NR, buffer, cstring, syscall
 
@@ -30,7 +31,7 @@ CGROUP2_SUPER_MAGIC = 0x63677270
 
 CLOSE_RANGE_CLOEXEC = 4
 
-O_PATH = posix.O_PATH if hasattr(posix, "O_PATH") else 0o10000000
+O_PATH = files.O_PATH
 O_NOFOLLOW = posix.O_NOFOLLOW
 O_DIRECTORY = posix.O_DIRECTORY
 

@@ -9,8 +9,10 @@ import posix
 
 from gpurun.engine.caller.site_config import read_leases, site_path
 from gpurun.gpu.leases import lessor
+from gpurun.gpu.leases.lease import Lease
+from gpurun.gpu.leases.liveness import cgroup_inode
 from gpurun.gpu.leases.names import of_container
-from gpurun.gpu.leases.store import Lease, Store, cgroup_inode, directory, other_directories
+from gpurun.gpu.leases.store import Store, directory, other_directories
 from gpurun.gpu.request.free import read_wish
 from gpurun.gpu.request.records import DEVICES
 from gpurun.gpu.request.settings import roots_of, site_settings
@@ -161,7 +163,7 @@ def give_back(state: State, keys: frozenset[str], own_env: Mapping[str, str]) ->
     """
     store = open_store(own_env)
     with store:
-        for lease in store.leases():
+        for lease in store.own_leases():
             if (lease.pid, lease.start_time) != (state.pid, state.start_time) or not keys & {
                 unit.key for unit in lease.units
             }:

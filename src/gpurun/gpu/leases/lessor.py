@@ -12,9 +12,11 @@ from gpurun import log
 from gpurun.errors import GpuError, shown
 from gpurun.gpu.leases import queue
 from gpurun.gpu.leases.choice import Unit, Verdict, choose, judge
+from gpurun.gpu.leases.lease import Lease, Leased
+from gpurun.gpu.leases.liveness import open_process
 from gpurun.gpu.leases.names import Known
 from gpurun.gpu.leases.policy import LeasePolicy
-from gpurun.gpu.leases.store import Lease, Leased, Store, new_lease, open_process
+from gpurun.gpu.leases.store import Store, new_lease
 from gpurun.gpu.leases.survey import Survey, described, holders, survey
 from gpurun.gpu.request.records import place
 from gpurun.linux import procfs
@@ -151,7 +153,7 @@ def _attempt(
         made = new_lease(asker.id, asker.root, leased(chosen), **about(asker, wish.text))
         store.save(made)
         keys = {unit.key for unit in chosen}
-        others = [one for one in store.leases(own=False) if one.kind != "released"]
+        others = [one for one in store.foreign_leases() if one.kind != "released"]
         if not any(keys & {unit.key for unit in other.units} for other in others):
             store.note_use(sorted(keys))
             return made, ticket, verdicts, 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.errors import GpurunError
-from gpurun.linux.files import read_file
+from gpurun.linux.files import read_file, read_regular
 from gpurun.oci.reader import as_object, get_object, get_string, get_string_map, parse_json
 from gpurun.record import Record
 
@@ -73,7 +73,7 @@ def of_docker(directory: str) -> Known:
     """The name and the labels in the directory that Docker's daemon keeps of a container."""
     path = f"{directory}/config.v2.json"
     try:
-        document = as_object(parse_json(read_file(path, _LIMIT), path), path)
+        document = as_object(parse_json(read_regular(path, _LIMIT), path), path)
         config = get_object(document, "Config", "") or {}
         labels = _plain(get_string_map(config, "Labels", "Config"))
         return Known(get_string(document, "Name", "").lstrip("/"), "Docker", labels)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.gpu.leases.store import lives
+from gpurun.gpu.leases.liveness import lives
 from gpurun.linux.files import read_file, write_atomically
 from gpurun.record import Record
 

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpurun.gpu.host.roots import Roots
+    from gpurun.gpu.leases.lease import Lease
     from gpurun.gpu.leases.lessor import Asker
     from gpurun.gpu.leases.policy import LeasePolicy
-    from gpurun.gpu.leases.store import Lease, Store
+    from gpurun.gpu.leases.store import Store
     from gpurun.gpu.leases.survey import Survey
     from gpurun.gpu.request.free import FreeRequest
     from gpurun.gpu.request.share import Share

@@ -16,19 +16,19 @@ from __future__ import annotations
 
 import fcntl
 import posix
-import select
 import time
-from _blake2 import blake2b
 from _stat import S_ISDIR
-from errno import EACCES, EAGAIN
+from errno import EACCES, EAGAIN, ENOENT
 
 from gpurun import log
 from gpurun.errors import GpurunError, StepError, oserror_text
 from gpurun.formats.jsontext import dumps
+from gpurun.gpu.leases import files
+from gpurun.gpu.leases.lease import Lease, Leased
+from gpurun.gpu.leases.liveness import boot_id, is_live, own_pid_namespace
 from gpurun.linux import procfs
-from gpurun.linux.files import O_CLOEXEC, mkdir_p, read_fd, read_file, write_atomically
-from gpurun.oci.reader import as_object, parse_json
-from gpurun.record import Record, to_plain
+from gpurun.linux.files import O_CLOEXEC, Fd, mkdir_p, read_file, write_atomically
+from gpurun.record import to_plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,57 +41,7 @@ LOCK_SECONDS = 10.0
 _NAME = "gpurun-leases"
 _LIMIT = 1 << 16
 _USED = "used"  # when each GPU was last seen in use
-
-
-class Leased(Record):
-    """One GPU or MIG device of a lease, as :class:`gpurun.gpu.leases.choice.Unit` has it."""
-
-    key: str
-    name: str
-    index: int
-    minor: int
-
-
-class Lease(Record):
-    """A container (*id* in the state directory *root*) and the GPUs that it has.
-
-    *maker* is the process that makes the container, *pid* its init (0 until there is one), each with its start time.
-    *kind* is ``lease``; ``named`` for GPUs that were asked for by name, and are noted where the site wants to know; or
-    ``released`` when an administrator has taken the lease away; or ``share``, of *memory* bytes and *threads* percent of the
-    GPU (0: not limited), which others may have shares of as well.  *since* is in nanoseconds since 1970.
-    """
-
-    id: str
-    root: str
-    units: tuple[Leased, ...]
-    maker: int
-    maker_start: int
-    boot: str
-    pid_namespace: int
-    since: int
-    kind: str = "lease"
-    request: str = ""
-    name: str = ""  # as the engine calls the container
-    engine: str = ""
-    user: int = 0
-    labels: tuple[tuple[str, str], ...] = ()
-    pid: int = 0
-    start_time: int = 0
-    cgroup: str = ""  # empty where the end of the init is that of the container
-    cgroup_inode: int = 0
-    part: str = ""  # of GPUs that came to a container that ran: such leases are beside the one that it was made with
-    memory: int = 0
-    threads: int = 0
-
-    @property
-    def file(self) -> str:
-        """The name of its file."""
-        return blake2b(f"{self.root}\0{self.id}\0{self.part}".encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-
-    @property
-    def shown(self) -> str:
-        """What a sentence calls the container."""
-        return f"{self.name} ({self.id[:12]})" if self.name and self.name != self.id else self.id[:64]
+_USERS = "/run/user"
 
 
 def directory(own_env: Mapping[str, str]) -> str:
@@ -125,9 +75,7 @@ class Store:
         """Take the lock, making the directory; raises :class:`GpurunError`."""
         try:
             mkdir_p(self.path, 0o755)
-            found = posix.lstat(self.path)
-            if found.st_uid != posix.geteuid() or not S_ISDIR(found.st_mode) or found.st_mode & 0o022:
-                raise GpurunError(f"{self.path}: others could write here, so no GPU is leased: remove it, it is made again")
+            self._check()
             lock = posix.open(f"{self.path}/lock", posix.O_RDWR | posix.O_CREAT | posix.O_NOFOLLOW | O_CLOEXEC, 0o600)
         except OSError as e:
             raise StepError("open the leases of GPUs", self.path, e.errno) from None
@@ -149,22 +97,78 @@ class Store:
         posix.close(self._lock)
         self._lock = -1
 
-    def leases(self, own: bool = True) -> tuple[Lease, ...]:
-        """All that hold (not *own*: only those of others), the oldest first.
+    def leases(self) -> tuple[Lease, ...]:
+        """All that hold, the oldest first; with the lock, what is left of our own that do not is removed.
 
-        With the lock, what is left of our own that do not is removed.
+        Raises :class:`GpurunError` where it cannot be found out whether one holds.
         """
+        return tuple(sorted(self.own_leases() + self.foreign_leases(), key=lambda lease: lease.since))
+
+    def _check(self) -> None:
+        """Refuse a directory that others could have written in.  Raises OSError where there is none."""
+        found = posix.lstat(self.path)
+        if found.st_uid != posix.geteuid() or not S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+            raise GpurunError(f"{self.path}: others could write here, so no GPU is leased: remove it, it is made again")
+
+    def _open(self) -> int:
+        """A descriptor of the directory; -1 where there is none yet.  Raises :class:`GpurunError`."""
+        try:
+            self._check()
+        except OSError as e:
+            if e.errno == ENOENT:
+                return -1  # nobody has leased anything since this host booted
+            raise StepError("open the leases of GPUs", self.path, e.errno) from None
+        return files.open_own(self.path)
+
+    def own_leases(self) -> tuple[Lease, ...]:
+        """Those of :meth:`leases` that are ours to change."""
+        fd = self._open()
+        if fd < 0:
+            return ()
         found = []
-        for path in (self.path, *self.others) if own else self.others:
-            ours = path == self.path
-            for name in _files(path):
-                lease = load(f"{path}/{name}", None if ours else path)
-                if lease is not None and is_live(lease):
-                    found.append(lease)
-                elif ours and self._lock >= 0:
+        with Fd(fd):
+            try:
+                for name in files.names(fd):
+                    lease = self._own(fd, name)
                     if lease is not None:
-                        self.note_use([unit.key for unit in lease.units])
-                    _remove(f"{path}/{name}")
+                        found.append(lease)
+            except OSError as e:
+                raise StepError("read the leases of GPUs in", self.path, e.errno) from None
+        return tuple(sorted(found, key=lambda lease: lease.since))
+
+    def _own(self, directory_fd: int, name: str) -> Lease | None:
+        try:
+            lease = files.load(directory_fd, name)
+            if lease is None or is_live(lease):
+                return lease
+            keys = [unit.key for unit in lease.units]
+        except files.Damaged:
+            if self._lock >= 0:
+                log.warning(f"{self.path}/{name} is no lease of a GPU, and is removed")
+            keys = []
+        if self._lock >= 0:
+            if keys:
+                self.note_use(keys)
+            posix.unlink(name, dir_fd=directory_fd)
+        return None
+
+    def foreign_leases(self) -> tuple[Lease, ...]:
+        """Those of :meth:`leases` that others have written, as far as they are believed."""
+        found = []
+        for path in self.others:
+            of_user = path.rpartition("/")[0].rpartition("/")[0].endswith(_USERS)
+            fd = files.open_foreign(path, of_user)
+            if fd < 0:
+                continue
+            with Fd(fd):
+                try:
+                    names = files.names(fd, files.MAX_FOREIGN if of_user else 0)
+                except OSError:
+                    continue  # it was taken away
+                for name in names:
+                    lease = files.load_foreign(fd, name, of_user)
+                    if lease is not None and is_live(lease, of_user):
+                        found.append(lease)
         return tuple(sorted(found, key=lambda lease: lease.since))
 
     def save(self, lease: Lease) -> None:
@@ -212,108 +216,6 @@ def new_lease(container_id: str, root: str, units: tuple[Leased, ...], **more: A
         time.time_ns(),
         **more,
     )
-
-
-def boot_id() -> str:
-    """What is another after each boot."""
-    return read_file("/proc/sys/kernel/random/boot_id", 64).decode().strip()
-
-
-def own_pid_namespace() -> int:
-    """The inode of our pid namespace: pids of another one say nothing to us."""
-    return posix.stat("/proc/self/ns/pid").st_ino
-
-
-def is_live(lease: Lease) -> bool:
-    """Whether the container of *lease* is there, or is still being made."""
-    if lease.boot != boot_id():
-        return False
-    if lease.pid_namespace != own_pid_namespace():
-        return True  # not ours to judge: who made it takes it away
-    if not lease.pid:
-        return lives(lease.maker, lease.maker_start)
-    return lives(lease.pid, lease.start_time) or _populated(lease.cgroup, lease.cgroup_inode)
-
-
-def lives(pid: int, start_time: int) -> bool:
-    """Whether any thread of the process *pid* that started at *start_time* is left."""
-    pidfd = open_process(pid, start_time)
-    if pidfd < 0:
-        return False
-    try:
-        ended = select.poll()
-        ended.register(pidfd, select.POLLIN)
-        return not ended.poll(0)
-    finally:
-        posix.close(pidfd)
-
-
-def open_process(pid: int, start_time: int) -> int:
-    """A pidfd of *pid*, looked at again after opening, for pids are reused; -1 when it is another by now, or none."""
-    try:
-        pidfd = posix.pidfd_open(pid, 0)
-    except OSError:
-        return -1
-    found = procfs.stat(pid)
-    if found is not None and found[1] == start_time:
-        return pidfd
-    posix.close(pidfd)
-    return -1
-
-
-def _populated(cgroup: str, inode: int) -> bool:
-    if not cgroup:
-        return False
-    try:
-        return posix.stat(cgroup).st_ino == inode and b"populated 1" in read_file(f"{cgroup}/cgroup.events", 4096)
-    except OSError:
-        return False
-
-
-def cgroup_inode(cgroup: str) -> int:
-    """What tells the cgroup from a later one of its name; 0 where there is none."""
-    try:
-        return posix.stat(cgroup).st_ino
-    except OSError:
-        return 0
-
-
-def load(path: str, of_user: str | None = None) -> Lease | None:
-    """The lease in the file *path*, None for what is none; *of_user* is the directory of a user whom it must belong to."""
-    try:
-        fd = posix.open(path, posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        if of_user is not None and posix.fstat(fd).st_uid not in (0, posix.stat(of_user).st_uid):
-            return None
-        document = as_object(parse_json(read_fd(fd, _LIMIT), path), path)
-        units = tuple([Leased(**unit) for unit in document.pop("units")])
-        labels = tuple([(str(name), str(value)) for name, value in document.pop("labels")])
-        lease = Lease(units=units, labels=labels, **document)
-        return lease if _is_sound(lease) else None
-    except (GpurunError, OSError, TypeError, ValueError, KeyError):
-        return None  # written by another gpurun, or by nobody who should
-    finally:
-        posix.close(fd)
-
-
-def _is_sound(lease: Lease) -> bool:
-    """Whether each field has the type that it is written with."""
-    numbers = [lease.maker, lease.maker_start, lease.pid_namespace, lease.since, lease.user, lease.pid, lease.start_time]
-    numbers += [lease.memory, lease.threads]
-    numbers += [lease.cgroup_inode, *[n for unit in lease.units for n in (unit.index, unit.minor)]]
-    texts = [lease.id, lease.root, lease.boot, lease.kind, lease.request, lease.name, lease.engine, lease.cgroup, lease.part]
-    texts += [text for unit in lease.units for text in (unit.key, unit.name)]
-    return all(type(n) is int and n >= 0 for n in numbers) and all(type(text) is str for text in texts)
-
-
-def _files(path: str) -> list[str]:
-    """The names of the leases in the directory *path*."""
-    try:
-        return sorted([name for name in posix.listdir(path) if len(name) == 32 and name.isalnum()])
-    except OSError:
-        return []  # nobody has leased anything there, or it is not ours to see
 
 
 def _remove(path: str) -> None:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from gpurun.gpu.host.gpus import Gpu
     from gpurun.gpu.host.roots import Roots
+    from gpurun.gpu.leases.lease import Lease
     from gpurun.gpu.leases.policy import LeasePolicy
-    from gpurun.gpu.leases.store import Lease
 
 #: Seconds that NVML may take: a GPU without persistence mode takes up to one to wake.
 TIMEOUT_S = 10.0

@@ -7,7 +7,7 @@ import posix
 from gpurun.gpu.host.file_names import MPS_REASON
 from gpurun.gpu.host.reads import exists
 from gpurun.linux import procfs
-from gpurun.linux.files import read_file
+from gpurun.linux.files import read_regular
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def host_daemon(made: ContainerEdits) -> EditMount | None:
     for mount in made.mounts:
         if mount.reason == MPS_REASON and exists(f"{mount.host_path}/control"):
             try:
-                pid = read_file(f"{mount.host_path}/nvidia-cuda-mps-control.pid", 64).strip()
+                pid = read_regular(f"{mount.host_path}/nvidia-cuda-mps-control.pid", 64).strip()
             except OSError:
                 return mount  # not every version writes it
             return mount if pid.isdigit() and procfs.stat(int(pid)) is not None else None

@@ -18,7 +18,7 @@ from gpurun import log
 from gpurun.errors import GpuError, GpurunError, oserror_text
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.host.reads import exists
-from gpurun.gpu.leases.store import lives
+from gpurun.gpu.leases.liveness import lives
 from gpurun.launcher.fresh_interpreter import MPS_ENTRY, command_line
 from gpurun.linux.files import O_CLOEXEC, Fd, mkdir_p, read_file
 from gpurun.linux.fs import close_others

@@ -16,7 +16,8 @@ import time
 
 from gpurun import log
 from gpurun.errors import GpurunError
-from gpurun.gpu.leases.store import Store, open_process
+from gpurun.gpu.leases.liveness import open_process
+from gpurun.gpu.leases.store import Store
 from gpurun.gpu.mps.daemon import MpsDaemon, MpsLimits
 from gpurun.gpu.mps.service import START_S, Service, is_served
 from gpurun.linux import mount as lm
@@ -26,7 +27,7 @@ from gpurun.oci.reader import as_object, parse_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.gpu.leases.store import Lease
+    from gpurun.gpu.leases.lease import Lease
 
 #: Seconds between two looks at the shares where no process tells by its end that one is over.
 _LOOK_S = 1.0
