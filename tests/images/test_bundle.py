@@ -97,6 +97,29 @@ def test_several_architectures(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert code == 1 and "no image for linux/s390x is there, only for amd64, arm64" in said
 
 
+def test_labels_that_instruct_the_runtime(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "site.toml").write_text('[leases]\nper-label = ["team=4"]\n')
+    monkeypatch.setenv("GPURUN_CONFIG", str(tmp_path / "site.toml"))
+    unsafe = {
+        "org.criu.config": "/tmp/evil.conf",
+        "run.oci.hooks.stdout": "/etc/cron.d/x",
+        "run.oci.keep_original_groups": "1",
+        "org.systemd.property.Conflicts": "['ssh.service']",
+        "dev.gpurun.gpu.memory": "8GiB",
+        "cdi.k8s.io/x": "nvidia.com/gpu=all",
+        "nerdctl/name": "someone-else",
+        "team": "other",
+    }
+    config = {**CONFIG, "config": {**CONFIG["config"], "Labels": {**unsafe, "org.example": "yes"}}}
+    code, said = bundle(layout(tmp_path / "image", BASE, config=config), "-o", tmp_path / "out", capfd=capfd)
+    assert code == 0 and "would instruct the runtime are left out: " in said
+    assert all(key in said for key in unsafe)
+    annotations = made(tmp_path / "out")["annotations"]
+    assert not set(annotations) & set(unsafe) and annotations["org.example"] == "yes"
+
+
 @pytest.mark.parametrize(
     ("user", "said"), [("bob", 'the image has no user \\"bob\\"'), ("alice:staff", 'the image has no group \\"staff\\"')]
 )

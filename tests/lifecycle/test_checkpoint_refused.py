@@ -107,6 +107,31 @@ def test_features_say_so(runtime: Runtime, image: Path) -> None:
 
 
 @pytest.mark.gpurun_only
+def test_settings_of_the_container_itself_are_refused(runtime: Runtime, bundle: MakeBundle, tmp_path: Path) -> None:
+    b = bundle().sh("sleep 1000")
+    settings = b.rootfs / "criu.conf"
+    settings.write_text("action-script /evil\n")
+    b.config["annotations"] = {"org.criu.config": str(settings)}
+    (tmp_path / "bin").mkdir()
+    criu = tmp_path / "bin/criu"  # is there, and must not be run
+    criu.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    criu.chmod(0o755)
+    env = {"PATH": str(criu.parent)}
+    images = tmp_path / "images"
+    images.mkdir()
+    (images / "descriptors.json").write_text('["/dev/null", "/dev/null", "/dev/null"]')
+    container = runtime.start(b)
+    done = runtime("checkpoint", "--image-path", str(images), container.id, env=env)
+    assert done.rc == 1 and f"{settings} is a file of the container's root" in done.text
+    assert container.state()["status"] == "running"
+    name = runtime.new_id()
+    done = runtime("restore", "-d", "--bundle", str(b.directory), "--image-path", str(images), name, env=env)
+    assert done.rc == 1 and f"{settings} is a file of the container's root" in done.text
+    assert "does not exist" in runtime("state", name).text
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.gpurun_only
 @pytest.mark.parametrize("what", ["idmap", "mount namespace"])
 def test_what_criu_would_lose_is_refused(runtime: Runtime, bundle: MakeBundle, image: Path, what: str) -> None:
     b = bundle()

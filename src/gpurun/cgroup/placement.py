@@ -26,6 +26,7 @@ from errno import ENOENT
 
 from gpurun.cgroup.resources import CgroupWrite, missing_controller
 from gpurun.errors import ConfigError
+from gpurun.oci.annotations import GPU_MEMORY, GPU_RESTORE, GPU_THREADS, GPURUN
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
@@ -34,9 +35,8 @@ if TYPE_CHECKING:
 
     from gpurun.cgroup.tree import Tree
 
-PREFIX = "dev.gpurun."
 #: Annotations with that prefix that are read by :mod:`gpurun.gpu.request.share` and :mod:`gpurun.gpu.request.restore`.
-_ELSEWHERE = ("gpu.memory", "gpu.threads", "gpu.restore")
+_ELSEWHERE = tuple([name[len(GPURUN) :] for name in (GPU_MEMORY, GPU_THREADS, GPU_RESTORE)])
 MEMORY_HIGH_SHARE = 0.87
 _PARTITIONS = {"true": "root", "root": "root", "isolated": "isolated"}
 _LOCAL = {"true": ("cpuset.cpus", "cpuset.mems"), "cpus": ("cpuset.cpus",), "memory": ("cpuset.mems",)}
@@ -79,8 +79,8 @@ class Asked(Record):
 def wanted(annotations: Mapping[str, str], site: Site) -> tuple[Wanted, ...]:
     """The policies that are asked for, in the order in which they work; raises :class:`ConfigError` for unknown ones."""
     for key in annotations:
-        if key.startswith(PREFIX) and key[len(PREFIX) :] not in (*POLICIES, *_ELSEWHERE):
-            known = ", ".join([PREFIX + name for name in (*POLICIES, *_ELSEWHERE)])
+        if key.startswith(GPURUN) and key[len(GPURUN) :] not in (*POLICIES, *_ELSEWHERE):
+            known = ", ".join([GPURUN + name for name in (*POLICIES, *_ELSEWHERE)])
             raise ConfigError(f"annotations.{key}", f"there is no such policy; there are {known}")
     by_site = dict(site.policies)
     for name in by_site:
@@ -88,8 +88,8 @@ def wanted(annotations: Mapping[str, str], site: Site) -> tuple[Wanted, ...]:
             raise ConfigError(f"{site.path}: placement.{name}", f"there is no such policy; there are {', '.join(POLICIES)}")
     found = []
     for name in POLICIES:
-        if PREFIX + name in annotations:
-            found.append(Wanted(name, annotations[PREFIX + name], f"annotations.{PREFIX}{name}"))
+        if GPURUN + name in annotations:
+            found.append(Wanted(name, annotations[GPURUN + name], f"annotations.{GPURUN}{name}"))
         elif name in by_site:
             found.append(Wanted(name, by_site[name], f"{site.path}: placement.{name}", by_site=True))
     return tuple([one for one in found if one.value != "false"])
@@ -122,9 +122,9 @@ def _with(made: Placed, one: Wanted, asked: Asked, tree: Tree) -> Placed:
     so_far = replace(asked, given=(*asked.given, *made.writes))
     for write in POLICIES[one.policy](one.value, one.where, so_far):
         if isinstance(write, str):
-            said.append(f"{PREFIX}{one.policy}: {write}")
+            said.append(f"{GPURUN}{one.policy}: {write}")
         elif any(write.file == given.file for given in asked.given):
-            said.append(f"{PREFIX}{one.policy}: the config sets {write.file} itself, which stays")
+            said.append(f"{GPURUN}{one.policy}: the config sets {write.file} itself, which stays")
         else:
             controller = write.file.partition(".")[0]
             if controller not in tree.controllers:
@@ -202,7 +202,7 @@ def _exclusive(value: str, where: str, asked: Asked) -> Iterator[CgroupWrite | s
         raise ConfigError(where, f'"{value}" must be one of true, root, isolated, false')
     cpus = _value_of(asked, "cpuset.cpus")
     if not cpus:
-        raise Unmet(where, f"which CPUs? set linux.resources.cpu.cpus, or {PREFIX}gpu.local")
+        raise Unmet(where, f"which CPUs? set linux.resources.cpu.cpus, or {GPURUN}gpu.local")
     yield CgroupWrite("cpuset.cpus.exclusive", cpus, where, (ENOENT,))  # Linux 6.7; before, a partition's are all of its own
     yield CgroupWrite("cpuset.cpus.partition", _PARTITIONS[value], where)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from gpurun.cgroup.devices import BPF_DEVCG_ACC_MKNOD, BPF_DEVCG_ACC_READ, BPF_DEVCG_ACC_WRITE
 from gpurun.decimals import decimal
 from gpurun.errors import ConfigError
+from gpurun.oci.annotations import SYSTEMD_PROPERTY
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from gpurun.cgroup.resources import CgroupWrite
     from gpurun.cgroup.service_manager import UserManager
 
-ANNOTATION = "org.systemd.property."
 
 _UINT64_MAX = (1 << 64) - 1
 _WHERE = "linux.cgroupsPath"
@@ -161,10 +161,10 @@ def annotation_properties(annotations: Mapping[str, str]) -> tuple[Property, ...
     """The properties that annotations ask for: ``org.systemd.property.NAME`` with a value in GVariant's text format."""
     found = []
     for key, text in annotations.items():
-        if not key.startswith(ANNOTATION):
+        if not key.startswith(SYSTEMD_PROPERTY):
             continue
         where = f"annotations.{key}"
-        name = key[len(ANNOTATION) :]
+        name = key[len(SYSTEMD_PROPERTY) :]
         if len(name) < 3 or not (name.isascii() and name.isalpha()):
             raise ConfigError(where, f'"{name}" cannot be a property of a systemd unit: it must be three letters or more')
         from gpurun.formats.gvariant import parse_variant

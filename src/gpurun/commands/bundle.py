@@ -10,8 +10,11 @@ import tempfile
 from pathlib import Path
 
 from gpurun import log
-from gpurun.errors import GpurunError, UsageError, oserror_text
-from gpurun.images.config import container_config, diff_ids, reader
+from gpurun.engine.caller.device_edits import own_environment
+from gpurun.engine.caller.site_config import read_leases, site_path
+from gpurun.errors import GpurunError, UsageError, oserror_text, shown
+from gpurun.gpu.request.settings import site_settings
+from gpurun.images.config import SiteLabels, container_config, diff_ids, reader
 from gpurun.images.layers import Limits, Unpacker, diff_id_of
 from gpurun.images.overlay import NoOverlay
 from gpurun.images.overlay_bundle import make_overlay, mount_bundle, remove_bundle, undo_overlay
@@ -22,6 +25,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.invocation import Invocation
 
+#: So many of the labels that are left out are named.
+_NAMED = 8
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "riscv64": "riscv64", "ppc64le": "ppc64le", "s390x": "s390x"}
 
 
@@ -51,7 +56,13 @@ def bundle(invocation: Invocation) -> int:
         with tempfile.TemporaryDirectory(prefix=".", dir=directory) as scratch:
             image = read_image(Path(source), Path(scratch), invocation.option("tag"), architecture)
             root = image.root or _root(image, directory, store if invocation.flag("overlay") else "", limits)
-            config = container_config(image.config, image.root or "rootfs", command, posix.geteuid() != 0, reader(root))
+            rootless = posix.geteuid() != 0
+            config, left_out = container_config(
+                image.config, image.root or "rootfs", command, rootless, reader(root), _site_labels()
+            )
+            if left_out:
+                names = ", ".join([shown(key) for key in left_out[:_NAMED]]) + (", ..." if len(left_out) > _NAMED else "")
+                log.warning(f"labels of the image that would instruct the runtime are left out: {names}")
             text = json.dumps(config, indent="\t", ensure_ascii=False) + "\n"
             (directory / "config.json").write_text(text, encoding="utf-8", errors="surrogateescape")
     except BaseException as e:
@@ -61,6 +72,14 @@ def bundle(invocation: Invocation) -> int:
             raise GpurunError(f"{source}: {oserror_text(e)}") from None
         raise
     return 0
+
+
+def _site_labels() -> SiteLabels:
+    own_env = own_environment()
+    return SiteLabels(
+        site_settings(own_env).annotation_prefixes,
+        tuple([name for name, _ in read_leases(site_path(posix.environ)).per_label]),
+    )
 
 
 def _existing(invocation: Invocation, directory: str, store: str) -> int:

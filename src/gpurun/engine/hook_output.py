@@ -6,22 +6,21 @@ import posix
 
 from gpurun.errors import ConfigError, StepError
 from gpurun.linux.files import O_CLOEXEC
+from gpurun.oci.annotations import CRUN_HOOK_OUTPUTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: The annotations, in the order of the descriptors 1 and 2.
-OUTPUT_ANNOTATIONS = ("run.oci.hooks.stdout", "run.oci.hooks.stderr")
-
 
 def output_files(annotations: Mapping[str, str]) -> tuple[str, str]:
     """(file for stdout, file for stderr) of the hooks, "" for none; raises :class:`ConfigError`."""
-    for name in OUTPUT_ANNOTATIONS:
+    for name in CRUN_HOOK_OUTPUTS:
         path = annotations.get(name)
         if path is not None and (not path.startswith("/") or "\0" in path):
             raise ConfigError(f'annotations["{name}"]', f'"{path}" is no absolute path of the host')
-    return annotations.get(OUTPUT_ANNOTATIONS[0], ""), annotations.get(OUTPUT_ANNOTATIONS[1], "")
+    stdout, stderr = [annotations.get(name, "") for name in CRUN_HOOK_OUTPUTS]
+    return stdout, stderr
 
 
 def open_outputs(files: tuple[str, str]) -> tuple[int, int]:

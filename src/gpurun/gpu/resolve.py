@@ -10,6 +10,7 @@ import posix
 
 from gpurun.errors import GpuError
 from gpurun.gpu.request.injected import has_gpus
+from gpurun.oci.annotations import GPU_MEMORY, GPU_THREADS
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
@@ -45,7 +46,7 @@ NO_LESSOR = (
 )
 NO_SHARER = "a share of a GPU is given by gpurun as the container's runtime alone, not by a hook"
 _SHARE_VARIABLES = ("GPURUN_GPU_MEMORY=", "GPURUN_GPU_THREADS=")
-_SHARE_ANNOTATIONS = ("dev.gpurun.gpu.memory", "dev.gpurun.gpu.threads")
+_SHARE_ANNOTATIONS = (GPU_MEMORY, GPU_THREADS)
 _CDI_PROGRAMS = ("/nvidia-cdi-hook", "/nvidia-ctk", "/gpurun")
 _SETTINGS = ("GPURUN_SYSROOT", "NVIDIA_CTK_CONFIG_FILE_PATH", "XDG_CONFIG_HOME", "GPURUN_MODE")
 

@@ -9,7 +9,9 @@ from typing import Any
 from gpurun.decimals import decimal
 from gpurun.errors import ConfigError
 from gpurun.ns.path import open_file
+from gpurun.oci.annotations import CDI_PREFIX, split_labels
 from gpurun.oci.default_spec import default_spec
+from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,14 +34,26 @@ _ANNOTATIONS = {
 }
 
 
+class SiteLabels(Record):
+    """What this host has a use for: prefixes of annotations that name CDI devices, and labels that leases are counted by."""
+
+    cdi_prefixes: tuple[str, ...] = (CDI_PREFIX,)
+    counted: tuple[str, ...] = ()
+
+
+NO_SITE = SiteLabels()
+
+
 def container_config(
     image: dict[str, Any],
     root: str,
     command: Sequence[str] = (),
     rootless: bool = False,
     read: Callable[[str], str] = lambda path: "",
-) -> dict[str, Any]:
-    """The config.json for a container of *image*, its configuration, whose root is the directory *root*.
+    site: SiteLabels = NO_SITE,
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(the config.json for a container of *image*, its configuration, whose root is the directory *root*; the labels of
+    the image that are left out, because runtimes obey annotations of those names, or the *site* has a use for them).
 
     *command* stands in place of the image's ``Cmd``.  *read* gives the text of a file of the image, "" for none: the names
     of users and groups are looked up there.  Raises :class:`ConfigError`.
@@ -64,14 +78,15 @@ def container_config(
     process.pop("rlimits", None)
     spec["root"] = {"path": root, "readonly": False}
     annotations = {name: str(image[key]) for key, name in _ANNOTATIONS.items() if image.get(key)}
-    annotations |= {str(k): str(v) for k, v in (made.get("Labels") or {}).items()}
+    labels, left_out = split_labels(_labels(made), site.cdi_prefixes, site.counted)
+    annotations |= labels
     if made.get("StopSignal"):
         annotations["org.opencontainers.image.stopSignal"] = str(made["StopSignal"])
     if made.get("ExposedPorts"):
         annotations["org.opencontainers.image.exposedPorts"] = ",".join(sorted(made["ExposedPorts"]))
     if annotations:
         spec["annotations"] = annotations
-    return spec
+    return spec, left_out
 
 
 def diff_ids(image: dict[str, Any], layers: int) -> tuple[str, ...]:
@@ -87,6 +102,13 @@ def diff_ids(image: dict[str, Any], layers: int) -> tuple[str, ...]:
     if len(made) != layers:
         raise ConfigError("rootfs.diff_ids", f"has {len(made)} entries, but the image has {layers} layers")
     return tuple(made)
+
+
+def _labels(made: dict[str, Any]) -> dict[str, str]:
+    labels = made.get("Labels") or {}
+    if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
+        raise ConfigError("config.Labels", "is not an object of strings")
+    return labels
 
 
 def _words(made: dict[str, Any], name: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpurun.oci.annotations import CDI_PREFIX
 from gpurun.record import Record
 
 TIME_SLICING, MPS, NOT_SHARED = "time-slicing", "mps", "none"
@@ -42,7 +43,7 @@ class PluginConfig(Record):
     list_strategies: tuple[str, ...] = ("cdi-cri",)
     id_strategy: str = "uuid"
     pass_device_specs: bool = False
-    annotation_prefix: str = "cdi.k8s.io/"
+    annotation_prefix: str = CDI_PREFIX
     allocation_policy: str = "distributed"
     driver_root: str = ""
     dev_root: str = ""

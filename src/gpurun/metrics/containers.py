@@ -10,15 +10,13 @@ from gpurun.cgroup.stats import UNLIMITED, read_stats
 from gpurun.engine import state as store
 from gpurun.errors import GpurunError
 from gpurun.metrics.samples import Sample
+from gpurun.oci.annotations import CONTAINERD_NAMES, CRIO_NAMES
 from gpurun.record import Record
 
 #: Label → the annotations that containerd and CRI-O write for it.
-_ANNOTATIONS = {
-    "pod": ("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name"),
-    "namespace": ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace"),
-    "container": ("io.kubernetes.cri.container-name", "io.kubernetes.container.name"),
-    "image": ("io.kubernetes.cri.image-name", "io.kubernetes.cri-o.ImageName"),
-}
+_ANNOTATIONS = dict(
+    zip(("namespace", "pod", "container", "image"), zip(CONTAINERD_NAMES, CRIO_NAMES, strict=True), strict=True)
+)
 
 
 class Used(Record):

@@ -8,22 +8,12 @@ from __future__ import annotations
 
 from gpurun import __version__
 from gpurun.oci import SPEC_VERSION
+from gpurun.oci.annotations import UNSAFE
 from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-
-#: The annotations that change what a runtime does: the keys, and beginnings of keys, which end with a dot.
-UNSAFE_ANNOTATIONS = (
-    "bundle",  # runc's alone; engines that leave out what is listed here leave it out for both
-    "cdi.k8s.",  # devices, in the mode `cdi` of NVIDIA's config.toml
-    "dev.gpurun.",
-    "org.criu.config",
-    "org.systemd.property.",
-    "run.oci.",
-)
 
 
 class Built(Record):
@@ -77,5 +67,5 @@ def features_document(built: Built) -> dict[str, Any]:
             "org.opencontainers.runc.checkpoint.enabled": "true" if built.checkpoint else "false",
             **({"io.github.seccomp.libseccomp.version": built.libseccomp} if built.libseccomp else {}),
         },
-        "potentiallyUnsafeConfigAnnotations": list(UNSAFE_ANNOTATIONS),
+        "potentiallyUnsafeConfigAnnotations": list(UNSAFE),
     }

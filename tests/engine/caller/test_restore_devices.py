@@ -13,8 +13,9 @@ from gpurun.engine.caller.restore_request import mapped
 from gpurun.engine.caller.saved_devices import SavedDevices
 from gpurun.engine.caller.site_config import read_restore
 from gpurun.errors import ConfigError, GpurunError
-from gpurun.gpu.request.restore import ANNOTATION, RestorePolicy, read_map, wanted
+from gpurun.gpu.request.restore import RestorePolicy, read_map, wanted
 from gpurun.linux.mountinfo import MountEntry
+from gpurun.oci.annotations import GPU_RESTORE
 from gpurun.oci.config import read_config
 from tests.engine.plan.planning import base, plan
 from tests.native.bundle import base_config
@@ -67,13 +68,13 @@ def test_refused(value: str, pairs: tuple[str, ...], said: str) -> None:
     [("", "same", "same"), ("", "free", "free"), ("free", "same", "free"), ("same", "free", "same")],
 )
 def test_the_annotation_goes_before_the_site(annotation: str, site: str, said: str) -> None:
-    annotations = {ANNOTATION: annotation} if annotation else {}
+    annotations = {GPU_RESTORE: annotation} if annotation else {}
     assert wanted(annotations, RestorePolicy(site)) == said
 
 
 def test_another_word_is_refused_when_the_container_is_made() -> None:
     config = base()
-    config["annotations"] = {ANNOTATION: "others"}
+    config["annotations"] = {GPU_RESTORE: "others"}
     with pytest.raises(ConfigError, match="'others': must be one of same, free"):
         plan(config)
 

@@ -20,6 +20,7 @@ from gpurun.gpu.resolve import may_ask, may_share
 from gpurun.linux import procfs
 from gpurun.linux.files import read_file
 from gpurun.ns.namespaces import NAMESPACES
+from gpurun.oci.annotations import GPU
 from gpurun.oci.config import Config, read_config
 from gpurun.oci.reader import MAX_DOCUMENT
 from gpurun.record import Record, replace
@@ -113,7 +114,7 @@ def read_host(
                 if _same_file(namespace.path, f"/proc/self/ns/{name}"):
                     facts = replace(facts, own_namespaces=facts.own_namespaces | flag)
     facts = replace(facts, site=read_site(site_path(environ)))
-    if facts.site is not None or any(key.startswith("dev.gpurun.gpu.") for key in config.annotations):
+    if facts.site is not None or any(key.startswith(GPU) for key in config.annotations):
         facts = replace(facts, numa=tree.numa_nodes())
     if linux.seccomp is not None:
         facts = replace(facts, machine=posix.uname().machine)

@@ -88,7 +88,7 @@ def checkpoint(options: CheckpointOptions) -> tuple[str, ...]:
     page_server = _page_server(options.page_server)
     if options.status_fd >= 0:
         _check_status_fd(options.status_fd)
-    asked = _with_cgroups(common_options(options.criu, config, FIRST_EXTRA), options, state)
+    asked = _with_cgroups(common_options(options.criu, config, state.rootfs, FIRST_EXTRA), options, state)
     paths = directories(options.criu)
     _check_parent(options)
     _check_features(criu, options)
@@ -149,7 +149,7 @@ def _devices(options: CheckpointOptions, state: store.State, config: Config, for
     if saved is not None and saved.computing:
         from gpurun.gpu.cuda_checkpoint import obstacle
 
-        why = obstacle(saved.driver, config_file(config))
+        why = obstacle(saved.driver, config_file(config, state.rootfs))
         if why:
             raise GpurunError(f"{saved.computing}: {why}")
     return saved

@@ -7,18 +7,21 @@ container, an external namespace ``extRootNetNS``, and ``descriptors.json`` says
 from __future__ import annotations
 
 import posix
+from _stat import S_ISREG, S_ISVTX
 from errno import ENOENT
 
 from gpurun.criu import rpc
 from gpurun.criu.swrk import make_directory, reasons
-from gpurun.errors import ConfigError, GpurunError, Step, StepError
+from gpurun.errors import ConfigError, GpurunError, Step, StepError, shown, strerror_lower
 from gpurun.formats import protobuf
-from gpurun.linux.files import Fd, read_file
+from gpurun.linux.files import O_CLOEXEC, Fd, read_file
+from gpurun.linux.fs import O_PATH
 from gpurun.linux.process import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID
 from gpurun.linux.procfs import cgroups
 from gpurun.ns.mount_plan import DeviceStep, MountStep, join_path, plan_devices, plan_mounts
 from gpurun.ns.namespaces import NamespacePlan, plan_namespaces
 from gpurun.ns.path import open_in_root
+from gpurun.oci.annotations import CRIU_CONFIG
 from gpurun.paths import clean_path
 from gpurun.record import Record
 
@@ -58,10 +61,10 @@ def directories(options: CriuOptions) -> tuple[str, ...]:
     return paths
 
 
-def common_options(options: CriuOptions, config: Config, first: int) -> rpc.Options:
+def common_options(options: CriuOptions, config: Config, rootfs: str, first: int) -> rpc.Options:
     """The members of CRIU's options that dump and restore share; *first* is the descriptor of the first of its directories.
 
-    Raises :class:`GpurunError` for words it does not know.
+    *rootfs* is the directory of its root.  Raises :class:`GpurunError` for words it does not know.
     """
     for word in options.empty_ns:
         if word != "network":
@@ -69,7 +72,7 @@ def common_options(options: CriuOptions, config: Config, first: int) -> rpc.Opti
     return rpc.Options(
         images_dir_fd=first,
         work_dir_fd=first + 1,
-        config_file=config_file(config),
+        config_file=config_file(config, rootfs),
         tcp_established=options.tcp_established,
         ext_unix_sk=options.ext_unix_sk,
         shell_job=options.shell_job,
@@ -88,12 +91,55 @@ def _word(known: dict[str, int], word: str, option: str) -> int | None:
     return known[word] if word else None
 
 
-def config_file(config: Config) -> str:
-    """The file whose settings go before ours: the annotation names it, and names none when it is empty."""
-    named = config.annotations.get("org.criu.config")
-    if named is not None:
-        return named
-    return next((path for path in CONFIG_FILES if posix.access(path, posix.R_OK)), "")
+def config_file(config: Config, rootfs: str) -> str:
+    """The file whose settings go before ours: the annotation names it, and names none when it is empty.
+
+    Such a file names programs that CRIU runs on the host.  Raises :class:`ConfigError` for one that anybody but root or the
+    caller can write, or that is below *rootfs*.
+    """
+    named = config.annotations.get(CRIU_CONFIG)
+    if named is None:
+        return next((path for path in CONFIG_FILES if posix.access(path, posix.R_OK)), "")
+    if not named:
+        return ""
+    where = f"annotations.{CRIU_CONFIG}"
+    if not named.startswith("/") or "\0" in named:
+        raise ConfigError(where, f'"{shown(named)}" is no absolute path of the host')
+    try:
+        with Fd(posix.open(named, posix.O_RDONLY | posix.O_NONBLOCK | O_CLOEXEC)) as fd:
+            found = posix.fstat(fd)
+            path = posix.readlink(f"/proc/self/fd/{fd}")
+        problem = _problem(path, found, rootfs)
+    except OSError as e:
+        raise ConfigError(where, f"{shown(named)}: {strerror_lower(e.errno)}") from None
+    if problem:
+        raise ConfigError(where, f"{shown(named)} {problem}, and CRIU runs programs that such a file names")
+    return path
+
+
+def _problem(path: str, found: posix.stat_result, rootfs: str) -> str:
+    """Why the settings in the file *found* at *path*, which has no links, cannot be taken; "" where they can."""
+    if not S_ISREG(found.st_mode):
+        return "is no regular file"
+    root = ""
+    try:
+        with Fd(posix.open(rootfs, O_PATH | O_CLOEXEC)) as fd:
+            root = posix.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        pass  # what uses it says so
+    if root and path.startswith(f"{root.rstrip('/')}/"):
+        return "is a file of the container's root"
+    owners = (0, posix.geteuid())
+    if found.st_uid not in owners:
+        return f"belongs to the user {found.st_uid}"
+    if found.st_mode & 0o022:
+        return "can be written by others"
+    while path != "/":
+        path = path.rpartition("/")[0] or "/"
+        above = posix.stat(path)
+        if above.st_uid not in owners or (above.st_mode & 0o022 and not above.st_mode & S_ISVTX):
+            return f"can be replaced by others, who can write to {shown(path)}"
+    return ""
 
 
 class Outside(Record):

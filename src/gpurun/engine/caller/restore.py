@@ -108,7 +108,7 @@ def restore(options: RestoreOptions) -> Created:
     namespaces = _open_namespaces(foreign)
     rollback = Rollback()
     try:
-        request = _request(options, config, foreign, tuple(namespaces), streams)
+        request = _request(options, config, plan.init.rootfs, foreign, tuple(namespaces), streams)
         asked = _Asked(criu, tuple(namespaces.values()), request)
         return _apply(options, plan, data, asked, rollback, Devices(saved, tuple(granted)))
     except BaseException:
@@ -145,7 +145,12 @@ def _open_namespaces(foreign: Outside) -> dict[str, int]:
 
 
 def _request(
-    options: RestoreOptions, config: Config, foreign: Outside, namespaces: tuple[str, ...], streams: tuple[str, ...]
+    options: RestoreOptions,
+    config: Config,
+    rootfs: str,
+    foreign: Outside,
+    namespaces: tuple[str, ...],
+    streams: tuple[str, ...],
 ) -> rpc.Options:
     inherit = {key: FIRST_EXTRA + i for i, key in enumerate(namespaces)}
     for fd, name in enumerate(streams):
@@ -153,7 +158,7 @@ def _request(
             inherit.setdefault(name, fd)
     joins = [j for j in foreign.namespaces.joins if j.flag not in EXTERNAL_NAMESPACES]
     return replace(
-        common_options(options.criu, config, FIRST_EXTRA + len(namespaces)),
+        common_options(options.criu, config, rootfs, FIRST_EXTRA + len(namespaces)),
         log_file=LOG,
         evasive_devices=True,
         rst_sibling=True,

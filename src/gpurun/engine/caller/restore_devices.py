@@ -52,7 +52,7 @@ def check_devices(plan: Plan, saved: SavedDevices | None, config: Config) -> Non
     roots = roots_of(own_env, site_settings(own_env))
     driver = module_version(roots)
     if saved.computing:
-        why = obstacle(driver, config_file(config))
+        why = obstacle(driver, config_file(config, plan.init.rootfs))
         if why:
             raise GpuError(f"when it was saved, {saved.computing}: {why}")
         nodes = frozenset([(node.major, node.minor) for node in edits.device_nodes])

@@ -22,6 +22,7 @@ from gpurun.linux.process import CLONE_NEWCGROUP, CLONE_NEWNET, CLONE_NEWNS, CLO
 from gpurun.ns.mount_plan import MountStep, dev_is_bind, join_path, plan_devices, plan_mounts
 from gpurun.ns.namespaces import NamespacePlan, host_id, plan_namespaces
 from gpurun.ns.sysctl import plan_sysctl, sysctl_path
+from gpurun.oci.annotations import CRUN_KEEP_GROUPS, CRUN_SECCOMP_UNKNOWN, GPURUN
 from gpurun.oci.config import HOOK_NAMES, Config, Hooks, Linux
 from gpurun.oci.resources import DeviceRule, Resources
 from gpurun.paths import clean_path
@@ -215,7 +216,7 @@ def _plan_first_process(
         groups=edits.additional_gids,
         linux=config.linux,
     )
-    if config.annotations.get("run.oci.keep_original_groups") == "1":
+    if config.annotations.get(CRUN_KEEP_GROUPS) == "1":
         process = replace(process, groups=None)
     return _with_env(process, edits.env + options.first_env), warnings
 
@@ -258,7 +259,7 @@ def _seccomp(config: Config, host: Host) -> SeccompPlan | None:
     from gpurun.security.seccomp import plan_seccomp
 
     plan = plan_seccomp(read_seccomp(profile, "linux.seccomp"), host.machine)
-    if plan is not None and config.annotations.get("run.oci.seccomp_fail_unknown_syscall", "0") != "0":  # as with crun
+    if plan is not None and config.annotations.get(CRUN_SECCOMP_UNKNOWN, "0") != "0":  # as with crun
         return replace(plan, refuse_unknown=True)
     return plan
 
@@ -329,7 +330,7 @@ def _with_env(process: ProcessPlan, env: tuple[str, ...]) -> ProcessPlan:
 
 def _place(config: Config, host: Host, edits: ContainerEdits, writes: tuple[CgroupWrite, ...]) -> Placed | None:
     """What placement policies add to *writes*; None where nobody asks for any."""
-    if host.site is None and not any(key.startswith("dev.gpurun.") for key in config.annotations):
+    if host.site is None and not any(key.startswith(GPURUN) for key in config.annotations):
         return None
     from gpurun.cgroup.placement import Asked, Site, Topology, place, wanted
     from gpurun.gpu.request import restore

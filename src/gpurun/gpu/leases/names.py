@@ -11,6 +11,7 @@ import posix
 
 from gpurun.errors import GpurunError
 from gpurun.linux.files import read_file, read_regular
+from gpurun.oci.annotations import CONTAINERD_NAMES, CRIO_NAMES, NERDCTL_NAME
 from gpurun.oci.reader import as_object, get_object, get_string, get_string_map, parse_json
 from gpurun.record import Record
 
@@ -23,12 +24,9 @@ _DOCKER = "/var/lib/docker/containers"
 _IDS = ("docker-", "cri-containerd-", "libpod-", "crio-", "nerdctl-")
 #: (annotations that together are the name, the engine)
 _ANNOTATED = (
-    (
-        ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.container-name"),
-        "containerd",
-    ),
-    (("io.kubernetes.pod.namespace", "io.kubernetes.pod.name", "io.kubernetes.container.name"), "CRI-O"),
-    (("nerdctl/name",), "nerdctl"),
+    (CONTAINERD_NAMES[:3], "containerd"),
+    (CRIO_NAMES[:3], "CRI-O"),
+    ((NERDCTL_NAME,), "nerdctl"),
 )
 
 

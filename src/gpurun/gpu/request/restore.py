@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from gpurun.errors import ConfigError, shown
 from gpurun.gpu.request.records import is_free
+from gpurun.oci.annotations import GPU_RESTORE
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-ANNOTATION = "dev.gpurun.gpu.restore"
 GPUS = ("same", "free")
 _TABLE = "restore."
 
@@ -66,7 +66,7 @@ def read_map(pairs: tuple[str, ...], where: str) -> dict[str, str]:
 
 def wanted(annotations: Mapping[str, str], site: RestorePolicy) -> str:
     """One of :data:`GPUS`; raises :class:`ConfigError`."""
-    value = annotations.get(ANNOTATION, "")
+    value = annotations.get(GPU_RESTORE, "")
     if value and value not in GPUS:
-        raise ConfigError(f"annotations.{ANNOTATION}", f"'{shown(value)}': must be one of {', '.join(GPUS)}")
+        raise ConfigError(f"annotations.{GPU_RESTORE}", f"'{shown(value)}': must be one of {', '.join(GPUS)}")
     return value or site.gpus

@@ -10,6 +10,7 @@ from gpurun.errors import ConfigError
 from gpurun.gpu.host.file_names import CAPABILITIES
 from gpurun.gpu.host.reads import read_bytes
 from gpurun.gpu.request.records import Policy
+from gpurun.oci.annotations import CDI_PREFIX
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
@@ -66,7 +67,7 @@ class Settings(Record):
     cuda_compat_mode: str = "ldconfig"
     log_file: str = ""  # of the runtime; empty for none
     log_level: str = "info"
-    annotation_prefixes: tuple[str, ...] = ("cdi.k8s.io/",)
+    annotation_prefixes: tuple[str, ...] = (CDI_PREFIX,)
     default_kind: str = "nvidia.com/gpu"
     spec_dirs: tuple[str, ...] = ("/etc/cdi", "/var/run/cdi")
     csv_dir: str = "/etc/nvidia-container-runtime/host-files-for-container.d"
@@ -149,7 +150,7 @@ def read_settings(path: str) -> Settings:
         cuda_compat_mode=read.choice(f"{modes}.legacy.cuda-compat-mode", COMPAT_MODES),
         log_file="" if debug == "/dev/null" else debug,
         log_level=read.text(f"{_RUNTIME}.log-level", "info"),
-        annotation_prefixes=read.texts(f"{modes}.cdi.annotation-prefixes", ("cdi.k8s.io/",)),
+        annotation_prefixes=read.texts(f"{modes}.cdi.annotation-prefixes", (CDI_PREFIX,)),
         default_kind=read.text(f"{modes}.cdi.default-kind", "nvidia.com/gpu"),
         spec_dirs=read.texts(f"{modes}.cdi.spec-dirs", ("/etc/cdi", "/var/run/cdi")),
         csv_dir=read.path(f"{modes}.csv.mount-spec-path") or "/etc/nvidia-container-runtime/host-files-for-container.d",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from gpurun.decimals import decimal
 from gpurun.errors import ConfigError, shown
 from gpurun.gpu.request.free import read_size
+from gpurun.oci.annotations import GPU_MEMORY, GPU_THREADS
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -20,7 +21,7 @@ _MIB = 1 << 20
 MIN_MEMORY, MAX_MEMORY = 64 * _MIB, 1 << 44
 MEMORY, THREADS = "memory", "threads"
 _VARIABLES = {MEMORY: "GPURUN_GPU_MEMORY", THREADS: "GPURUN_GPU_THREADS"}
-_ANNOTATION = "dev.gpurun.gpu."
+_ANNOTATIONS = {MEMORY: GPU_MEMORY, THREADS: GPU_THREADS}
 
 
 class Share(Record):
@@ -55,8 +56,9 @@ def read_share(env: tuple[str, ...], annotations: Mapping[str, str]) -> Share | 
     found: dict[str, tuple[str, str]] = {}
     by_variable = False
     for name, variable in _VARIABLES.items():
-        if _ANNOTATION + name in annotations:
-            found[name] = (annotations[_ANNOTATION + name].strip(), f"annotations.{_ANNOTATION}{name}")
+        key = _ANNOTATIONS[name]
+        if key in annotations:
+            found[name] = (annotations[key].strip(), f"annotations.{key}")
         elif variables.get(variable, "").strip():
             found[name] = (variables[variable].strip(), f"process.env {variable}")
             by_variable = True
