@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gpurun.cdi.edits import ContainerEdits
-from gpurun.cgroup.placement import POLICIES, PREFIX, Site
+from gpurun.cgroup.placement import GPURUN, POLICIES, Site
 from gpurun.engine.plan.container import make_plan
 from gpurun.library.explanation import explain_plan
 from gpurun.oci.config import read_config
@@ -71,7 +71,7 @@ def placed(policy: str, by_site: bool) -> str:
     if by_site:
         host = replace(host, site=Site("/etc/gpurun/config.toml", ((policy, value),)))
     else:
-        config["annotations"] = {PREFIX + policy: value}
+        config["annotations"] = {GPURUN + policy: value}
     read = read_config(json.dumps(config).encode())
     return explain_plan(make_plan(read, "c1", "/bundle", host, ContainerEdits(numa_nodes=(1, 0))))
 
@@ -81,7 +81,7 @@ def placed(policy: str, by_site: bool) -> str:
 def test_every_policy_is_told(policy: str, by_site: bool) -> None:
     """What it comes to, and who has asked for it."""
     text = placed(policy, by_site)
-    where = f"/etc/gpurun/config.toml: placement.{policy}" if by_site else f"annotations.{PREFIX}{policy}"
+    where = f"/etc/gpurun/config.toml: placement.{policy}" if by_site else f"annotations.{GPURUN}{policy}"
     for line in EXPECTED[policy][1]:
         assert f"  {line}   ({where})\n" in text, text
     assert ("different NUMA nodes (0, 1): all of these are used" in text) == (policy == "gpu.local")
