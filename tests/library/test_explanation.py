@@ -7,9 +7,10 @@ import json
 import pytest
 
 from gpurun.cdi.edits import ContainerEdits
-from gpurun.cgroup.placement import GPURUN, POLICIES, Site
+from gpurun.cgroup.placement import POLICIES, Site
 from gpurun.engine.plan.container import make_plan
 from gpurun.library.explanation import explain_plan
+from gpurun.oci.annotations import GPURUN
 from gpurun.oci.config import read_config
 from gpurun.record import replace
 from tests.engine.plan.planning import HOST, base, plan
