@@ -115,7 +115,28 @@ def oserror_text(error: OSError) -> str:
     return f"{error.filename}: {reason}" if error.filename else reason
 
 
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def escaped(text: str, keep: str = "") -> str:
+    """*text* on one line, without what a terminal or a reader of records would take for its own, or would not show: control
+    and format characters (also those that change the direction of a text), other blanks than the space, bytes that are no
+    UTF-8, ``"`` and ``\\``.  What is in *keep* stays as it is."""
+    if text.isprintable() and '"' not in text and "\\" not in text:
+        return text
+    return "".join([c if c in keep or (c.isprintable() and c not in _ESCAPES) else _escape(c) for c in text])
+
+
+def _escape(c: str) -> str:
+    if c in _ESCAPES:
+        return _ESCAPES[c]
+    number = ord(c)
+    if 0xDC80 <= number <= 0xDCFF:  # a byte of a file name that is no UTF-8
+        return f"\\x{number - 0xDC00:02x}"
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
 def shown(text: str, limit: int = 200) -> str:
     """*text* of an image for a message or a log: control characters escaped, cut at *limit* characters."""
-    escaped = repr(text)[1:-1]
-    return escaped if len(escaped) <= limit else escaped[:limit] + "..."
+    found = escaped(text, keep='"')
+    return found if len(found) <= limit else found[:limit] + "..."

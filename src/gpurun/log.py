@@ -10,7 +10,7 @@ from __future__ import annotations
 import posix
 import time
 
-from gpurun.errors import GpurunError, oserror_text
+from gpurun.errors import GpurunError, escaped, oserror_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _STDERR = 2
 _COLOURS = {"error": "31", "warning": "33", "info": "36", "debug": "37"}
 _TTY_NAMES = {"error": "ERRO", "warning": "WARN", "info": "INFO", "debug": "DEBU"}
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 class _Log:
@@ -86,7 +85,7 @@ def error(message: str, bare: bool = False) -> None:
     if not bare:
         _put("error", message)
     if bare or elsewhere:
-        _write(_STDERR, _printable(message, keep='"\\\n\t') + "\n")
+        _write(_STDERR, escaped(message, keep='"\\') + "\n")
 
 
 def warning(message: str) -> None:
@@ -131,7 +130,7 @@ def record(level: str, message: str) -> str:
 
         return f'{{"level":"{level}","msg":{quote(message)},"time":"{now()}"}}\n'
     if _Log.fd == _STDERR and posix.isatty(_STDERR):
-        shown = _printable(message, keep='"\\')
+        shown = escaped(message, keep='"\\')
         if posix.environ.get(b"NO_COLOR") or posix.environ.get(b"TERM") == b"dumb":  # https://no-color.org
             return f"{_TTY_NAMES[level]}[0000] {shown}\n"
         return f"\x1b[{_COLOURS[level]}m{_TTY_NAMES[level]}\x1b[0m[0000] {shown}\n"
@@ -139,7 +138,7 @@ def record(level: str, message: str) -> str:
 
 
 def _text(level: str, message: str) -> str:
-    return f'time="{now()}" level={level} msg="{_printable(message)}"\n'
+    return f'time="{now()}" level={level} msg="{escaped(message)}"\n'
 
 
 def _copy(level: str, message: str) -> None:
@@ -149,23 +148,6 @@ def _copy(level: str, message: str) -> None:
 
 def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def _printable(text: str, keep: str = "") -> str:
-    """*text* on one line, without what a terminal or a reader of records would take for its own; *keep* stays as it is."""
-    if text.isprintable() and '"' not in text and "\\" not in text:
-        return text
-    out = []
-    for c in text:
-        if c in keep or (c.isprintable() and c not in _ESCAPES):
-            out.append(c)
-        elif c in _ESCAPES:
-            out.append(_ESCAPES[c])
-        elif "\udc80" <= c <= "\udcff":  # a byte of a file name that is no UTF-8
-            out.append(f"\\x{ord(c) - 0xDC00:02x}")
-        else:
-            out.append(f"\\x{ord(c):02x}" if ord(c) < 0x100 else f"\\u{ord(c):04x}")
-    return "".join(out)
 
 
 def _write(fd: int, text: str) -> None:

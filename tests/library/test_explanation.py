@@ -42,7 +42,9 @@ def test_what_few_containers_ask_for_is_told() -> None:
     config["process"].update(user={"uid": 1000, "gid": 0}, apparmorProfile="docker-default", selinuxLabel="u:r:t:s0")
     config["process"]["scheduler"] = {"policy": "SCHED_BATCH", "nice": 5}
     config["linux"].update(netDevices={"eth7": {"name": "inner"}}, intelRdt={"l3CacheSchema": "L3:0=f"})
-    text = explain_plan(plan(config, replace(HOST, apparmor=True, selinux=True, resctrl=True)))
+    text = "".join(
+        [f"{line}\n" for line in explain_plan(plan(config, replace(HOST, apparmor=True, selinux=True, resctrl=True)))]
+    )
     for line in (
         "  /data  bind /srv  rbind   (ids mapped, in all below too: uid 0 100000 10; gid 0 5 10)",
         "  network device eth7, there called inner",
@@ -56,7 +58,7 @@ def test_what_few_containers_ask_for_is_told() -> None:
 
 
 def test_a_usual_container_says_nothing_of_it() -> None:
-    text = explain_plan(plan(base()))
+    text = "".join([f"{line}\n" for line in explain_plan(plan(base()))])
     for word in ("lent", "mapped", "SELinux", "AppArmor", "scheduler"):
         assert word not in text
 
@@ -74,7 +76,9 @@ def placed(policy: str, by_site: bool) -> str:
     else:
         config["annotations"] = {GPURUN + policy: value}
     read = read_config(json.dumps(config).encode())
-    return explain_plan(make_plan(read, "c1", "/bundle", host, ContainerEdits(numa_nodes=(1, 0))))
+    return "".join(
+        [f"{line}\n" for line in explain_plan(make_plan(read, "c1", "/bundle", host, ContainerEdits(numa_nodes=(1, 0))))]
+    )
 
 
 @pytest.mark.parametrize("by_site", [False, True])

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import posix
 
+from gpurun.output import one_line, write_document
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _STDOUT = 1
 _USUAL = 80
 _LEAST = 40  # in a narrower window the terminal itself may break lines
@@ -28,6 +34,11 @@ def coloured(text: str, colour: str) -> str:
     if not colour or not posix.isatty(_STDOUT) or posix.environ.get(b"NO_COLOR") or posix.environ.get(b"TERM") == b"dumb":
         return text
     return f"\x1b[{colour}m{text}\x1b[0m"
+
+
+def write_folded(lines: Iterable[str], indent: int = 4) -> None:
+    """Write each of *lines* to stdout as one line, escaped, and folded to the terminal's width.  Raises GpurunError."""
+    write_document(folded("".join([f"{one_line(line)}\n" for line in lines]), width(), indent))
 
 
 def folded(text: str, columns: int, indent: int = 4) -> str:

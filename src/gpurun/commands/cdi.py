@@ -17,7 +17,7 @@ from gpurun.gpu.cdi.named_devices import spec_dirs
 from gpurun.gpu.cdi.stale import stale_files
 from gpurun.gpu.host.roots import roots_from_environment
 from gpurun.gpu.request.settings import read_settings, settings_path
-from gpurun.output import write_stdout
+from gpurun.output import write_lines, write_stderr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,16 +38,18 @@ def cdi(invocation: Invocation) -> int:
         dirs = configured_dirs(env, option_items(invocation, "spec-dir"))
         names, problems = list_devices(dirs)
         notes = problems if names else (*problems, f"no CDI device: {_looked_in(dirs)}")
-        sys.stderr.write("".join([f"gpurun: {text}\n" for text in notes]))
-        write_stdout("".join([f"{name}\n" for name in names]))
+        for text in notes:
+            write_stderr(f"gpurun: {text}")
+        write_lines(names)
         return 0
     if what == "validate":
         dirs = configured_dirs(env, option_items(invocation, "spec-dir"))
         good, problems, warnings = validate(args, dirs, env)
         if not (args or good or problems):
             warnings += (f"no CDI file: {_looked_in(dirs)}",)
-        write_stdout("".join([f"{path}: good, {count} devices\n" for path, count in good]))
-        sys.stderr.write("".join([f"gpurun: {text}\n" for text in (*warnings, *problems)]))
+        write_lines([f"{path}: good, {count} devices" for path, count in good])
+        for text in (*warnings, *problems):
+            write_stderr(f"gpurun: {text}")
         return 1 if problems else 0
     if what == "transform" and args == ("root",):
         return _transform(invocation)

@@ -22,7 +22,7 @@ from gpurun.gpu.host.roots import Roots, dev_root, roots_from_environment
 from gpurun.gpu.platforms.platform import detect
 from gpurun.gpu.request.settings import read_settings, settings_path
 from gpurun.linux.files import write_atomically
-from gpurun.output import write_stdout
+from gpurun.output import write_document, write_stderr
 from gpurun.record import replace
 
 TYPE_CHECKING = False
@@ -65,7 +65,7 @@ def write_spec(spec: CdiSpec, output: str, form: str = "") -> None:
     """
     text = spec_text(spec, output, form)
     if not output:
-        write_stdout(text)
+        write_document(text)
         return
     os.makedirs(os.path.dirname(os.path.abspath(output)), 0o755, exist_ok=True)
     write_atomically(os.path.abspath(output), text.encode(), 0o644)
@@ -134,7 +134,7 @@ def generate_file(invocation: Invocation, env: Mapping[str, str]) -> int:
     made, options = generate_as_asked(invocation, env)
     output = _readable(invocation.option("output"), form)
     for warning in (*made.warnings, *_cautions(invocation, _mode(invocation), made.spec, output, form)):
-        sys.stderr.write(f"gpurun: {warning}\n")
+        write_stderr(f"gpurun: {warning}")
     write_spec(made.spec, output, form)
     if COHERENT in options.features:
         name, ending = os.path.splitext(output)

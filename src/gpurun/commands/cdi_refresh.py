@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posix
-import sys
 
 from gpurun.cdi.files import read_spec_file
 from gpurun.commands.cdi_generate import format_asked, generate_as_asked, spec_text, write_spec
@@ -13,6 +12,7 @@ from gpurun.gpu.host.driver import module_version
 from gpurun.gpu.host.roots import roots_from_environment
 from gpurun.gpu.request.settings import read_settings, settings_path
 from gpurun.linux.files import read_file
+from gpurun.output import write_stderr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,4 +89,4 @@ def _content(path: str) -> bytes | None:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"gpurun: {text}\n")
+    write_stderr(f"gpurun: {text}")

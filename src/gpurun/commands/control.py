@@ -55,7 +55,7 @@ def ps(invocation: Invocation) -> int:
 
 def ps_lines(output: str, pids: frozenset[int]) -> str:
     """The header and the lines of ps(1)'s *output* whose column PID is one of *pids*."""
-    header, *lines = output.splitlines() or [""]
+    header, *lines = output.rstrip("\n").split("\n")  # a name in it may have what else ends lines for Python
     names = header.split()
     if "PID" not in names:
         raise GpurunError("couldn't find PID field in ps output")

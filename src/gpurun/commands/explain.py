@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.cli.terminal import coloured, folded, width
+from gpurun.cli.terminal import coloured, folded, width, write_folded
 from gpurun.decimals import decimal
 from gpurun.engine import state as store
 from gpurun.engine.caller.bundle import CreateOptions, plan_bundle, plan_saved
@@ -14,7 +14,7 @@ from gpurun.library.explanation import explain_plan, plain_plan, sections
 from gpurun.library.host_checks import host_problems
 from gpurun.library.summary import summary
 from gpurun.linux.files import read_file
-from gpurun.output import write_stdout
+from gpurun.output import one_line, write_document, write_stdout
 from gpurun.paths import absolute_path
 
 TYPE_CHECKING = False
@@ -44,8 +44,7 @@ def explain(invocation: Invocation) -> int:
     if invocation.flag("json"):
         write_stdout(dumps({**plain_plan(plan), "problems": list(problems)}, 2) + "\n")
     else:
-        first = [f"create would fail: {problem}" for problem in problems]
-        write_stdout(folded(_text(plan, first), width()))
+        write_folded(_lines(plan, [f"create would fail: {problem}" for problem in problems]))
     return 1 if problems else 0
 
 
@@ -61,9 +60,9 @@ def _planned(invocation: Invocation, bundle: str) -> Plan:
     return plan_bundle(options)[1]
 
 
-def _text(plan: Plan, first: list[str]) -> str:
+def _lines(plan: Plan, first: list[str]) -> list[str]:
     lines = [f"{name.ljust(_NAME)}{text}" for name, text in summary(plan).items()]
-    return "\n".join([*first, *lines, "", explain_plan(plan)])
+    return [*first, *lines, "", *explain_plan(plan)]
 
 
 def _running(invocation: Invocation, container_id: str) -> int:
@@ -82,7 +81,7 @@ def _running(invocation: Invocation, container_id: str) -> int:
     process = f", process {state.pid}" if now != "stopped" else ""
     first = [f"container {container_id}: {now}{process}, created {state.created or 'just now'}"]
     first += [f"since changed: {text}" for text in changed]
-    write_stdout(folded(_text(plan, first), width()))
+    write_folded(_lines(plan, first))
     return 0
 
 
@@ -120,8 +119,7 @@ def _diff(one: Plan, other: Plan) -> int:
         write_stdout("the same is done for both\n")
         return 0
     head = [f"- {one.bundle}", f"+ {other.bundle}"]
-    text = folded("\n".join([*head, *lines]) + "\n", width())
+    text = folded("".join([f"{one_line(line)}\n" for line in (*head, *lines)]), width())
     colours = {"-": "31", "+": "32"}
-    shown = [coloured(line, colours.get(line.strip()[:1], "")) for line in text.splitlines()]
-    write_stdout("\n".join(shown) + "\n")
+    write_document("".join([coloured(line, colours.get(line.strip()[:1], "")) + "\n" for line in text.splitlines()]))
     return 1

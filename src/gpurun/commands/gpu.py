@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.cli.terminal import folded, width
+from gpurun.cli.terminal import write_folded
 from gpurun.errors import GpurunError, UsageError
 from gpurun.formats.jsontext import dumps
 from gpurun.output import write_stdout
@@ -63,8 +63,7 @@ def _doctor(invocation: Invocation, env: dict[str, str], form: str) -> int:
     if form == "json":
         write_stdout(dumps([to_plain(f) for f in findings], 2) + "\n")
     else:
-        text = "".join([f"{f.verdict:4}  {f.subject}: {f.text}\n" for f in findings])
-        write_stdout(folded(text, width(), _VERDICT))
+        write_folded([f"{f.verdict:4}  {f.subject}: {f.text}" for f in findings], _VERDICT)
     return 1 if any(f.verdict == "fail" for f in findings) else 0
 
 

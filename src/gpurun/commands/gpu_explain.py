@@ -7,7 +7,7 @@ The request is a bundle, or variables as a container would have them: ``NVIDIA_V
 from __future__ import annotations
 
 from gpurun.cdi.edits import ContainerEdits
-from gpurun.cli.terminal import folded, width
+from gpurun.cli.terminal import write_folded
 from gpurun.errors import GpurunError, UsageError
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.explain import Item, Question, edit_items, missing_items
@@ -45,7 +45,10 @@ _TITLES = {
 def explain(words: tuple[str, ...], env: Mapping[str, str], form: str) -> int:
     """``gpu explain BUNDLE|NAME=VALUE...``; exit code 1 when the container would not be made."""
     answer = answer_for(question(words), env)
-    write_stdout(dumps(answer, 2) + "\n" if form == "json" else folded(text_of(answer), width()))
+    if form == "json":
+        write_stdout(dumps(answer, 2) + "\n")
+    else:
+        write_folded(lines_of(answer))
     return 1 if answer["error"] else 0
 
 
@@ -122,8 +125,8 @@ def _request(request: GpuRequest) -> dict[str, Any]:
     }
 
 
-def text_of(answer: dict[str, Any]) -> str:
-    """The document for people."""
+def lines_of(answer: dict[str, Any]) -> list[str]:
+    """The document for people, as it comes: not escaped."""
     request = answer["request"]
     lines = []
     if request is None and not answer["error"]:
@@ -141,7 +144,7 @@ def text_of(answer: dict[str, Any]) -> str:
         lines += ["not on this host", *[f"  {m['what']}   ({m['reason']})" for m in answer["missing"]]]
     if answer["error"]:
         lines.append(f"create would fail: {answer['error']}")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _line(item: dict[str, Any]) -> str:

@@ -8,7 +8,6 @@ they are not limited; and ``waiting``, the pids of those who wait, in order.
 
 from __future__ import annotations
 
-import posix
 import time
 
 from gpurun.commands.inspect import table
@@ -17,7 +16,7 @@ from gpurun.errors import GpurunError, UsageError, shown
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.leases.queue import tickets
 from gpurun.gpu.request.share import share_text
-from gpurun.output import write_stdout
+from gpurun.output import write_stderr, write_stdout
 from gpurun.record import replace
 
 TYPE_CHECKING = False
@@ -46,7 +45,7 @@ def list_leases(env: Mapping[str, str], form: str) -> int:
     if leases:
         write_stdout(table([_TITLES, *[_cells(lease) for lease in leases]]))
     else:
-        posix.write(2, b"gpurun: no GPU is leased: containers ask for one with NVIDIA_VISIBLE_DEVICES=free\n")
+        write_stderr("gpurun: no GPU is leased: containers ask for one with NVIDIA_VISIBLE_DEVICES=free")
     if waiting:
         write_stdout(f"waiting for GPUs, in this order: process {', '.join([str(pid) for pid in waiting])}\n")
     return 0

@@ -11,13 +11,11 @@ nothing.  What is not known is null.
 
 from __future__ import annotations
 
-import posix
-
 from gpurun.cli.terminal import folded, width
 from gpurun.commands.gpu_leases import row as lease_row
 from gpurun.commands.gpu_use import Held, Holder, containers_of, holders
 from gpurun.engine.caller.leases import open_store
-from gpurun.errors import GpurunError, shown
+from gpurun.errors import GpurunError
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.doctor_host import other_cards
 from gpurun.gpu.host.driver import module_version
@@ -27,7 +25,7 @@ from gpurun.gpu.host.roots import PROC
 from gpurun.gpu.platforms.platform import TEGRA, WSL, detect
 from gpurun.gpu.request.settings import Settings, roots_of, site_settings
 from gpurun.gpu.request.share import share_text
-from gpurun.output import write_stdout
+from gpurun.output import one_line, write_stderr, write_stdout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +53,7 @@ def list_gpus(env: Mapping[str, str], form: str, roots: tuple[str, ...], process
     elif answer["gpus"]:
         write_stdout(fitting(answer, width()))
     else:
-        posix.write(2, f"gpurun: {why_none(where, answer['driverVersion'])}\n".encode("utf-8", "surrogateescape"))
+        write_stderr(f"gpurun: {why_none(where, answer['driverVersion'])}")
     return 0
 
 
@@ -185,13 +183,13 @@ def blocks(answer: Row) -> str:
 def _cells(row: Row) -> tuple[str, ...]:
     """What stands below :data:`_COLUMNS`."""
     numa = str(row["numaNode"]) if row["numaNode"] != -1 else "-"
-    return (str(row["index"]), row["uuid"], row["busId"], row["node"], numa, row["model"], ",".join(row["containers"]))
+    cells = (str(row["index"]), row["uuid"], row["busId"], row["node"], numa, row["model"], ",".join(row["containers"]))
+    return tuple([one_line(cell) for cell in cells])
 
 
 def _notes(row: Row) -> list[str]:
-    return (
-        [_lease_line(lease) for lease in row["leases"]] + [_mig_line(mig) for mig in row["migDevices"]] + _usage_lines(row)
-    )
+    notes = [*[_lease_line(lease) for lease in row["leases"]], *[_mig_line(mig) for mig in row["migDevices"]]]
+    return [one_line(note) for note in (*notes, *_usage_lines(row))]
 
 
 def _lease_line(lease: Row) -> str:
@@ -199,11 +197,11 @@ def _lease_line(lease: Row) -> str:
     if lease["kind"] == "share":
         how = f"{share_text(lease['memory'] or 0, lease['threads'] or 0)} of it for"
     engine = f" of {lease['engine']}" if lease["engine"] else ""
-    return shown(f"{how} {lease['name'] or lease['id']}{engine} since {lease['since']}")
+    return f"{how} {lease['name'] or lease['id']}{engine} since {lease['since']}"
 
 
 def _nvml_line(answer: Row) -> str:
-    return f"memory and load are not known: {answer['nvml']}\n" if answer.get("nvml") else ""
+    return f"memory and load are not known: {one_line(answer['nvml'])}\n" if answer.get("nvml") else ""
 
 
 def table(answer: Row) -> str:

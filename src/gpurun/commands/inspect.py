@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import posix
-import sys
 
 from gpurun.engine import state as store
 from gpurun.errors import GpurunError, oserror_text
-from gpurun.output import write_stdout
+from gpurun.output import one_line, write_stderr, write_stdout
 
 #: How many of the columns of `list --all` are shown, however narrow the terminal is.
 _FEWEST = 4
@@ -53,9 +52,9 @@ def list_containers(invocation: Invocation) -> int:
             loaded = store.load(root, name)
             found.append((loaded, store.status(root, loaded), _owner(root, loaded)))
         except GpurunError as e:
-            sys.stderr.write(f"load container {name}: {e}\n")
+            write_stderr(f"load container {name}: {e}")
         except OSError as e:
-            sys.stderr.write(f"load container {name}: {oserror_text(e)}\n")
+            write_stderr(f"load container {name}: {oserror_text(e)}")
     if invocation.flag("quiet"):
         text = "".join([f"{loaded.id}\n" for loaded, _, _ in found])
     elif form == "json":
@@ -77,7 +76,7 @@ def _list_all(invocation: Invocation) -> int:
 
     found = all_containers(invocation.globals.root)
     if closed := store.unreadable(all_roots(invocation.globals.root)):
-        sys.stderr.write(f"{closed}\n")
+        write_stderr(closed)
     form = invocation.option("format", "table")
     if form not in ("table", "json"):
         raise GpurunError(f'invalid format option "{form}", use table or json')
@@ -95,7 +94,8 @@ def _list_all(invocation: Invocation) -> int:
 
 
 def table(rows: Sequence[tuple[str, ...]], least: int = 12) -> str:
-    """Columns at least *least* wide and 3 apart, as runc prints them."""
+    """Columns at least *least* wide and 3 apart, as runc prints them; what a terminal would obey is escaped."""
+    rows = [tuple([one_line(cell) for cell in row]) for row in rows]
     widths = [max(least, *[len(row[i]) + 3 for row in rows]) for i in range(len(rows[0]))]
     lines = ["".join([cell.ljust(width) for cell, width in zip(row, widths, strict=True)]).rstrip() for row in rows]
     return "\n".join(lines) + "\n"

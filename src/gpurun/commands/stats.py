@@ -10,7 +10,6 @@ does not say), ``io`` (``readBytes``, ``writtenBytes`` so far, ``readPerSecond``
 from __future__ import annotations
 
 import posix
-import sys
 import time
 
 from gpurun import log
@@ -29,7 +28,7 @@ from gpurun.gpu.request.settings import read_settings, settings_path
 from gpurun.gpu.usage import TIMEOUT_S, of_gpu
 from gpurun.library.stats import stats_of
 from gpurun.metrics.containers import live
-from gpurun.output import write_stdout
+from gpurun.output import write_document, write_stderr, write_stdout
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 
 #: What is shown of each container, the most important first: a narrow terminal leaves out the last ones.
 COLUMNS = ("CONTAINER", "CPU", "MEMORY", "GPU", "GPU MEMORY", "PIDS", "IO READ/WRITTEN", "PRESSURE CPU/MEM/IO")
+_CLEAR = "\x1b[H\x1b[J"  # the terminal, with the cursor in its first column
 _ONCE_S = 0.5  # seconds between the two looks of --once, over which a share of the processor is told
 
 
@@ -65,7 +65,7 @@ def stats(invocation: Invocation) -> int:
         raise GpurunError(f'invalid format option "{form}", use table or json')
     once = invocation.flag("once")
     if (once or not posix.isatty(1)) and (closed := store.unreadable(roots)):
-        sys.stderr.write(f"{closed}\n")
+        write_stderr(closed)
     interval = _ONCE_S if once else parse_duration(invocation.option("interval", "1s"))
     watch = _Watch(roots, invocation.args)
     before = watch.look()
@@ -80,7 +80,7 @@ def stats(invocation: Invocation) -> int:
             if form == "json":
                 write_stdout(dumps(rows) + "\n")
             elif live_screen:
-                write_stdout("\x1b[H\x1b[J" + stats_table(rows, width()))
+                write_document(f"{_CLEAR}{stats_table(rows, width())}")
             else:
                 write_stdout(stats_table(rows, width()))
             if once or (invocation.args and not now):

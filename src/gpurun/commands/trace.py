@@ -18,6 +18,7 @@ from gpurun.formats.strace import parse_calls
 from gpurun.launcher.fresh_interpreter import MAIN_ENTRY, child_command
 from gpurun.library.timeline import as_text, timeline
 from gpurun.library.timeline_svg import as_html, as_svg
+from gpurun.output import write_stderr
 
 _OPTION = "trace"
 
@@ -48,7 +49,8 @@ def traced_run(file: str, container_id: str) -> int:
     title = f"gpurun run {container_id}"
     text = as_svg(steps, title) if file.endswith(".svg") else as_html(steps, title) if _is_page(file) else as_text(steps)
     if file == "-":
-        sys.stderr.write(text)
+        for line in text.splitlines():
+            write_stderr(line)
         return code
     try:
         with open(file, "w", encoding="utf-8") as written:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpurun.invocation import Invocation
 from gpurun.library.validation import check_file
-from gpurun.output import write_stdout
+from gpurun.output import write_lines
 from gpurun.paths import absolute_path
 
 
@@ -18,5 +18,5 @@ def validate(invocation: Invocation) -> int:
     lines = [("" if p.fatal else "note: ") + (f"{p.where}: {p.what}" if p.where else p.what) for p in found]
     if not wrong:
         lines.append(f"{path}: valid")
-    write_stdout("".join([f"{line}\n" for line in lines]))
+    write_lines(lines)
     return 1 if wrong else 0

@@ -21,7 +21,7 @@ from errno import EACCES, ENODEV, ENOENT, ENOTDIR, ENOTEMPTY
 
 from gpurun.decimals import decimal
 from gpurun.errors import ContainerExists, ContainerNotFound, GpurunError, Step, StepError
-from gpurun.formats.jsontext import dumps
+from gpurun.formats.jsontext import dumps, visible
 from gpurun.linux.files import mkdir_p, read_file, read_regular, write_atomically
 from gpurun.linux.procfs import in_user_namespace, is_alive
 from gpurun.oci import SPEC_VERSION
@@ -392,7 +392,7 @@ def state_json(
         return text
     # The annotations are JSON already: they are spliced in before the closing brace instead of being parsed.
     newline, colon = ("\n" + " " * indent, ": ") if indent else ("", ":")
-    return f'{text[:-1].rstrip()},{newline}"annotations"{colon}{state.annotations}{newline[:1]}}}'
+    return f'{text[:-1].rstrip()},{newline}"annotations"{colon}{visible(state.annotations)}{newline[:1]}}}'
 
 
 def rfc3339_now() -> str:

@@ -10,21 +10,34 @@ _SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def quote(text: str) -> str:
-    """*text* as a JSON string (RFC 8259); what is not ASCII stays as it is, lone surrogates (bytes that are no UTF-8) become
-    the replacement character, because no reader of JSON could take them."""
+    """*text* as a JSON string (RFC 8259).  Letters of all languages stay as they are; what a terminal would obey or not show
+    (control and format characters, such as U+202E) is escaped; lone surrogates (bytes that are no UTF-8) become the
+    replacement character, because no reader of JSON could take them."""
     if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
         return f'"{text}"'
     out = []
     for c in text:
         if c in _SHORT:
             out.append(_SHORT[c])
-        elif c < " " or c == "\x7f":
-            out.append(f"\\u{ord(c):04x}")
         elif "\ud800" <= c <= "\udfff":
             out.append("\ufffd")
         else:
-            out.append(c)
+            out.append(c if c.isprintable() else _escape(ord(c)))
     return f'"{"".join(out)}"'
+
+
+def _escape(number: int) -> str:
+    if number < 0x10000:
+        return f"\\u{number:04x}"
+    high, low = divmod(number - 0x10000, 0x400)  # the two halves of UTF-16 (RFC 8259, section 7)
+    return f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
+
+
+def visible(document: str) -> str:
+    """*document*, compact JSON, with all escaped that :func:`quote` escapes: for what others have written."""
+    if document.isprintable():
+        return document
+    return "".join([c if c.isprintable() or "\ud800" <= c <= "\udfff" else _escape(ord(c)) for c in document])
 
 
 def dumps(value: Any, indent: int = 0, _level: int = 0) -> str:

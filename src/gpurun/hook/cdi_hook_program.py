@@ -38,7 +38,7 @@ from gpurun.oci.reader import (
     parse_json,
     require,
 )
-from gpurun.output import write_stdout
+from gpurun.output import write_stderr, write_stdout
 from gpurun.paths import clean_path
 from gpurun.record import Record
 from gpurun.security.lsm import known_context
@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
         return _called(tuple(argv))
     except (GpurunError, OSError) as e:
         text = oserror_text(e) if isinstance(e, OSError) else str(e)
-        posix.write(2, f"nvidia-cdi-hook: {text}\n".encode("utf-8", "surrogateescape"))
+        write_stderr(f"nvidia-cdi-hook: {text}")
         return 1
 
 
@@ -89,7 +89,7 @@ def _called(words: tuple[str, ...]) -> int:
         return 0
     call = parse_call(words)
     if call is None:
-        posix.write(2, f"nvidia-cdi-hook: the hook {words[0]!r} is not known and left out\n".encode("utf-8", "replace"))
+        write_stderr(f"nvidia-cdi-hook: the hook {words[0]!r} is not known and left out")
     elif call.command != "noop":
         _run(call)
     return 0

@@ -32,7 +32,7 @@ from gpurun.ns.helper_process import join_container, run_in_child
 from gpurun.ns.journal import Journal
 from gpurun.ns.journal_store import open_journal, undo_traces
 from gpurun.oci.reader import as_object, get_array, get_object, get_string, get_string_map, get_strings, parse_json, require
-from gpurun.output import write_stdout
+from gpurun.output import write_stderr, write_stdout
 from gpurun.paths import clean_path
 from gpurun.security.lsm import known_context
 
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
         return _run(list(argv))
     except (GpurunError, OSError) as e:
         text = oserror_text(e) if isinstance(e, OSError) else str(e)
-        posix.write(2, f"gpurun hook: {text}\n".encode("utf-8", "surrogateescape"))
+        write_stderr(f"gpurun hook: {text}")
         return 1
 
 
@@ -111,7 +111,7 @@ def _poststop() -> None:
 
 def _undo(container_id: str) -> None:
     for warning in undo_traces(_JOURNALS, container_id, force=True):
-        posix.write(2, f"gpurun hook: {warning}\n".encode("utf-8", "surrogateescape"))
+        write_stderr(f"gpurun hook: {warning}")
     try:
         posix.rmdir(f"{_JOURNALS}/{container_id}")
     except OSError:
@@ -146,7 +146,7 @@ def _prestart(config: str) -> None:
     if edits is None:
         return
     for warning in edits.warnings:
-        posix.write(2, f"gpurun hook: {warning}\n".encode("utf-8", "surrogateescape"))
+        write_stderr(f"gpurun hook: {warning}")
     if not (edits.device_nodes or edits.mounts):
         return
     _check_mode(settings)
@@ -162,12 +162,12 @@ def _prestart(config: str) -> None:
                 _undo(get_string(state, "id", "state"))
             except (GpurunError, OSError) as e:  # poststop comes all the same, and tries it again
                 text = oserror_text(e) if isinstance(e, OSError) else str(e)
-                posix.write(2, f"gpurun hook: {text}\n".encode("utf-8", "surrogateescape"))
+                write_stderr(f"gpurun hook: {text}")
         raise
     if not settings.no_cgroups:
         warning = allow_devices(container_cgroup(pid), edits.device_nodes, edits.device_classes)
         if warning:
-            posix.write(2, f"gpurun hook: {warning}\n".encode())
+            write_stderr(f"gpurun hook: {warning}")
 
 
 def _check_mode(settings: Settings) -> None:

@@ -11,7 +11,7 @@ from gpurun.gpu.host.reads import read_text
 from gpurun.kubernetes.config import MPS, NOT_SHARED, PREFIX, PluginConfig, resource_part
 from gpurun.kubernetes.node import NodeGpu, NodeGpus, NodeMig
 from gpurun.linux.files import write_atomically
-from gpurun.output import write_stdout
+from gpurun.output import write_document
 
 #: Where Node Feature Discovery looks for files of labels.
 FEATURES_FILE = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
@@ -170,7 +170,7 @@ def write_features(path: str, labels: Mapping[str, str]) -> None:
     """Write *labels* to the file *path* in one step; ``-`` is stdout.  Raises :class:`GpurunError`."""
     text = "".join([f"{name}={text}\n" for name, text in sorted(labels.items())])
     if path == "-":
-        write_stdout(text)
+        write_document(text)
         return
     try:
         if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):

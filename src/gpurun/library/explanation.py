@@ -31,12 +31,12 @@ _ATTRIBUTES = (
 _PROPAGATION = {lm.MS_SHARED: "shared", lm.MS_SLAVE: "slave", lm.MS_PRIVATE: "private", lm.MS_UNBINDABLE: "unbindable"}
 
 
-def explain_plan(plan: Plan) -> str:
-    """*plan* as text, in the order in which it is carried out."""
+def explain_plan(plan: Plan) -> list[str]:
+    """The lines about *plan*, in the order in which it is carried out, with what the config says as it is: not escaped."""
     lines: list[str] = []
     for title, items in sections(plan).items():
         lines += [title, *[f"  {item}" for item in items]]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def plain_plan(plan: Plan) -> dict[str, Any]:

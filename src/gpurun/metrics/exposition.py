@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
 from prometheus_client.core import Metric
 
 from gpurun.metrics.samples import Sample
+from gpurun.output import one_line
 
 
 class _Collector:
@@ -36,7 +37,7 @@ def families(samples: Iterable[Sample]) -> list[Metric]:
         if kind == "counter":
             name, kind = (name.removesuffix("_total"), kind) if name.endswith("_total") else (name, "unknown")
         family = found.setdefault(sample.name, Metric(name, sample.help, kind))
-        family.add_sample(sample.name, dict(sample.labels), sample.value)
+        family.add_sample(sample.name, {name: one_line(value) for name, value in sample.labels}, sample.value)
     return list(found.values())
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from gpurun import __version__
 from gpurun.errors import ConfigError, GpuError, GpurunError, oserror_text
@@ -16,7 +15,7 @@ from gpurun.gpu.request.records import Policy
 from gpurun.gpu.request.settings import COMPAT_MODES, NO_IMEX_NODES, Settings
 from gpurun.gpu.resolve import Inquiry, gpu_edits, no_check
 from gpurun.hook.prestart import apply_here, apply_in, container_cgroup
-from gpurun.output import write_stdout
+from gpurun.output import write_stderr, write_stdout
 from gpurun.record import replace
 from gpurun.toolkit.container_driver import (
     Parser,
@@ -62,7 +61,7 @@ def main(argv: list[str]) -> int:
         text = oserror_text(e)
     except GpurunError as e:
         text = str(e)
-    sys.stderr.write(f"nvidia-container-cli: {text}\n")
+    write_stderr(f"nvidia-container-cli: {text}")
     return 1
 
 
@@ -112,7 +111,7 @@ def _info(options: argparse.Namespace, words: list[str]) -> int:
     driver = driver_of(options)
     answer = ask_nvml(roots_of(options))
     if answer.problem:
-        sys.stderr.write(f"nvidia-container-cli: brand and architecture are not known: {answer.problem}\n")
+        write_stderr(f"nvidia-container-cli: brand and architecture are not known: {answer.problem}")
     write_stdout(info_csv(driver, answer) if chosen.csv else info_text(driver, answer))
     return 0
 
@@ -204,7 +203,7 @@ def _configure(options: argparse.Namespace, words: list[str]) -> int:
         driver_of(options, ("utility",))  # NVIDIA's loads NVML in any case, and says so where it cannot
     edits = _without(_edits(options, variables, compat), chosen)
     for warning in edits.warnings:
-        sys.stderr.write(f"nvidia-container-cli: {warning}\n")
+        write_stderr(f"nvidia-container-cli: {warning}")
     try:
         if chosen.pid:
             apply_in(chosen.pid, chosen.rootfs, edits)
@@ -222,7 +221,7 @@ def _configure(options: argparse.Namespace, words: list[str]) -> int:
         except GpurunError as e:
             raise StageError("mount", str(e)) from None
         if warning:
-            sys.stderr.write(f"nvidia-container-cli: {warning}\n")
+            write_stderr(f"nvidia-container-cli: {warning}")
     return 0
 
 

@@ -17,6 +17,7 @@ from gpurun.gpu.host.modprobe import make_present
 from gpurun.gpu.host.roots import Roots, roots_from_environment
 from gpurun.gpu.request.records import GpuRequest
 from gpurun.gpu.request.selection import Selected, select
+from gpurun.output import write_stderr
 from gpurun.record import replace
 
 TYPE_CHECKING = False
@@ -50,9 +51,8 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--usage", action=_Usage, nargs=0, help="give a short usage message")
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(
-            f"{self.prog}: {message}\nTry `{self.prog} --help' or `{self.prog} --usage' for more information.\n"
-        )
+        write_stderr(f"{self.prog}: {message}")
+        write_stderr(f"Try `{self.prog} --help' or `{self.prog} --usage' for more information.")
         sys.exit(1)
 
 

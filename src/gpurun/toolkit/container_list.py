@@ -10,7 +10,7 @@ from gpurun.gpu.host.nodes import read_majors
 from gpurun.gpu.host.reads import exists
 from gpurun.gpu.host.roots import PROC, Roots, dev_root
 from gpurun.gpu.request.extras import MAX_CHANNEL
-from gpurun.output import write_stdout
+from gpurun.output import write_document
 from gpurun.toolkit.container_driver import (
     Parser,
     StageError,
@@ -52,7 +52,7 @@ def list_command(options: argparse.Namespace, words: list[str]) -> int:
     paths += [f"{_CHANNEL}{number}" for number in channels]
     for name in admin if divisible else ():
         paths += _admin_paths(name, divisible, roots)
-    write_stdout("".join([f"{path}\n" for path in paths + _file_paths(driver, chosen)]))
+    write_document("".join([f"{path}\n" for path in paths + _file_paths(driver, chosen)]))
     return 0
 
 

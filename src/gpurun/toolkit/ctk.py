@@ -15,7 +15,7 @@ import click
 from gpurun import log
 from gpurun.clients.files import write
 from gpurun.errors import GpurunError, oserror_text
-from gpurun.output import write_stdout
+from gpurun.output import write_document, write_stderr
 from gpurun.toolkit import config_file, devices, engines
 from gpurun.toolkit.inventory import INTERFACE_VERSION
 
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
             return cdi_main(argv[command + 1 :])
         code = program.main(_words(argv), "nvidia-ctk", standalone_mode=False)
     except click.UsageError as e:
-        sys.stderr.write(f"nvidia-ctk: {e.format_message()}\n")
+        write_stderr(f"nvidia-ctk: {e.format_message()}")
         return 1
     except click.Abort:
         return 130
@@ -152,7 +152,7 @@ def configure(context: click.Context, /, **options: Any) -> None:
         if request.dry_run or not change.path:
             if change.path:
                 _say(context, f"{change.path} would be:")
-            write_stdout(change.text or "")
+            write_document(change.text or "")
             continue
         write(change.path, change.text or "")
         _say(context, f"wrote {change.path}")
@@ -247,7 +247,7 @@ def create_dev_char_symlinks(
 
 def _deliver(context: click.Context, text: str, path: str) -> None:
     if not path:
-        write_stdout(text)
+        write_document(text)
         return
     write(path, text)
     _say(context, f"wrote {path}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 
 from gpurun.clients import files
 from gpurun.clients.apply import apply_all, forget_kept
@@ -28,7 +27,7 @@ from gpurun.clients.install import (
 from gpurun.clients.toml_files import RuntimeEntry
 from gpurun.errors import GpurunError, UsageError
 from gpurun.invocation import Invocation
-from gpurun.output import write_stdout
+from gpurun.output import write_document, write_stderr, write_stdout
 from gpurun.toolkit.names import is_one_file, link_names, links_to, own_path
 
 NAMES_DIRECTORY = "/usr/local/bin"
@@ -106,7 +105,7 @@ def _wish(invocation: Invocation) -> tuple[str, Wish]:
 
 def _show(changes: tuple[Change, ...]) -> None:
     colours = os.isatty(1) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    write_stdout("".join([files.difference(change, colours) for change in changes]))
+    write_document("".join([files.difference(change, colours) for change in changes]))
 
 
 def _apply(wish: Wish, changes: tuple[Change, ...]) -> None:
@@ -140,4 +139,4 @@ def _restart(invocation: Invocation, wish: Wish, changes: tuple[Change, ...], wh
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    write_stderr(text)

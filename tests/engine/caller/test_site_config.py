@@ -66,7 +66,7 @@ def test_explain_says_who_asked_and_what_is_left_out() -> None:
     site = Site("/etc/gpurun/config.toml", (("memory.high", "0.5"), ("gpu.local", "true")))
     config = set_path(base(), "linux.resources.memory", {"limit": 1 << 30})
     made = plan(set_path(config, "linux.cgroupsPath", "/c1"), replace(HOST, site=site))
-    text = explain_plan(made)
+    text = "".join([f"{line}\n" for line in explain_plan(made)])
     assert f"memory.high = {1 << 29}   (/etc/gpurun/config.toml: placement.memory.high)" in text
     assert "/etc/gpurun/config.toml: placement.gpu.local is left out: the container has no GPUs" in text
     assert made.warnings == ()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpurun.cdi.edits import ContainerEdits, ProcTree
-from gpurun.commands.gpu_explain import answer_for, question, text_of
+from gpurun.commands.gpu_explain import answer_for, lines_of, question
 from gpurun.engine.caller.device_edits import injected_devices
 from gpurun.engine.state import load_gpus
 from gpurun.gpu.request.injected import Injected, has_gpus
@@ -207,7 +207,7 @@ def test_explained(host: SimulatedDriver, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     answer = answer_for(question((str(tmp_path),)), host.env)
     assert f"/proc/driver/nvidia/{of(1)[0]}" in [item["path"] for item in answer["items"]]
-    text = text_of(answer)
+    text = "\n".join(lines_of(answer))
     assert "no GPU is asked for, but" in text and "whose nodes the config has" in text and bus_id(0) not in text
 
 

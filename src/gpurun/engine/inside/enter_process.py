@@ -12,7 +12,7 @@ from errno import EACCES, EINVAL, EPERM, EROFS
 
 from gpurun.engine.inside.lookup import check_cwd, find_executable, home_directory
 from gpurun.engine.signals import default_signals, end_on_signals
-from gpurun.errors import GpurunError, Step, StepError, oserror_text, strerror_lower
+from gpurun.errors import GpurunError, Step, StepError, escaped, oserror_text, strerror_lower
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC, Fd, write_all
 from gpurun.linux.fs import (
@@ -261,5 +261,5 @@ def notify_first(
 
 def _last_words(path: str, e: OSError) -> NoReturn:
     what = "install the seccomp filter" if e.filename == "seccomp" else f"exec {path}"
-    posix.write(2, f"{what}: {strerror_lower(e.errno)}\n".encode("utf-8", "replace"))
+    posix.write(2, f"{escaped(what)}: {strerror_lower(e.errno)}\n".encode())
     posix._exit(255)

@@ -31,7 +31,7 @@ from gpurun.engine.inside.enter_process import (
     set_oom_score_adj,
 )
 from gpurun.engine.plan.records import ProcessPlan
-from gpurun.errors import GpurunError, Step, StepError, oserror_text
+from gpurun.errors import GpurunError, Step, StepError, escaped, oserror_text
 from gpurun.launcher.fresh_interpreter import end_imports
 from gpurun.linux import process as lp
 from gpurun.linux import sched
@@ -76,7 +76,7 @@ def main() -> NoReturn:
         try:
             messages.report(channel, "failed", text)
         except OSError:
-            posix.write(2, f"gpurun exec: {text}\n".encode("utf-8", "replace"))
+            posix.write(2, f"gpurun exec: {escaped(text)}\n".encode())
     posix._exit(1)
 
 

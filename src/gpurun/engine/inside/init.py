@@ -31,7 +31,7 @@ from gpurun.engine.inside.enter_process import (
 from gpurun.engine.plan.records import InitPlan
 from gpurun.engine.signals import end_on_signals
 from gpurun.engine.state import State, state_json
-from gpurun.errors import GpurunError, StepError, oserror_text
+from gpurun.errors import GpurunError, StepError, escaped, oserror_text
 from gpurun.launcher.fresh_interpreter import end_imports
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC
@@ -74,7 +74,7 @@ def main() -> NoReturn:
         try:
             messages.report(channel, "failed", _error_text(e))
         except OSError:
-            posix.write(2, f"gpurun init: {_error_text(e)}\n".encode("utf-8", "replace"))
+            posix.write(2, f"gpurun init: {escaped(_error_text(e))}\n".encode())
     posix._exit(1)
 
 
