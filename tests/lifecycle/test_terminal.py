@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import select
+import signal
 import struct
 import subprocess
 import termios
@@ -207,6 +209,64 @@ def test_foreground_keys_reach_the_container(runtime: Runtime, bundle: MakeBundl
     code, shown = run_in_terminal(runtime, with_terminal(bundle(), script), keys=b"\3")
     assert "interrupted" in shown
     assert code == 9
+
+
+@pytest.mark.parametrize("command", ["run", "exec"])
+def test_a_paste_that_nobody_reads(runtime: Runtime, bundle: MakeBundle, command: str) -> None:
+    """Output goes on, and a signal reaches the program, though it reads none of the 300 KB that were pasted at it."""
+    script = "trap 'echo told; exit 5' TERM; stty raw -echo; echo ready; while :; do echo out; sleep 0.1; done"
+    if command == "run":
+        container_id, b = runtime.new_id(), with_terminal(bundle(), script)
+        runtime.prepare(b, container_id)
+        words = ["run", "--bundle", str(b.directory), container_id]
+    else:
+        words = ["exec", "--tty", runtime.start(bundle().sh("sleep 1000")).id, "sh", "-c", script]
+    enter = runtime.bed.enter(None)
+    pid, master = pty.fork()
+    if pid == 0:
+        try:
+            enter()
+            os.execv(runtime.path, [*runtime.argv, *words])
+        finally:
+            os._exit(99)
+    read_all(master, "ready")
+    os.set_blocking(master, False)
+    taken = 0
+    while taken < 300_000 and select.select([], [master], [], 1)[1]:  # until nobody takes any more
+        taken += os.write(master, b"x" * 4096)
+    os.set_blocking(master, True)
+    assert taken > 20_000
+    read_all(master, "out")
+    os.kill(pid, signal.SIGTERM)
+    read_all(master, "told")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+    os.close(master)
+
+
+@pytest.mark.not_on("runc", reason="reads no more of its terminal, so the program waits for ever")
+@pytest.mark.not_on("crun", reason="is not asked")
+def test_a_reader_of_the_terminal_that_goes_away(runtime: Runtime, bundle: MakeBundle) -> None:
+    """`gpurun run CONTAINER | head -1`: a first process, which SIGPIPE does not end, finds its terminal hung up."""
+    b = with_terminal(bundle(), "trap '' HUP; while echo line; do :; done 2>/dev/null; exit 4")
+    container_id = runtime.new_id()
+    runtime.prepare(b, container_id)
+    out = runtime.directory / "pipe"
+    os.mkfifo(out)
+    reader = os.open(out, os.O_RDONLY | os.O_NONBLOCK)
+    enter = runtime.bed.enter(None)
+    pid, master = pty.fork()
+    if pid == 0:
+        try:
+            enter()
+            os.dup2(os.open(out, os.O_WRONLY), 1)
+            os.execv(runtime.path, [*runtime.argv, "run", "--bundle", str(b.directory), container_id])
+        finally:
+            os._exit(99)
+    assert select.select([reader], [], [], 10)[0]
+    os.close(reader)
+    read_all(master)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+    os.close(master)
 
 
 def test_pidfd_socket(runtime: Runtime, bundle: MakeBundle, listener: Listener) -> None:

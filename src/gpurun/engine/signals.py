@@ -58,7 +58,7 @@ _UNCHANGEABLE = frozenset([NUMBERS["KILL"], NUMBERS["STOP"], 32, 33])
 #: All that we can be sent and that is not about ourselves.
 _FROM_OTHERS = frozenset(range(1, SIGRTMAX + 1)) - _FAULTS - _UNCHANGEABLE
 #: Those that ask a process to end.
-_ENDING = tuple([NUMBERS[name] for name in ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM")])
+ENDING = tuple([NUMBERS[name] for name in ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM")])
 
 
 def parse_signal(text: str) -> int:
@@ -132,7 +132,7 @@ def end_on_signals() -> None:
     For an init that waits to be started: who stops a container that never ran would else wait for its patience to end.
     execve(2) gives these signals their default disposition back.
     """
-    for number in (*_ENDING, *range(SIGRTMIN, SIGRTMAX + 1)):
+    for number in (*ENDING, *range(SIGRTMIN, SIGRTMAX + 1)):
         _signal.signal(number, _end)
 
 

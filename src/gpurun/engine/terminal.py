@@ -1,8 +1,8 @@
-"""Terminals: ``process.terminal``, --console-socket, and the foreground of ``run`` and ``exec`` (pty(7), ioctl_tty(2)).
+"""Terminals: ``process.terminal`` and --console-socket (pty(7), ioctl_tty(2)).
 
 The pty is made inside the container, from its own devpts; the master goes to whoever the caller named, or to us when we stay
-in the foreground.  Nothing is trusted by its name: a ptmx is one if it is character device 5:2, inode 2, on devpts
-(CVE-2025-52565), and the other side of the pty is got from the master itself.
+in the foreground (:mod:`gpurun.engine.foreground`).  Nothing is trusted by its name: a ptmx is one if it is character device
+5:2, inode 2, on devpts (CVE-2025-52565), and the other side of the pty is got from the master itself.
 """
 
 from __future__ import annotations
@@ -11,29 +11,19 @@ import posix
 from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socket, socketpair
 from _stat import S_ISCHR
 from _struct import pack, unpack_from
-from errno import EIO
 from fcntl import ioctl
 
-from gpurun.engine.signals import SIGCHLD, SIGURG, SIGWINCH, exit_code, send_signal, watch_signals
 from gpurun.errors import GpurunError, Step, oserror_text
-from gpurun.linux.files import O_CLOEXEC, Fd, write_all
+from gpurun.linux.files import O_CLOEXEC, Fd
 from gpurun.linux.fs import DEVPTS_SUPER_MAGIC, O_NOFOLLOW, O_PATH, fstatfs_type
 from gpurun.linux.scm_rights import receive_with, send_with
 from gpurun.ns.mount import attach, private_copy
 from gpurun.ns.path import make_target, open_in_root, refuse_kernels_own, reopen
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-_TCGETS, _TCSETS, _TIOCSCTTY, _TIOCSWINSZ, _TIOCGWINSZ = 0x5401, 0x5402, 0x540E, 0x5414, 0x5413
-_TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441
-_TERMIOS_SIZE = 60
+TCGETS, TCSETS, TIOCSWINSZ, TERMIOS_SIZE = 0x5401, 0x5402, 0x5414, 60
+_TIOCSCTTY, _TIOCSPTLCK, _TIOCGPTPEER = 0x540E, 0x40045431, 0x5441
+_ONLCR = 0o4
 _PTMX = "/dev/pts/ptmx"
-# Bits of struct termios that cfmakeraw(3) clears or sets.
-_RAW_IFLAG = 0o1 | 0o2 | 0o10 | 0o40 | 0o100 | 0o200 | 0o400 | 0o2000
-_RAW_LFLAG = 0o10 | 0o100 | 0o2 | 0o1 | 0o100000
-_OPOST, _ONLCR, _CSIZE, _PARENB, _CS8 = 0o1, 0o4, 0o60, 0o400, 0o60
 
 
 # The init's side
@@ -52,7 +42,7 @@ def open_pty(root_fd: int, proc_fd: int, size: tuple[int, int] | None) -> tuple[
         ioctl(master, _TIOCSPTLCK, pack("i", 0))
         peer = ioctl(master, _TIOCGPTPEER, posix.O_RDWR | posix.O_NOCTTY | O_CLOEXEC)
         if size and size[0] and size[1]:
-            ioctl(master, _TIOCSWINSZ, pack("4H", size[0], size[1], 0, 0))
+            ioctl(master, TIOCSWINSZ, pack("4H", size[0], size[1], 0, 0))
     return master, peer
 
 
@@ -152,7 +142,7 @@ def console_pair() -> tuple[int, int]:
 
 
 def receive_master(socket_fd: int) -> int:
-    """The master that the init has sent, made ready for :func:`serve_foreground`; the socket is closed."""
+    """The master that the init has sent, made ready for the foreground; the socket is closed."""
     s = socket(AF_UNIX, SOCK_STREAM, 0, socket_fd)
     try:
         data, files = receive_with(s, 4096, 1)
@@ -167,108 +157,7 @@ def receive_master(socket_fd: int) -> int:
 
 def _clear_onlcr(fd: int) -> None:
     """Newlines are to arrive as they are written: our own terminal makes them two characters, and a file needs no more."""
-    state = bytearray(ioctl(fd, _TCGETS, bytes(_TERMIOS_SIZE)))
+    state = bytearray(ioctl(fd, TCGETS, bytes(TERMIOS_SIZE)))
     oflag = unpack_from("I", state, 4)[0] & ~_ONLCR
     state[4:8] = pack("I", oflag)
-    ioctl(fd, _TCSETS, bytes(state))
-
-
-def serve_foreground(pid: int, pidfd: int, master: int) -> int:
-    """Connect our terminal to *master* until the process *pid* ends, passing signals on; returns its exit code."""
-    wake = watch_signals()
-    foreground = Foreground(master)
-    code = exit_code(pid)
-
-    def on_wake() -> bool:
-        nonlocal code
-        for number in posix.read(wake, 4096):
-            if number == SIGCHLD:
-                code = exit_code(pid) if code is None else code
-            elif number == SIGWINCH:
-                foreground.resize()
-            elif number != SIGURG:
-                try:
-                    send_signal(pidfd, number)
-                except ProcessLookupError:
-                    pass  # it has ended: SIGCHLD is on its way
-        return code is not None
-
-    try:
-        foreground.copy(wake, on_wake, over=code is not None)
-    finally:
-        foreground.restore()
-    if code is None:
-        # All output is out and nobody has the terminal open any more, but the process still runs.
-        code = posix.waitstatus_to_exitcode(posix.waitpid(pid, 0)[1])
-        code = code if code >= 0 else 128 - code
-    return code
-
-
-class Foreground:
-    """Our own terminal while a container's process has it: raw, its size followed, its bytes passed in both directions."""
-
-    def __init__(self, master: int) -> None:
-        self.master = master
-        self.tty = next((fd for fd in (2, 1, 0) if posix.isatty(fd)), -1)
-        self._saved = b""
-        self._stdin_open = True
-        if self.tty >= 0:
-            self.resize()
-            self._saved = ioctl(self.tty, _TCGETS, bytes(_TERMIOS_SIZE))
-            ioctl(self.tty, _TCSETS, _raw(self._saved))
-
-    def resize(self) -> None:
-        """Give the container's terminal the size of ours."""
-        if self.tty >= 0:
-            ioctl(self.master, _TIOCSWINSZ, ioctl(self.tty, _TIOCGWINSZ, bytes(8)))
-
-    def restore(self) -> None:
-        """Give our terminal its settings back."""
-        if self._saved:
-            ioctl(self.tty, _TCSETS, self._saved)
-            self._saved = b""
-
-    def copy(self, wake_fd: int, on_wake: Callable[[], bool], over: bool = False) -> None:
-        """Pass bytes until *on_wake* (called when *wake_fd* can be read) says that it is over and all output is out."""
-        from select import POLLIN, poll
-
-        poller = poll()
-        poller.register(self.master, POLLIN)
-        poller.register(wake_fd, POLLIN)
-        poller.register(0, POLLIN)
-        while True:
-            events = dict(poller.poll(0 if over else None))
-            if wake_fd in events and not over:
-                over = on_wake()
-            if 0 in events and self._stdin_open:
-                data = _read(0)
-                if not data:
-                    self._stdin_open = False
-                    poller.unregister(0)
-                    data = b"\4"  # end of file, as a terminal says it
-                write_all(self.master, data)
-            if self.master in events:
-                data = _read(self.master)
-                if not data:
-                    return
-                write_all(1, data)
-            elif over:
-                return
-
-
-def _read(fd: int) -> bytes:
-    try:
-        return posix.read(fd, 65536)
-    except OSError as e:
-        if e.errno == EIO:
-            return b""  # what a master says when the other side has been closed
-        raise
-
-
-def _raw(state: bytes) -> bytes:
-    """As cfmakeraw(3), but for the output: newlines come without carriage returns, which this terminal adds."""
-    iflag, oflag, cflag, lflag = unpack_from("4I", state)
-    changed = bytearray(state)
-    changed[:16] = pack("4I", iflag & ~_RAW_IFLAG, oflag | _OPOST, cflag & ~(_CSIZE | _PARENB) | _CS8, lflag & ~_RAW_LFLAG)
-    changed[17 + 5], changed[17 + 6] = 0, 1  # VTIME, VMIN
-    return bytes(changed)
+    ioctl(fd, TCSETS, bytes(state))

@@ -22,7 +22,6 @@ NOT_LATER = {
     ("gpurun.engine.messages", "send_files"): "the first message has come by the same modules",
     ("gpurun.engine.messages", "receive_files"): "called first of all, for the plan",
     ("gpurun.engine.state", "user_name"): "the caller's",
-    ("gpurun.engine.terminal", "copy"): "the caller's",
     ("gpurun.ns.mount_plan", "_idmap"): "the plan's",
     ("gpurun.ns.namespaces", "_check_same"): "the plan's",
     ("gpurun.ns.spawn", "_serve"): "the starter's, which never leaves the host",

@@ -378,7 +378,7 @@ def wait_foreground(pid: int, pidfd: int, master: int = -1) -> int:
     With the *master* of its terminal, our own terminal is connected to it for as long.
     """
     if master >= 0:
-        from gpurun.engine.terminal import serve_foreground
+        from gpurun.engine.foreground import serve_foreground
 
         return serve_foreground(pid, pidfd, master)
     blocked = block_signals()
