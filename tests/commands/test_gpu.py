@@ -129,6 +129,31 @@ def test_what_is_broken(
     assert code == 1 and {f["subject"] for f in json.loads(out) if f["verdict"] == "fail"} >= failing
 
 
+def test_a_key_that_nobody_knows(tmp_path: Path) -> None:
+    driver = make(tmp_path, Options(nodes=False))
+    file = driver.path / "etc/nvidia-container-runtime/config.toml"
+    file.parent.mkdir()
+    file.write_text("rooot = '/'\n[nvidia-container-runtime]\nmode = 'foo'\n")
+    assert [(verdict, text.partition(" is not known")[0]) for verdict, text in findings(driver, "configuration")] == [
+        ("note", f'{file}: nvidia-container-runtime.mode: "foo"'),
+        ("note", f"{file}: the key rooot"),
+    ]
+
+
+@pytest.mark.parametrize("text", [None, "[leases]\nshared = 'perhaps'\n"])
+def test_gpurun_s_own_file(
+    tmp_path: Path, text: str | None, capfd: pytest.CaptureFixture[str], clean: pytest.MonkeyPatch
+) -> None:
+    """One that is named and is not there, and one that every create will refuse."""
+    clean.setenv("GPURUN_SYSROOT", str(make(tmp_path / "host", Options(nodes=False)).path))
+    clean.setenv("GPURUN_CONFIG", str(tmp_path / "site.toml"))
+    if text is not None:
+        (tmp_path / "site.toml").write_text(text)
+    code, out, _ = call(capfd, "doctor", "--json")
+    found = [f["text"] for f in json.loads(out) if f["subject"] == "configuration" and f["verdict"] == "fail"]
+    assert code == 1 and len(found) == 1 and "site.toml" in found[0], out
+
+
 def test_site_policy_is_told(tmp_path: Path) -> None:
     file = make(tmp_path, Options()).path / "etc/nvidia-container-runtime/config.toml"
     file.parent.mkdir()

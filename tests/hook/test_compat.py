@@ -197,6 +197,35 @@ def test_libraries_that_are_none_for_this_machine(used: Callable[[], Any], compa
     assert used() == []
 
 
+def test_a_note_that_is_longer_than_its_section_ends_with_it(tmp_path: Path) -> None:
+    """The libcuda of CUDA 13.2 for Orin says 41 bytes where its section has 39."""
+    content = b'{"format":1,"CUDA version":"13.2"}\0\0\0\0\0'
+    library = with_note(content)
+    sizes = pack("<II", len(OWNER) + 1, len(content))
+    assert len(content) == 39 and library.count(sizes) == 1
+    path = tmp_path / "libcuda.so.1.1"
+    for said in (41, 1 << 31, (1 << 32) - 1):
+        path.write_bytes(library.replace(sizes, pack("<II", len(OWNER) + 1, said)))
+        fd = os.open(path, os.O_RDONLY)
+        assert read_note(fd, SECTION, OWNER) == content
+        os.close(fd)
+
+
+def test_the_note_of_an_orin_decides(image: Path) -> None:
+    """There the version of CUDA decides, because the driver has none of its own."""
+    compat = image / "usr/local/cuda-12.4/compat"
+    (compat / "libcuda.so.550.54.14").unlink()
+    content = b'{"format":1,"CUDA version":"13.2"}'
+    library = with_note(content)
+    sizes = pack("<II", len(OWNER) + 1, len(content))
+    (compat / "libcuda.so.1.1").write_bytes(library.replace(sizes, pack("<II", len(OWNER) + 1, len(content) + 2)))
+    fd = os.open(image, os.O_PATH | os.O_DIRECTORY)
+    for host, expected in (("12.6", True), ("13.2", False)):
+        entries, _ = compat_libraries(fd, ForwardCompat("/usr/local/cuda/compat", "", cuda_version=host))
+        assert bool(entries) is expected
+    os.close(fd)
+
+
 def test_every_cut_and_flipped_byte_of_a_note_is_survived(tmp_path: Path) -> None:
     good = with_note(b'{"Driver": [535]}')
     start = len(shared_library("libcuda.so.1", (), MACHINE))

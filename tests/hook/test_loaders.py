@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.cdi.edits import ForwardCompat
 from gpurun.errors import StepError
 from gpurun.hook.loaders import tell_loaders
 from gpurun.hook.rootfs_target import Target
@@ -29,6 +30,19 @@ def test_an_error_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert caught.value.errno == error
     with pytest.raises(StepError, match="/dev/nvidia0"):
         is_there(fd, DeviceStep("/dev/nvidia0", "c", 195, 0, 0o666, 0, 0))
+    os.close(fd)
+
+
+@pytest.mark.parametrize("loader", [f"ld-musl-{os.uname().machine}.so.1", "ld-linux-x86-64.so.2"])
+@pytest.mark.parametrize("compat", [None, ForwardCompat("/usr/local/cuda/compat", "550.163.01")])
+def test_nothing_to_tell_leaves_nothing(tmp_path: Path, loader: str, compat: ForwardCompat | None) -> None:
+    """The hook enable-cuda-compat by itself, in an image without newer libraries."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "lib" / loader).write_text("")
+    fd = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+    tell_loaders(Target(fd, Journal(fd), False, False), (), (), compat)
+    assert not list((tmp_path / "etc").iterdir())
     os.close(fd)
 
 

@@ -153,6 +153,53 @@ def test_the_site_s_file_by_name(call: Call, tmp_path: Path) -> None:
     assert call("nvidia-ctk", "--quiet", "cdi", "generate").returncode == 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "cdi generate", "cdi list", "cdi validate", "config", "config default", "config create-default", "info",
+        "runtime configure --dry-run", "system create-device-nodes --dry-run",
+        "system create-dev-char-symlinks --create-all --dry-run --dev-root=/nonexistent",
+    ],
+)  # fmt: skip
+def test_global_options_behind_the_command(call: Call, tmp_path: Path, words: str) -> None:
+    """NVIDIA's program takes them anywhere; --config only where the command has no such option of its own."""
+    file = tmp_path / "config.toml"
+    file.write_text("disable-require = true\n")
+    config = [] if words.startswith(("config", "runtime")) else [f"--config={file}"]
+    before = call("nvidia-ctk", "--debug", "--quiet", *config, *words.split())
+    for options in (["--debug", "--quiet", *config], ["-d", "-q", *[part for c in config for part in c.split("=")]]):
+        after = call("nvidia-ctk", *words.split(), *options)
+        assert (after.returncode, after.stdout, after.stderr) == (before.returncode, before.stdout, before.stderr), options
+        assert "such option" not in after.stderr and "not defined" not in after.stderr
+    first, *rest = words.split()
+    assert call("nvidia-ctk", first, "--debug", "--quiet", *config, *rest).stdout == before.stdout
+
+
+def test_a_configuration_behind_the_command_counts(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "cdi").mkdir()
+    spec = {"cdiVersion": "0.5.0", "kind": "v.com/d", "devices": [{"name": "x", "containerEdits": {"env": ["A=b"]}}]}
+    (tmp_path / "cdi/v.json").write_text(json.dumps(spec))
+    file = tmp_path / "config.toml"
+    above = os.path.relpath(tmp_path / "cdi", "/")
+    file.write_text(f'[nvidia-container-runtime.modes.cdi]\nspec-dirs = ["/{above}"]\n')
+    env = {"GPURUN_SYSROOT": ""}
+    for words in (["--config", str(file)], [f"--config={file}"]):
+        assert call("nvidia-ctk", "cdi", "list", *words, env=env).stdout == "v.com/d=x\n"
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_help_of_a_hook(call: Call, name: str) -> None:
+    """Without reading any container's state."""
+    for words in (
+        ["nvidia-ctk", "hook", name, "--help"],
+        ["nvidia-ctk", "hook", name, "-h"],
+        ["nvidia-cdi-hook", name, "-h"],
+    ):
+        done = call(*words)
+        assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(f"Usage: nvidia-cdi-hook {name}")
+    assert call("nvidia-ctk", "hook", name, "--quiet", "--help").stdout == done.stdout
+
+
 def test_variables_and_any_case(call: Call, tmp_path: Path) -> None:
     env = {f"{PREFIX}DEVICE_IDS": "0,1", f"{PREFIX}DISABLED_HOOKS": "all", f"{PREFIX}NO_ALL_DEVICE": "1"}
     done = call("nvidia-ctk", "cdi", "generate", "--mode", "NVML", "--format=JSON", "--device-name-strategy=index", env=env)

@@ -24,7 +24,7 @@ from .conftest import PROGRAM, Call
         ("nvidia-container-toolkit", "-version", "NVIDIA Container Runtime Hook version"),
         ("nvidia-container-cli", "-V", "cli-version: 1."),
         ("nvidia-ctk", "--version", "NVIDIA Container Toolkit CLI version 1."),
-        ("nvidia-cdi-hook", "--version", "NVIDIA CDI Hook CLI version"),
+        ("nvidia-cdi-hook", "--version", "NVIDIA CDI Hook CLI version 1.20.0 (gpurun)"),
     ],
 )
 def test_each_name_is_a_program(call: Call, name: str, flag: str, words: str) -> None:

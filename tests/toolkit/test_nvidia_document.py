@@ -11,6 +11,7 @@ import pytest
 
 from gpurun.cli.table import COMMANDS
 from gpurun.gpu.cdi import known_hooks
+from gpurun.gpu.cdi.known_hooks import INTERFACE_VERSION
 from gpurun.gpu.edits.features import FEATURES, HOOKS
 from gpurun.gpu.request import settings
 from gpurun.gpu.request.settings import MODES, UNUSED
@@ -110,11 +111,18 @@ def test_ctk() -> None:
         assert wanted <= named(heading), heading
     for path, command in commands(ctk.program):
         heading = f"nvidia-ctk {path}".strip()
-        options = {name for p in command.params if isinstance(p, click.Option) for name in (*p.opts, *p.secondary_opts)}
+        shown = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+        options = {name for p in shown for name in (*p.opts, *p.secondary_opts)}
         if heading in SECTIONS:
             assert options - {"--help", "-h"} <= named(heading), heading
         else:
             assert not options - {"--help", "-h"} or path.startswith("config "), f"{heading} has no section"
+
+
+def test_the_version_that_the_page_compares_with() -> None:
+    """Scripts that ask a program which version it is get the one whose behaviour this page speaks of."""
+    said = re.search(r"NVIDIA's Container Toolkit ([0-9.]+)", PAGE)
+    assert said is not None and INTERFACE_VERSION.startswith(f"{said[1]}.")
 
 
 def test_hooks() -> None:

@@ -59,12 +59,24 @@ def _doctor(invocation: Invocation, env: dict[str, str], form: str) -> int:
     from gpurun.gpu.doctor import examine
 
     roots = state_roots(invocation.globals.root, invocation.globals.root_given)
-    findings = (*examine(env), *_containers(roots, env))
+    findings = (*_site(), *examine(env), *_containers(roots, env))
     if form == "json":
         write_stdout(dumps([to_plain(f) for f in findings], 2) + "\n")
     else:
         write_folded([f"{f.verdict:4}  {f.subject}: {f.text}" for f in findings], _VERDICT)
     return 1 if any(f.verdict == "fail" for f in findings) else 0
+
+
+def _site() -> list[Finding]:
+    """What is wrong with gpurun's own config.toml, which every create reads."""
+    from gpurun.engine.caller.site_config import check_site
+    from gpurun.gpu.doctor_host import Finding
+
+    try:
+        check_site(posix.environ)
+    except GpurunError as e:
+        return [Finding("configuration", "fail", str(e))]
+    return []
 
 
 def _containers(roots: tuple[str, ...], env: dict[str, str]) -> list[Finding]:

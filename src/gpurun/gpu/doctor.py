@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 def examine(env: Mapping[str, str]) -> tuple[Finding, ...]:
     """All findings for this host; *env* is gpurun's own environment (GPURUN_SYSROOT).  Changes nothing, raises nothing."""
-    settings, roots = _settings(env)
-    found = [settings]
+    found, roots = _settings(env)
     version = module_version(roots)
     found.append(
         Finding("kernel module", "ok", f"version {version}")
@@ -35,17 +34,19 @@ def examine(env: Mapping[str, str]) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _settings(env: Mapping[str, str]) -> tuple[Finding, Roots]:
+def _settings(env: Mapping[str, str]) -> tuple[list[Finding], Roots]:
     path = settings_path(env)
     try:
         settings = read_settings(path)
     except GpurunError as e:
-        return Finding("configuration", "fail", str(e)), Roots(sysroot=env.get("GPURUN_SYSROOT", ""))
+        return [Finding("configuration", "fail", str(e))], Roots(sysroot=env.get("GPURUN_SYSROOT", ""))
     roots = Roots(settings.driver_root, env.get("GPURUN_SYSROOT", "").rstrip("/"))
+    found = [Finding("configuration", "note", text) for text in settings.warnings]
     if not settings.policy.accept_envvar_when_unprivileged:
         text = f"{path}: unprivileged containers get no GPU, whatever their environment asks"
-        return Finding("configuration", "note", text), roots
-    return Finding("configuration", "ok", f"driver root {roots.sysroot}{roots.driver_root}"), roots
+        found.append(Finding("configuration", "note", text))
+    found = found or [Finding("configuration", "ok", f"driver root {roots.sysroot}{roots.driver_root}")]
+    return found, roots
 
 
 def _read(roots: Roots, capabilities: tuple[str, ...]) -> Driver | str:

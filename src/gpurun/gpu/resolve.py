@@ -208,14 +208,21 @@ def _answer(asked: Inquiry) -> tuple[ContainerEdits | None, bool]:
 
     request = read_request(asked.env, asked.annotations, asked.privileged, settings.policy, asked.mounts)
     if request is None or not request.devices or not is_free(request.devices[0]):
-        return _served(asked, request, settings)
+        found, lasting = _served(asked, request, settings)
+        return _with_warnings(found, settings), lasting
     if asked.lessor is None:
         raise GpuError(NO_LESSOR)
     request = asked.lessor(request, settings)
     made = _served(asked, request, settings)[0]
     if made is None:
         return None, False
-    return replace(made, env=(*made.env, f"{DEVICES}={','.join(request.devices)}")), False
+    made = replace(made, env=(*made.env, f"{DEVICES}={','.join(request.devices)}"))
+    return _with_warnings(made, settings), False
+
+
+def _with_warnings(made: ContainerEdits | None, settings: Settings) -> ContainerEdits | None:
+    """*made* with what is wrong in the site's file: whoever starts a GPU container is to know of it."""
+    return replace(made, warnings=made.warnings + settings.warnings) if made is not None and settings.warnings else made
 
 
 def _served(asked: Inquiry, request: GpuRequest | None, settings: Settings) -> tuple[ContainerEdits | None, bool]:

@@ -14,11 +14,10 @@ from __future__ import annotations
 import posix
 import sys
 
-from gpurun import __version__
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.errors import ConfigError, GpurunError, Step, oserror_text
 from gpurun.gpu.cdi.hook_work import hook_work
-from gpurun.gpu.cdi.known_hooks import COMMANDS, parse_call
+from gpurun.gpu.cdi.known_hooks import COMMANDS, INTERFACE_VERSION, parse_call
 from gpurun.hook.apply import apply_edits
 from gpurun.hook.rootfs_target import Target
 from gpurun.launcher.fresh_interpreter import end_imports
@@ -82,7 +81,7 @@ def _called(words: tuple[str, ...]) -> int:
     while words and words[0] in ("-d", "--debug", "-q", "--quiet"):
         words = words[1:]
     if words and words[0] in ("-v", "--version"):
-        write_stdout(f"NVIDIA CDI Hook CLI version {__version__} (gpurun)\n")
+        write_stdout(f"NVIDIA CDI Hook CLI version {INTERFACE_VERSION} (gpurun)\n")
         return 0
     if not words or words[0] in (*_HELP, "help") or (words[0] in COMMANDS and any(word in _HELP for word in words)):
         write_stdout(usage(next((word for word in words if word in COMMANDS), "")))

@@ -45,6 +45,8 @@ def tell_loaders(
     if compat is not None:
         newer, more = compat_libraries(target.root_fd, compat)
         entries, files = newer + entries, more + files
+    if not entries:
+        return  # an image without a cache stays without one
     rewrite(target, _LD_CACHE, lambda image: composed(image, entries), _STEP)
     for file in files:
         put_in_image(target, file)

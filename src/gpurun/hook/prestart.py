@@ -12,7 +12,6 @@ from __future__ import annotations
 import posix
 import sys
 
-from gpurun import __version__
 from gpurun.cgroup.tree import UNIFIED_MOUNTPOINT, find_tree, join_root, parse_own_cgroup
 from gpurun.errors import ConfigError, GpuError, GpurunError, StepError, oserror_text
 from gpurun.gpu.request.settings import Settings, read_settings, settings_path
@@ -81,7 +80,9 @@ def _run(words: list[str]) -> int:
             write_stdout(_USAGE)
             return 0
         if name == "version":
-            write_stdout(f"NVIDIA Container Runtime Hook version {__version__} (gpurun)\n")
+            from gpurun.gpu.cdi.known_hooks import INTERFACE_VERSION
+
+            write_stdout(f"NVIDIA Container Runtime Hook version {INTERFACE_VERSION} (gpurun)\n")
             return 0
         if name == "config" and (equals or words):
             config = value if equals else words.pop(0)

@@ -11,6 +11,7 @@ import os
 
 from gpurun import __version__
 from gpurun.errors import ConfigError, GpuError, GpurunError, oserror_text
+from gpurun.gpu.cdi.known_hooks import INTERFACE_VERSION
 from gpurun.gpu.request.records import Policy
 from gpurun.gpu.request.settings import COMPAT_MODES, NO_IMEX_NODES, Settings
 from gpurun.gpu.resolve import Inquiry, gpu_edits, no_check
@@ -29,7 +30,7 @@ from gpurun.toolkit.container_driver import (
     own_environment,
     roots_of,
 )
-from gpurun.toolkit.inventory import INTERFACE_VERSION, NvmlAnswer, ask_nvml, cuda_version
+from gpurun.toolkit.inventory import NvmlAnswer, ask_nvml, cuda_version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import click
 from gpurun import log
 from gpurun.clients.files import write
 from gpurun.errors import GpurunError, oserror_text
+from gpurun.gpu.cdi.known_hooks import INTERFACE_VERSION
 from gpurun.output import write_document, write_stderr
 from gpurun.toolkit import config_file, devices, engines
-from gpurun.toolkit.inventory import INTERFACE_VERSION
 
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 #: Switches that may be given as ``--name=true``, which click does not know.
@@ -29,15 +29,14 @@ _SWITCHES = frozenset(
 
 def main(argv: list[str]) -> int:
     """*argv* is the command line without the program's name; returns the exit code."""
-    _use_own_formatter(program)
+    _prepare(program)
     command = _command(argv)
     if argv[command : command + 1] == ["hook"]:
         from gpurun.hook.cdi_hook_program import main as hook_main
 
         return hook_main(argv[command + 1 :])
     config = _value_of("config", argv[:command]) or os.environ.get("NVIDIA_CTK_CONFIG", "")
-    if config:
-        os.environ["NVIDIA_CTK_CONFIG_FILE_PATH"] = config
+    _read_config_from(config)
     try:
         if argv[command : command + 1] == ["cdi"]:
             from gpurun.toolkit.ctk_cdi import main as cdi_main
@@ -64,6 +63,12 @@ def _command(argv: list[str]) -> int:
     while i < len(argv) and argv[i].startswith("-"):
         i += 2 if argv[i].lstrip("-") == "config" else 1
     return min(i, len(argv))
+
+
+def _read_config_from(path: str) -> None:
+    """Make the file *path* the toolkit's config.toml for all that follows; nothing for an empty one."""
+    if path:
+        os.environ["NVIDIA_CTK_CONFIG_FILE_PATH"] = path
 
 
 def _value_of(name: str, words: list[str]) -> str:
@@ -263,10 +268,29 @@ def _warn(context: click.Context, text: str) -> None:
         sys.stderr.write(log.record("warning", text))
 
 
-def _use_own_formatter(command: click.Command) -> None:
-    """Help as gpurun's own has it, lines broken between words alone."""
+def _prepare(command: click.Command) -> None:
+    """Help as gpurun's own has it, lines broken between words alone; and the global options also behind each command."""
     from gpurun.cli.human import Context
 
     command.context_class = Context
+    own = {name for param in command.params for name in param.opts}
+    command.params += [option for option in _global_options() if not own & set(option.opts[:1])]
     for below in command.commands.values() if isinstance(command, click.Group) else ():
-        _use_own_formatter(below)
+        _prepare(below)
+
+
+def _global_options() -> list[click.Option]:
+    """--debug, --quiet and --config, which NVIDIA's program takes behind commands too that have no such option."""
+
+    def quiet(context: click.Context, _: click.Parameter, value: bool) -> None:
+        context.find_root().obj = value or context.find_root().obj
+
+    def config(_: click.Context, __: click.Parameter, value: str) -> None:
+        _read_config_from(value)
+
+    hidden: dict[str, Any] = {"expose_value": False, "hidden": True}
+    return [
+        click.Option(["--debug", "-d"], is_flag=True, **hidden),
+        click.Option(["--quiet", "-q"], is_flag=True, callback=quiet, **hidden),
+        click.Option(["--config"], default="", callback=config, **hidden),
+    ]

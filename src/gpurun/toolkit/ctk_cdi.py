@@ -54,6 +54,9 @@ def main(words: list[str]) -> int:
     from gpurun.cli.parse import parse_command, parse_globals
     from gpurun.commands.cdi import cdi
 
+    words, config = without_globals(words)
+    if config:
+        os.environ["NVIDIA_CTK_CONFIG_FILE_PATH"] = config
     words = translated(words, dict(os.environ))
     invocation = parse_command(parse_globals(["cdi"])[0], ["cdi", *words])
     if invocation.command == "help":
@@ -61,6 +64,26 @@ def main(words: list[str]) -> int:
 
         return show_help(invocation, "nvidia-ctk")
     return cdi(invocation)
+
+
+def without_globals(words: list[str]) -> tuple[list[str], str]:
+    """*words* without the options that all commands of nvidia-ctk have; the file that ``--config`` names, or empty."""
+    kept: list[str] = []
+    config = ""
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and name in ("debug", "d", "quiet", "q"):
+            continue
+        if word.startswith("-") and name == "config":
+            config = value if equals else rest.pop(0) if rest else ""
+            continue
+        kept.append(word)
+        if word.startswith("-") and not equals and _takes_value(name):
+            kept += rest[:1]
+            del rest[:1]
+    return kept, config
 
 
 def translated(words: list[str], env: dict[str, str]) -> list[str]:
@@ -87,6 +110,15 @@ def _name(word: str) -> str:
 
 
 def _is_list(option: str) -> bool:
+    return _kind(option) == "texts"
+
+
+def _takes_value(option: str) -> bool:
+    return _kind(ALIASES.get(option, option)) not in ("", "switch")
+
+
+def _kind(option: str) -> str:
+    """What the option of ``cdi`` takes, as the table of commands says it; empty for one that is not there."""
     from gpurun.cli.table import COMMANDS
 
-    return any(row[0] == option and row[2] == "texts" for row in COMMANDS["cdi"][-1])
+    return next((row[2] for row in COMMANDS["cdi"][-1] if option and option in row[:2]), "")

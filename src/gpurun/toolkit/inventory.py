@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
     from gpurun.gpu.host.roots import Roots
 
-#: The version of NVIDIA's toolkit whose command lines are those here; scripts compare it with what they need.
-INTERFACE_VERSION = "1.18.0"
-
 
 class NvmlAnswer(Record):
     """What NVML said: *gpus* by bus id in lower case, *cuda* the version; *problem* says why it said nothing."""

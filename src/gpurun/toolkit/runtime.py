@@ -12,7 +12,7 @@ from gpurun.oci import SPEC_VERSION
 
 def first_lines() -> str:
     """What NVIDIA's runtime says of itself before the version of the runtime that does the work."""
-    from gpurun.toolkit.inventory import INTERFACE_VERSION
+    from gpurun.gpu.cdi.known_hooks import INTERFACE_VERSION
 
     return f"NVIDIA Container Runtime version {INTERFACE_VERSION}\nspec: {SPEC_VERSION}\n\n"
 

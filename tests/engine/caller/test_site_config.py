@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from gpurun.cgroup.placement import POLICIES, Site, wanted
-from gpurun.engine.caller.site_config import DEFAULT_PATH, read_site, site_path
+from gpurun.engine.caller.site_config import DEFAULT_PATH, check_site, read_site, site_path
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.library.explanation import explain_plan
 from gpurun.record import replace
@@ -17,7 +18,22 @@ from tests.engine.plan.planning import HOST, base, plan, set_path
 
 def test_where_it_is() -> None:
     assert site_path({}) == DEFAULT_PATH
-    assert site_path({b"GPURUN_CONFIG": b"/x"}) == "/x"
+    assert site_path({b"GPURUN_CONFIG": b"/dev/null"}) == "/dev/null"
+    for path in (b"/nonexistent", b"/dev/null/x"):
+        with pytest.raises(ConfigError, match="GPURUN_CONFIG: there is no file /"):
+            site_path({b"GPURUN_CONFIG": path})
+
+
+def test_all_tables_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    env = {b"GPURUN_CONFIG": os.fsencode(path)}
+    for good in ("", '[placement]\nio.weight = 200\n[leases]\nshared = "refuse"\n'):
+        path.write_text(good)
+        check_site(env)
+    for bad in ("[placement]\nio.wait = 3", "[leases]\nx = 1", "[shares]\nx = 1", "[restore]\nx = 1", "[other]\nx = 1"):
+        path.write_text(bad)
+        with pytest.raises(GpurunError, match=r"config.toml"):
+            check_site(env)
 
 
 def test_no_file(tmp_path: Path) -> None:

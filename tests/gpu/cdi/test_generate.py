@@ -51,9 +51,9 @@ def test_twice_the_same_bytes_and_no_pyyaml_to_read_them(sim: SimulatedDriver) -
 
 def test_the_shape_that_other_tools_look_for(sim: SimulatedDriver) -> None:
     spec = made(sim)
-    directory = f"/usr/lib/{MULTIARCH[os.uname().machine]}/nvidia/current"
+    plain = f"/usr/lib/{MULTIARCH[os.uname().machine]}"
     assert spec.kind == "nvidia.com/gpu" and spec.edits.env == (
-        f"NVIDIA_CTK_LIBCUDA_DIR={directory}",
+        f"NVIDIA_CTK_LIBCUDA_DIR={plain}/nvidia/current:{plain}",
         "NVIDIA_VISIBLE_DEVICES=void",
     )
     assert hooks(spec) == [
@@ -66,7 +66,7 @@ def test_the_shape_that_other_tools_look_for(sim: SimulatedDriver) -> None:
     assert all(h.stage == "createContainer" and h.env for h in spec.edits.hooks), "an empty environment may be inherited"
     assert [n.path for n in spec.edits.device_nodes] == sorted(n.path for n in spec.edits.device_nodes)
     paths = [m.container_path for m in spec.edits.mounts]
-    assert paths == sorted(paths) and f"{directory}/libcuda.so.999.88.77" in paths
+    assert paths == sorted(paths) and f"{plain}/nvidia/current/libcuda.so.999.88.77" in paths
     assert all(n.permissions == "rw" for d in spec.devices for n in d.edits.device_nodes)
     whole = next(d for d in spec.devices if d.name == "all")
     every = {n.path for d in spec.devices for n in d.edits.device_nodes}

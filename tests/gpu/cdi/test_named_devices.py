@@ -100,6 +100,8 @@ def ask(sim: SimulatedDriver, tmp_path: Path) -> Callable[..., ContainerEdits | 
         ("auto", "runtime.nvidia.com/gpu=all", False, 2),
         ("cdi", "0", True, 0),
         ("cdi", "nvidia.com/gpu=0", True, 0),
+        ("cdi", "v.com/d=x,0", True, 0),
+        ("cdi", "0,v.com/d=x", True, 0),
         ("cdi", "runtime.nvidia.com/gpu=1", False, 1),
         ("cdi", "none", False, 0),
         ("jit-cdi", "0", False, 1),
@@ -134,7 +136,10 @@ def test_a_cdi_name_asks_for_all_of_the_driver_unless_told_otherwise(ask: Callab
         ("auto", "runtime.nvidia.com/gpu=7", "7: unknown device"),
         ("auto", "runtime.nvidia.com/gpu=0,v.com/d=x", "is not supported when requesting other CDI devices"),
         ("auto", "nvidia.com/gpu=0,0", "mixes CDI device names"),
+        ("jit-cdi", "nvidia.com/gpu=0,0", "mixes CDI device names"),
         ("legacy", "nvidia.com/gpu=0", 'the mode "legacy"'),
+        ("cdi", "0,runtime.nvidia.com/gpu=0", "is not supported when requesting other CDI devices"),
+        ("cdi", "nvidia.com/gpu=0,7", "unresolvable CDI devices nvidia.com/gpu=7"),
         ("cdi", "0/0", "no CDI device name"),
     ],
 )
@@ -154,11 +159,19 @@ def test_annotations_count_where_the_site_says_so(ask: Callable[..., ContainerEd
     assert ask(annotations=annotations, mode="jit-cdi") is None
     edits = ask("NVIDIA_VISIBLE_DEVICES=1", annotations=annotations, mode="cdi")
     assert edits is not None and edits.env == ("NVIDIA_VISIBLE_DEVICES=void", "FROM=file", "V=1")
-    assert annotated_devices(annotations, ("cdi.k8s.io/",)) == ("nvidia.com/gpu=0", "v.com/d=x")
-    with pytest.raises(ConfigError, match=r"annotations.other: \"bad\" is no CDI device name"):
-        annotated_devices(annotations, ("other",))
+    kind = "nvidia.com/gpu"
+    assert annotated_devices(annotations, ("cdi.k8s.io/",), kind) == ("nvidia.com/gpu=0", "v.com/d=x")
+    assert annotated_devices({"a": "0, GPU-1,v.com/d=x"}, ("a",), kind) == (f"{kind}=0", f"{kind}=GPU-1", "v.com/d=x")
+    for bad in ("=bad", "v.com/d=", "v.com=x", "a/b", "", "0,"):
+        with pytest.raises(ConfigError, match=r"annotations.other: \".*\" is neither a CDI device name"):
+            annotated_devices({"other": bad}, ("other",), kind)
     with pytest.raises(ConfigError, match="more than 65536 are not read"):
-        annotated_devices({"a": "x" * 65537}, ("a",))
+        annotated_devices({"a": "x" * 65537}, ("a",), kind)
+
+
+def test_annotations_without_a_kind_are_of_the_default_one(ask: Callable[..., ContainerEdits | None]) -> None:
+    edits = ask(annotations={"cdi.k8s.io/a": "0"}, mode="cdi")
+    assert edits is not None and edits.env == ("NVIDIA_VISIBLE_DEVICES=void", "FROM=file")
 
 
 def test_the_stand_alone_hook_takes_no_cdi_devices(ask: Callable[..., ContainerEdits | None]) -> None:

@@ -132,9 +132,10 @@ def test_cdi_names() -> None:
 
 
 @pytest.mark.parametrize("value", ["nvidia.com/gpu=0,1", "all,nvidia.com/gpu=0", "nvidia.com/gpu=0,a=b"])
-def test_cdi_names_are_not_mixed_with_others(value: str) -> None:
-    with pytest.raises(ConfigError, match="mixes CDI device names"):
-        devices(value)
+def test_plain_ids_among_cdi_names_stay_as_they_are(value: str) -> None:
+    """Which modes take them is said where the mode is known."""
+    request = read(f"NVIDIA_VISIBLE_DEVICES={value}")
+    assert request is not None and (request.devices, request.qualified) == ((), tuple(value.split(",")))
 
 
 EXTRAS = {
@@ -272,8 +273,8 @@ def test_cdi_names_and_channels_as_volume_mounts() -> None:
     assert request is not None and (request.devices, request.imex_channels) == (("0",), (2, 4))
     with pytest.raises(ConfigError, match=r"^mounts: 'x' is not an IMEX channel"):
         mounted("/0", "/imex/x")
-    with pytest.raises(ConfigError, match=r"^mounts: mixes CDI"):
-        mounted("/0", "/cdi/nvidia.com/gpu/0")
+    request = mounted("/0", "/cdi/nvidia.com/gpu/0")
+    assert request is not None and request.qualified == ("0", "nvidia.com/gpu=0") and request.source == "mounts"
     with pytest.raises(ConfigError, match="characters long"):
         mounted("/" + "0" * 70000)
     assert mounted("/imex/4") is None  # channels alone make no GPU container

@@ -14,6 +14,7 @@ from gpurun.gpu.host.file_names import CAPABILITIES
 from gpurun.gpu.host.roots import Roots
 from gpurun.gpu.request.settings import UNUSED, Settings, read_settings, roots_of, settings_path
 from gpurun.gpu.resolve import Inquiry, gpu_edits
+from gpurun.record import replace
 from tests.formats.test_toml import TYPICAL, flat
 from tests.simdriver import SimulatedDriver
 
@@ -82,7 +83,6 @@ disable-cuda-compat-lib-hook = true
 disable-imex-channel-creation = true
 ignore-imex-channel-requests = true
 no-additional-gids-for-device-nodes = true
-of-tomorrow = false
 [gpurun]
 dev-root = "/dev-is-here"
 library-dirs = ["/opt/lib"]
@@ -101,7 +101,8 @@ def test_every_key_of_the_toolkit_is_honoured_or_has_its_reason(tmp_path: Path) 
     everything = read(whole)
     for key in whole:
         without = read({k: v for k, v in whole.items() if k != key})
-        assert (without == everything) is (key in UNUSED or key == "features.of-tomorrow"), key
+        assert (without == everything) is (key in UNUSED), key
+    assert not everything.warnings
     assert set(UNUSED) <= set(whole) and all(UNUSED.values())
 
 
@@ -135,13 +136,33 @@ def test_defaults(tmp_path: Path) -> None:
         ("[nvidia-container-cli]\nenvironment = 'A=b'", r"environment: must be an array of strings"),
         ("[nvidia-container-runtime.modes.cdi]\nspec-dirs = [1]", r"spec-dirs: must be an array of strings"),
         ("[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = 'x'", "'x' is unknown, known are ldconfig, mount"),
-        ("[features]\nnew = 1", r"features\.new: must be true or false"),
+        ("[features]\ndisable-imex-channel-creation = 1", r"creation: must be true or false"),
     ],
 )
 def test_values_that_cannot_be(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "f").write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_settings(str(tmp_path / "f"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[nvidia-container-cli]\nrooot = '/r'", "the key nvidia-container-cli.rooot is not known and changes nothing ("),
+        ("[gpurun]\nlibrary-dir = '/opt'", "the key gpurun.library-dir is not known"),
+        ("[features]\nof-tomorrow = false", "the key features.of-tomorrow is not known"),
+        ("root = '/r'\n[a]\nb = 1", "the keys root, a.b are not known and change nothing"),
+        ("\n".join([f"k{n} = 1" for n in range(9)]), "the keys k0, k1, k2, k3, k4 and 4 more are not known"),
+        ("[nvidia-container-runtime]\nmode = 'foo'", 'runtime.mode: "foo" is not known, so "auto" holds (known are auto,'),
+        ("[nvidia-container-runtime]\nlog-level = 'loud'", 'log-level: "loud" is not known, so "info" holds'),
+    ],
+)
+def test_what_nobody_knows_is_told(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "f").write_text(text)
+    made = read_settings(str(tmp_path / "f"))
+    (warning,) = made.warnings
+    assert warning.startswith(f"{tmp_path}/f: ") and words in warning
+    assert replace(made, warnings=()) == Settings()
 
 
 def test_where_it_is() -> None:
@@ -167,3 +188,12 @@ def test_the_engine_follows_the_sites_policy(sim: SimulatedDriver, tmp_path: Pat
     file.write_text("broken")
     with pytest.raises(ConfigError, match="line 1"):
         gpu_edits(Inquiry(asked, {}, False, env))
+
+
+def test_who_asks_for_a_gpu_is_told_of_unknown_keys(sim: SimulatedDriver, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("disable-requires = true\n")
+    own = sim.env | {"NVIDIA_CTK_CONFIG_FILE_PATH": str(file)}
+    made = gpu_edits(Inquiry(("NVIDIA_VISIBLE_DEVICES=0",), {}, False, own))
+    assert made is not None and any("disable-requires is not known" in text for text in made.warnings)
+    assert gpu_edits(Inquiry(("A=b",), {}, False, own)) is None, "a container without a GPU has nothing to do with it"

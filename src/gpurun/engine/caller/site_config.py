@@ -16,14 +16,15 @@
 
 ``[leases]`` and ``[shares]`` are of :mod:`gpurun.gpu.leases.policy`, ``[restore]`` of :mod:`gpurun.gpu.request.restore`.
 Names and values of ``[placement]`` are those of the annotations without their prefix (:mod:`gpurun.cgroup.placement`).
-GPURUN_CONFIG in the environment of gpurun itself names another file.
+GPURUN_CONFIG in the environment of gpurun itself names another file, which must be there.
 """
 
 from __future__ import annotations
 
+import posix
 from errno import ENOENT, ENOTDIR
 
-from gpurun.errors import ConfigError, StepError
+from gpurun.errors import ConfigError, StepError, shown
 from gpurun.linux.files import read_file
 
 TYPE_CHECKING = False
@@ -42,8 +43,32 @@ _TABLES = "[placement], [leases], [shares] and [restore]"
 
 
 def site_path(environ: Mapping[bytes, bytes]) -> str:
-    """The file that *environ* names, else the usual one."""
-    return environ.get(b"GPURUN_CONFIG", b"").decode("utf-8", "surrogateescape") or DEFAULT_PATH
+    """The file that *environ* names, else the usual one, which need not be there.
+
+    Raises :class:`ConfigError` for a file that is named and is not there: the policies in it would not hold.
+    """
+    path = environ.get(b"GPURUN_CONFIG", b"").decode("utf-8", "surrogateescape")
+    if not path:
+        return DEFAULT_PATH
+    try:
+        posix.stat(path)
+    except OSError as e:
+        if e.errno in (ENOENT, ENOTDIR):
+            raise ConfigError("GPURUN_CONFIG", f"there is no file {shown(path)}") from None
+    return path
+
+
+def check_site(environ: Mapping[bytes, bytes]) -> None:
+    """Read all tables of the site's file.  Raises as :func:`site_path` and :func:`read_site`."""
+    path = site_path(environ)
+    site = read_site(path)
+    if site is not None:
+        from gpurun.cgroup.placement import wanted
+
+        wanted({}, site)
+    read_leases(path)
+    read_shares(path)
+    read_restore(path)
 
 
 def read_site(path: str) -> Site | None:

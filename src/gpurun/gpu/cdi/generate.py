@@ -10,6 +10,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.cdi.document import CdiDevice, CdiEdits, CdiHook, CdiMount, CdiNode, CdiSpec, minimum_version
+from gpurun.cdi.edits import directories
 from gpurun.cdi.names import class_problem, vendor_problem
 from gpurun.errors import GpuError, UsageError
 from gpurun.gpu.cdi.generated import Generated, union
@@ -28,7 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpurun.cdi.edits import ContainerEdits, DeviceNode, ForwardCompat
+    from gpurun.cdi.edits import CacheEntry, ContainerEdits, DeviceNode, ForwardCompat
     from gpurun.gpu.cdi.generated import GenerateOptions
     from gpurun.gpu.host.gpus import Gpu
     from gpurun.gpu.host.identity import GpuIdentity
@@ -128,8 +129,7 @@ def assemble(
     every_compat = [edits.forward_compat for _, edits in devices]
     compat = None if None in every_compat else every_compat[0]
     hooks = _common_hooks(common, compat, options, own_env)
-    directory = next((e.path.rpartition("/")[0] for e in common.ldcache if e.soname == "libcuda.so.1"), "")
-    env = [f"NVIDIA_CTK_LIBCUDA_DIR={directory}"] if directory else []
+    env = _libcuda_dir(common.ldcache)
     shared = CdiEdits(
         env=(*env, "NVIDIA_VISIBLE_DEVICES=void"),
         device_nodes=_nodes(common.device_nodes),
@@ -148,6 +148,12 @@ def assemble(
     found = tuple([CdiDevice(name, edits) for name, edits in made.items()])
     spec = CdiSpec("", f"{options.vendor}/{options.cls}", found, shared)
     return replace(spec, version=minimum_version(spec))
+
+
+def _libcuda_dir(entries: tuple[CacheEntry, ...]) -> tuple[str, ...]:
+    """The variable with all directories of the driver's libraries, libcuda's first; empty where there is no libcuda."""
+    first = [entry for entry in entries if entry.soname == "libcuda.so.1"]
+    return (f"NVIDIA_CTK_LIBCUDA_DIR={':'.join(directories((*first, *entries)))}",) if first else ()
 
 
 def _wanted(ids: tuple[str, ...], gpus: tuple[Gpu, ...]) -> list[tuple[Gpu, MigDevice | None]]:

@@ -13,6 +13,10 @@ from gpurun.cdi.edits import Hook
 from gpurun.errors import ConfigError
 from gpurun.record import Record
 
+#: The version of NVIDIA's toolkit whose command lines gpurun has under NVIDIA's names, and which docs/nvidia.md compares
+#: them with; scripts compare it with what they need.
+INTERFACE_VERSION = "1.20.0"
+
 #: Command → its options; those that may be given again are in _LISTS.
 COMMANDS: dict[str, tuple[str, ...]] = {
     "create-symlinks": ("link", "container-spec"),

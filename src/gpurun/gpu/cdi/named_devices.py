@@ -6,13 +6,16 @@ The mode of the site's ``config.toml`` decides, as under NVIDIA's runtime:
 mode       plain ids           ``nvidia.com/gpu=…``                   annotations
 =========  ==================  =====================================  ============
 auto       from the driver     from the files                         left alone
-cdi        from the files      from the files                         honoured
+cdi        from the files      from the files, also with plain ids    honoured
 jit-cdi    from the driver     from the driver, never stale           left alone
 legacy     from the driver     refused                                left alone
 =========  ==================  =====================================  ============
 
-``runtime.nvidia.com/gpu=…`` always means the driver.  Annotations are left alone unless the site asks for them: an engine
-that injects CDI devices (containerd, CRI-O) leaves its annotations in place, and has done all they ask for.
+A plain id in the mode ``cdi``, in the environment as in annotations, is a device of the site's default kind.  In every
+other mode plain ids and CDI names do not go together.  ``runtime.nvidia.com/gpu=…`` always means the driver.
+
+Annotations are left alone unless the site asks for them: an engine that injects CDI devices (containerd, CRI-O) leaves its
+annotations in place, and has done all they ask for.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from gpurun.gpu.host.device_numbers import node_minors
 from gpurun.gpu.host.driver import module_version
 from gpurun.gpu.host.gpus import numa_nodes
 from gpurun.gpu.request.environment import names_capabilities, read_needs
-from gpurun.gpu.request.records import place
+from gpurun.gpu.request.records import is_qualified, place
 from gpurun.record import replace
 
 TYPE_CHECKING = False
@@ -52,10 +55,10 @@ def spec_dirs(settings: Settings, own_env: Mapping[str, str]) -> tuple[str, ...]
     return tuple([sysroot + directory for directory in settings.spec_dirs or DEFAULT_DIRS])
 
 
-def annotated_devices(annotations: Mapping[str, str], prefixes: tuple[str, ...]) -> tuple[str, ...]:
+def annotated_devices(annotations: Mapping[str, str], prefixes: tuple[str, ...], kind: str) -> tuple[str, ...]:
     """The device names in the annotations with one of *prefixes*, in the order of their keys, each once.
 
-    Raises :class:`ConfigError` for what is no qualified name.
+    A name without a kind is one of *kind*.  Raises :class:`ConfigError` for what is no name of a device.
     """
     names: list[str] = []
     for key in sorted(annotations):
@@ -65,10 +68,11 @@ def annotated_devices(annotations: Mapping[str, str], prefixes: tuple[str, ...])
         where = f"annotations.{key}"
         if len(value) > _MAX_ANNOTATION:
             raise ConfigError(where, f"is {len(value)} characters long, more than {_MAX_ANNOTATION} are not read")
-        for name in value.split(","):
-            if parse_qualified(name.strip()) is None:
-                raise ConfigError(where, f'"{shown(name)}" is no CDI device name vendor/class=device')
-            names.append(name.strip())
+        for name in [part.strip() for part in value.split(",")]:
+            qualified = name if "=" in name else f"{kind}={name}"
+            if parse_qualified(qualified) is None:
+                raise ConfigError(where, f'"{shown(name)}" is neither a CDI device name vendor/class=device nor a device')
+            names.append(qualified)
     return tuple(dict.fromkeys(names))
 
 
@@ -80,7 +84,9 @@ def route(
     *env* is ``process.env``: who names CDI devices gets all of the driver, as from a file, unless it says what is needed.
     Raises :class:`ConfigError`, also for NVIDIA_REQUIRE_* that the driver of *roots* does not meet.
     """
-    names = annotated_devices(annotations, settings.annotation_prefixes) if settings.mode == "cdi" else ()
+    names: tuple[str, ...] = ()
+    if settings.mode == "cdi":
+        names = annotated_devices(annotations, settings.annotation_prefixes, settings.default_kind)
     if names:
         ids, found = split_devices(names, settings, "annotations")
         if ids:
@@ -104,6 +110,10 @@ def split_devices(devices: tuple[str, ...], settings: Settings, source: str) -> 
     ids: list[str] = []
     names: list[str] = []
     jit = False
+    if settings.mode != "cdi" and len({is_qualified(device) for device in devices}) == 2:
+        listed = shown(",".join(devices))
+        text = f"mixes CDI device names with other device ids in '{listed}': use one form for all, or the mode \"cdi\""
+        raise ConfigError(source, text)
     for device in devices:
         qualified = parse_qualified(device) if "=" in device else None
         if qualified is None:

@@ -80,7 +80,7 @@ def read_request(
     if len(devices) > 1 and any(is_free(device) for device in devices):
         listed = shown(",".join(devices))
         raise ConfigError(place(source), f"'{listed}' names free GPUs and other devices: free:N must stand alone")
-    qualified = () if is_free(devices[0]) else _qualified(place(source), devices)
+    qualified = () if is_free(devices[0]) else _qualified(devices)
     request = GpuRequest(
         devices=() if qualified else _plain(devices),
         capabilities=_read_capabilities(variables.get("NVIDIA_DRIVER_CAPABILITIES"), legacy, policy),
@@ -144,13 +144,9 @@ def _plain(ids: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _qualified(where: str, devices: tuple[str, ...]) -> tuple[str, ...]:
-    """*devices* each once, when they are CDI device names."""
-    names = [is_qualified(device) for device in devices]
-    if any(names) and not all(names):
-        listed = shown(",".join(devices))
-        raise ConfigError(where, f"mixes CDI device names with other device ids in '{listed}': use one form for all")
-    return tuple(dict.fromkeys(devices)) if any(names) else ()
+def _qualified(devices: tuple[str, ...]) -> tuple[str, ...]:
+    """*devices* each once, when one of them is a CDI device name; empty when none is."""
+    return tuple(dict.fromkeys(devices)) if True in [is_qualified(device) for device in devices] else ()
 
 
 def _read_capabilities(value: str | None, legacy: bool, policy: Policy) -> tuple[str, ...]:

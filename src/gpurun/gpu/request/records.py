@@ -29,9 +29,11 @@ class GpuRequest(Record):
     """GPUs asked for by one container.
 
     *devices* is ``("all",)``, a list of ids without duplicates, or empty for ``none`` (the driver without any GPU) and when
-    *qualified* has CDI device names instead; *capabilities* and *requirements* (``NVIDIA_REQUIRE_*`` expressions, all of
-    which must hold) are sorted.  *source* says where the list was found, for messages and reasons.  *denied* is not empty
-    when the site's policy says no: then nothing is to be done but telling so (the toolkit starts such a container as well).
+    *qualified* has CDI device names instead, perhaps with plain ids among them, which the mode ``cdi`` alone takes
+    (:func:`gpurun.gpu.cdi.named_devices.split_devices`); *capabilities* and *requirements* (``NVIDIA_REQUIRE_*``
+    expressions, all of which must hold) are sorted.  *source* says where the list was found, for messages and reasons.
+    *denied* is not empty when the site's policy says no: then nothing is to be done but telling so (the toolkit starts such
+    a container as well).
 
     *extras* are the names in :data:`gpurun.gpu.host.extras.EXTRAS` of what is asked beside the GPUs, *imex_channels* the ids
     of channels to other machines; *all_csv* that a Tegra container wants the files of all lists;

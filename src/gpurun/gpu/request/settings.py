@@ -1,12 +1,13 @@
 """The site's policy, from the file that the NVIDIA container toolkit reads: ``nvidia-container-runtime/config.toml``.
 
 The same file and the same words, so that moving to gpurun keeps what the administrator decided.  Keys that gpurun has no
-use for are in :data:`UNUSED`, each with the reason; unknown ones are ignored, as in the toolkit.
+use for are in :data:`UNUSED`, each with the reason; those that nobody knows change nothing, as in the toolkit, and are told
+in a warning, because they are misspelt more often than not.
 """
 
 from __future__ import annotations
 
-from gpurun.errors import ConfigError
+from gpurun.errors import ConfigError, shown
 from gpurun.gpu.host.file_names import CAPABILITIES
 from gpurun.gpu.host.reads import read_bytes
 from gpurun.gpu.request.records import Policy
@@ -29,8 +30,10 @@ _IGNORE_IMEX, _NO_GIDS, NO_IMEX_NODES = (
     "no-additional-gids-for-device-nodes",
     "disable-imex-channel-creation",
 )
+_FEATURES = tuple(sorted([_NO_COMPAT, _IGNORE_IMEX, _NO_GIDS, NO_IMEX_NODES]))
 MODES = ("auto", "cdi", "csv", "jit-cdi", "legacy")
 COMPAT_MODES = ("ldconfig", "mount", "disabled", "hook")
+_LOG_LEVELS = ("panic", "fatal", "error", "warn", "warning", "info", "debug", "trace")
 
 #: Keys of the toolkit that change nothing here, and why.
 UNUSED = {
@@ -46,6 +49,8 @@ UNUSED = {
     "features.allow-ldconfig-from-container": "no program of an image is run",
     "features.allow-unknown-oci-spec-fields": "unknown fields are always allowed",
 }
+_HINT = "`nvidia-ctk config default` and docs/nvidia.md list the keys"
+_MAX_TOLD = 5
 
 
 class Settings(Record):
@@ -53,7 +58,8 @@ class Settings(Record):
 
     *features* are the names below ``[features]`` that are true.  ``[gpurun]`` is a table of our own (the toolkit ignores
     it): *dev_root* and *library_dirs* as in :class:`gpurun.gpu.host.roots.Roots`; *filter_engine_devices* is for GPUs that
-    an engine itself has given (:mod:`gpurun.gpu.edits.injected`); *gpu_cache* whether answers are remembered.
+    an engine itself has given (:mod:`gpurun.gpu.edits.injected`); *gpu_cache* whether answers are remembered.  *warnings*
+    tell of keys and values that mean nothing.
     """
 
     policy: Policy = Policy()
@@ -79,6 +85,7 @@ class Settings(Record):
     library_dirs: tuple[str, ...] = ()
     filter_engine_devices: bool = True
     gpu_cache: bool = True
+    warnings: tuple[str, ...] = ()
 
     def environment(self, own_env: Mapping[str, str]) -> dict[str, str]:
         """*own_env* with what the file adds to it."""
@@ -133,23 +140,21 @@ def read_settings(path: str) -> Settings:
     from gpurun.formats.toml import parse  # most hosts have no such file
 
     read = _Reader(parse(data.decode("utf-8", "surrogateescape"), path), path)
-    features = tuple(
-        [f for f in read.names("features") if read.flag(f"features.{f}", False) and f"features.{f}" not in UNUSED]
-    )
+    features = tuple([name for name in _FEATURES if read.flag(f"features.{name}", False)])
     debug = read.text(f"{_RUNTIME}.debug", "")
     modes = f"{_RUNTIME}.modes"
-    return Settings(
+    made = Settings(
         policy=_policy(read, features),
         driver_root=read.path(f"{_CLI}.root") or "/",
         no_cgroups=read.flag(f"{_CLI}.no-cgroups", False),
-        mode=read.text(f"{_RUNTIME}.mode", "auto"),
+        mode=read.known(f"{_RUNTIME}.mode", "auto", MODES),
         skip_mode_detection=read.flag(f"{_HOOK}.skip-mode-detection", False),
         load_kmods=read.flag(f"{_CLI}.load-kmods", True),
         ldcache=read.path(f"{_CLI}.ldcache"),
         cli_environment=read.environment(f"{_CLI}.environment"),
         cuda_compat_mode=read.choice(f"{modes}.legacy.cuda-compat-mode", COMPAT_MODES),
         log_file="" if debug == "/dev/null" else debug,
-        log_level=read.text(f"{_RUNTIME}.log-level", "info"),
+        log_level=read.known(f"{_RUNTIME}.log-level", "info", _LOG_LEVELS),
         annotation_prefixes=read.texts(f"{modes}.cdi.annotation-prefixes", (CDI_PREFIX,)),
         default_kind=read.text(f"{modes}.cdi.default-kind", "nvidia.com/gpu"),
         spec_dirs=read.texts(f"{modes}.cdi.spec-dirs", ("/etc/cdi", "/var/run/cdi")),
@@ -163,6 +168,7 @@ def read_settings(path: str) -> Settings:
         filter_engine_devices=read.flag("gpurun.filter-engine-devices", True),
         gpu_cache=read.flag("gpurun.gpu-cache", True),
     )
+    return replace(made, warnings=read.complaints())
 
 
 def _policy(read: _Reader, features: tuple[str, ...]) -> Policy:
@@ -192,21 +198,47 @@ class _Reader:
 
     def __init__(self, values: dict[str, Any], source: str) -> None:
         self.values, self.source = values, source
+        self._asked = set(UNUSED)
+        self._warnings: list[str] = []
 
     def bad(self, key: str, text: str) -> ConfigError:
         return ConfigError(f"{self.source}: {key}", text)
 
-    def names(self, table: str) -> list[str]:
-        return sorted([key[len(table) + 1 :] for key in self.values if key.startswith(table + ".")])
+    def complaints(self) -> tuple[str, ...]:
+        """A warning for each value that is not known, and one for the keys that nobody has asked for."""
+        unknown = [shown(key) for key in self.values if key not in self._asked]
+        if not unknown:
+            return tuple(self._warnings)
+        more = f" and {len(unknown) - _MAX_TOLD} more" if len(unknown) > _MAX_TOLD else ""
+        names = f"{', '.join(unknown[:_MAX_TOLD])}{more}"
+        what = f"the key {names} is not known and changes"
+        if len(unknown) > 1:
+            what = f"the keys {names} are not known and change"
+        return (*self._warnings, f"{self.source}: {what} nothing ({_HINT})")
+
+    def _get(self, key: str, default: Any) -> Any:
+        self._asked.add(key)
+        return self.values.get(key, default)
+
+    def known(self, key: str, default: str, values: tuple[str, ...]) -> str:
+        """One of *values*; *default*, and a warning, where the file has another one."""
+        value = self.text(key, default) or default
+        if value in values:
+            return value
+        known = ", ".join(values)
+        self._warnings.append(
+            f'{self.source}: {key}: "{shown(value)}" is not known, so "{default}" holds (known are {known})'
+        )
+        return default
 
     def flag(self, key: str, default: bool) -> bool:
-        value = self.values.get(key, default)
+        value = self._get(key, default)
         if type(value) is not bool:
             raise self.bad(key, "must be true or false")
         return value
 
     def text(self, key: str, default: str) -> str:
-        value = self.values.get(key, default)
+        value = self._get(key, default)
         if type(value) is not str:
             raise self.bad(key, "must be a string")
         return value
@@ -224,7 +256,7 @@ class _Reader:
         return value
 
     def texts(self, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
-        value = self.values.get(key, list(default))
+        value = self._get(key, list(default))
         if type(value) is not list or any(type(v) is not str for v in value):
             raise self.bad(key, "must be an array of strings")
         return tuple(value)
