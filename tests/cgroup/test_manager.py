@@ -69,6 +69,14 @@ def test_create_refuses_a_frozen_cgroup(tree: Tree, cgroup: Path) -> None:
         manager.create(str(cgroup), tree.root)
 
 
+def test_create_refuses_a_cgroup_below_a_frozen_one(tree: Tree, base: Path, cgroup: Path) -> None:
+    """Its processes would be frozen as they are born, and create would wait for them."""
+    (cgroup / "cgroup.freeze").write_text("1")
+    with pytest.raises(GpurunError, match=f"^container's cgroup unexpectedly frozen: {cgroup} is, and all below it"):
+        manager.create(str(cgroup / "a/b"), tree.root)
+    assert not (cgroup / "a").exists()
+
+
 def test_a_failing_create_leaves_nothing(tree: Tree, base: Path) -> None:
     (base / "cgroup.max.depth").write_text("2")
     with pytest.raises(StepError) as caught:

@@ -50,7 +50,10 @@ def show(container: Container, *properties: str) -> dict[str, str]:
 
 
 def is_loaded(container: Container) -> bool:
-    unit = f"t-{container.id}.scope"
+    return is_loaded_unit(f"t-{container.id}.scope")
+
+
+def is_loaded_unit(unit: str) -> bool:
     return unit in systemctl("list-units", "--all", "--no-legend", unit)
 
 
@@ -210,8 +213,35 @@ def test_a_unit_of_that_name(scopes: Driver, bundle: MakeBundle) -> None:
     made = bundle()
     made.linux["cgroupsPath"] = f"{SLICE}:t:{first.id}"
     text = scopes.runtime.refused(made, globals_=("--systemd-cgroup",))
-    assert f"Unit t-{first.id}.scope was already loaded or has a fragment file" in text
+    assert "container's cgroup is not empty: 1 process(es) found" in text
     assert first.state()["status"] == "running", "the other container is none the worse"
+
+
+def test_a_frozen_cgroup(scopes: Driver, bundle: MakeBundle) -> None:
+    """Refused as with the other driver, whether it is the scope's own or a slice above it: create would wait for ever."""
+    made = bundle().args("sleep", "1000")
+    container_id = scopes.place(made)
+    slice_of_it = scopes.bed.cgroup(f"/{SLICE}")
+    own = slice_of_it / f"t-{container_id}.scope"
+    own.mkdir(parents=True)
+    (own / "cgroup.freeze").write_text("1")
+    text = scopes.runtime.refused(made, container_id=container_id, globals_=scopes.options, timeout=20)
+    assert "container's cgroup unexpectedly frozen" in text
+    own.rmdir()
+    assert not is_loaded_unit(f"t-{container_id}.scope")
+
+
+@pytest.mark.gpurun_only
+def test_a_frozen_slice(scopes: Driver, bundle: MakeBundle) -> None:
+    first = scopes.start(bundle().args("sleep", "1000"))
+    slice_of_it = scopes.cgroup(first).parent
+    (slice_of_it / "cgroup.freeze").write_text("1")
+    made = bundle().args("sleep", "1000")
+    try:
+        text = scopes.runtime.refused(made, container_id=scopes.place(made), globals_=scopes.options, timeout=20)
+        assert f"container's cgroup unexpectedly frozen: /sys/fs/cgroup/{SLICE} is, and all below it" in text
+    finally:
+        (slice_of_it / "cgroup.freeze").write_text("0")
 
 
 def test_a_killed_create_can_be_deleted(scopes: Driver, bundle: MakeBundle) -> None:

@@ -54,13 +54,21 @@ _BENEATH = fs.RESOLVE_BENEATH | fs.RESOLVE_NO_SYMLINKS | fs.RESOLVE_NO_MAGICLINK
 _DELEGATED = ("cgroup.procs", "cgroup.subtree_control", "cgroup.threads")
 
 
-def check_usable(path: str) -> None:
-    """Raise :class:`GpurunError` when the cgroup *path* is there and cannot be a new container's: in use, or frozen."""
+def check_usable(path: str, root: str) -> None:
+    """Raise :class:`GpurunError` when the cgroup *path* of the tree at *root* cannot be a new container's.
+
+    That is one which is there and in use, and one that is frozen or below a frozen one: there create would wait for ever.
+    """
     count = len(processes(path))
     if count:
         raise GpurunError(f"container's cgroup is not empty: {count} process(es) found")
     if is_frozen(path):
         raise GpurunError("container's cgroup unexpectedly frozen")
+    above = path.rpartition("/")[0]
+    while above.startswith(f"{root.rstrip('/')}/"):
+        if is_frozen(above):
+            raise GpurunError(f"container's cgroup unexpectedly frozen: {above} is, and all below it; thaw it first")
+        above = above.rpartition("/")[0]
 
 
 def create(path: str, root: str, writes: tuple[CgroupWrite, ...] = (), new: bool = True) -> tuple[str, ...]:
@@ -74,7 +82,7 @@ def create(path: str, root: str, writes: tuple[CgroupWrite, ...] = (), new: bool
     and :class:`StepError` when the kernel refuses; what was made until then is removed again.
     """
     if new:
-        check_usable(path)
+        check_usable(path, root)
     domain = needs_domain(writes)
     made: list[str] = []
     with Fd(open_dir(root)) as fd:

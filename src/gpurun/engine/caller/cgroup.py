@@ -38,6 +38,7 @@ def make(plan: Plan, rollback: Rollback, record: str, *children: int) -> int:
         return 0
     from gpurun.cgroup import systemd
 
+    manager.check_usable(cgroup.path, cgroup.root)
     if scope.manager:
         systemd.enter(scope.manager, *children)
     placeholder = systemd.start_scope(scope)
