@@ -32,6 +32,7 @@ from gpurun.linux.fs import (
 from gpurun.ns.devices import is_there, make_device, open_node
 from gpurun.ns.mount import attach, bind_fd, private_copy
 from gpurun.ns.options import parse_options
+from gpurun.ns.outside import refuse_outside
 from gpurun.ns.path import join, open_in_root, path_in_root
 from gpurun.record import Record
 
@@ -123,8 +124,9 @@ def opened_sources(edits: ContainerEdits, trees: dict[int, int], first: int) -> 
 def apply_edits(edits: ContainerEdits, target: Target, opened: Opened | None = None) -> None:
     """Apply the device nodes, mounts, links, proc trees, modes and what the loaders need of *edits* to *target*.
 
-    Environment, groups, device rules and hooks are the engine's work.  In a user namespace device nodes are bound from
-    the host, because mknod(2) is not allowed there.  What is *opened* already is ours to close.
+    Nodes, and links below /dev, are made in directories of the container alone (:mod:`gpurun.ns.outside`).  Environment,
+    groups, device rules and hooks are the engine's work.  In a user namespace device nodes are bound from the host, because
+    mknod(2) is not allowed there.  What is *opened* already is ours to close.
     Raises :class:`GpurunError` that names the step and its path.
     """
     umask = posix.umask(0)
@@ -136,8 +138,9 @@ def apply_edits(edits: ContainerEdits, target: Target, opened: Opened | None = N
         for first in range(0, len(edits.mounts), _AT_ONCE):
             ready = list(opened.mounts[first : first + _AT_ONCE]) if opened is not None else []
             sources |= _mount_all(target, edits.mounts[first : first + _AT_ONCE], ready)
-        target.places.make_all([(link.path, link.target) for link in edits.links])
-        for link in edits.links:
+        links = [link for link in edits.links if not (link.path.startswith("/dev/") and _is_outside(target, link.path))]
+        target.places.make_all([(link.path, link.target) for link in links])
+        for link in links:
             target.with_room(link.path, lambda link=link: _link(target, link, sources))  # type: ignore[misc]
         target.places.renew()
         for number, tree in enumerate(edits.proc_trees):
@@ -167,9 +170,12 @@ def _device_node(target: Target, node: DeviceNode, source: int) -> None:
     step = node_step(node)
     host_path = node.host_path or node.path
     with Fd(source):
+        outside = _is_outside(target, node.path)
+        if (outside or target.in_user_namespace) and is_there(target.root_fd, step):
+            return
+        if outside:
+            raise refuse_outside(node.path)
         if target.in_user_namespace:
-            if is_there(target.root_fd, step):
-                return
             try:
                 if source < 0:
                     posix.lstat(host_path)
@@ -177,6 +183,13 @@ def _device_node(target: Target, node: DeviceNode, source: int) -> None:
                 # Neither mknod(2) nor the host's own: nvidia-modprobe, or any first use of the driver, makes it.
                 raise failed(_BIND_NODE, host_path, e) from None
         target.with_room(node.path, lambda: make_device(target.places, step, host_path, target.in_user_namespace, source))
+
+
+def _is_outside(target: Target, path: str) -> bool:
+    try:
+        return target.is_outside(path)
+    except OSError as e:
+        raise failed("create", path, e) from None
 
 
 def _mount_all(target: Target, mounts: tuple[EditMount, ...], trees: list[int]) -> set[tuple[int, int]]:

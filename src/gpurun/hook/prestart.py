@@ -30,6 +30,7 @@ from gpurun.ns.devices import take_nodes
 from gpurun.ns.helper_process import join_container, run_in_child
 from gpurun.ns.journal import Journal
 from gpurun.ns.journal_store import open_journal, undo_traces
+from gpurun.ns.outside import is_outside, other_than_the_containers
 from gpurun.oci.reader import as_object, get_array, get_object, get_string, get_string_map, get_strings, parse_json, require
 from gpurun.output import write_stderr, write_stdout
 from gpurun.paths import clean_path
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
     from gpurun.cdi.edits import ContainerEdits
     from gpurun.invocation import Invocation
+    from gpurun.ns.mount_plan import DeviceStep
+    from gpurun.ns.outside import Foreign
 
 _LIMIT = 64 << 20
 _JOURNALS = "/run/gpurun-hook"
@@ -250,7 +253,8 @@ def apply_in(
     nodes_fd = lend_missing(pid, edits.device_nodes, label) if user_fd >= 0 else -1
     with Fd(mount_fd), Fd(user_fd), Fd(nodes_fd):
         fds = (mount_fd, user_fd, nodes_fd, journal_fd)
-        run_in_child(lambda: _apply_as_child(fds, rootfs, edits, readonly, proc, label))
+        is_foreign = other_than_the_containers()
+        run_in_child(lambda: _apply_as_child(fds, rootfs, edits, readonly, proc, label, is_foreign))
 
 
 def apply_here(rootfs: str, edits: ContainerEdits) -> None:
@@ -280,7 +284,13 @@ def _namespace(pid: int | str, kind: str) -> str:
 
 
 def _apply_as_child(
-    fds: tuple[int, int, int, int], rootfs: str, edits: ContainerEdits, readonly: bool, proc: bool, label: str
+    fds: tuple[int, int, int, int],
+    rootfs: str,
+    edits: ContainerEdits,
+    readonly: bool,
+    proc: bool,
+    label: str,
+    is_foreign: Foreign,
 ) -> None:
     """In the container's namespaces from here on: nothing is imported any more, and no program is run."""
     mount_fd, user_fd, nodes_fd, journal_fd = fds
@@ -290,10 +300,15 @@ def _apply_as_child(
         join_container(mount_fd, user_fd)
         root_fd = posix.open(rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)
         journal = Journal(root_fd, journal_fd)
+
+        def leave_out(step: DeviceStep) -> bool:
+            return is_outside(root_fd, step.path, is_foreign)
+
         try:
             if nodes_fd >= 0:
-                take_nodes(root_fd, tuple([node_step(node) for node in edits.device_nodes]), nodes_fd)
-            apply_edits(edits, Target(root_fd, journal, user_fd >= 0, readonly, proc=proc, label=label))
+                take_nodes(root_fd, tuple([node_step(node) for node in edits.device_nodes]), nodes_fd, leave_out)
+            how = (user_fd >= 0, readonly, False, proc, -1, label, is_foreign)
+            apply_edits(edits, Target(root_fd, journal, *how))
         finally:
             journal.close()
     except OSError as e:

@@ -16,6 +16,7 @@ from gpurun.linux.files import Fd
 from gpurun.linux.mountinfo import mounts
 from gpurun.ns.directory_cache import DirectoryCache
 from gpurun.ns.mount import attach, filesystem, tmpfs
+from gpurun.ns.outside import is_outside, nothing_is_foreign
 from gpurun.ns.path import existing_part, open_in_root, refuse_kernels_own
 
 TYPE_CHECKING = False
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from gpurun.ns.journal import Journal
     from gpurun.ns.mount import Option
+    from gpurun.ns.outside import Foreign
 
     T = TypeVar("T")
 
@@ -38,7 +40,8 @@ class Target:
     mknod(2) is not allowed.  *replaces_links*: nobody gives back what the image had, so a link takes the place of what has
     its name, as ``ln -sf`` and ldconfig do it.  *proc*: a procfs is mounted on /proc; *proc_fd* is that mount, where it is
     known: whoever shares the rootfs may exchange the directory, and the mount goes with it.  *label* is the SELinux context
-    of the file systems that are made (``linux.mountLabel``).
+    of the file systems that are made (``linux.mountLabel``).  *is_foreign* tells directories of the host from the
+    container's own: see :mod:`gpurun.ns.outside`.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Target:
         proc: bool = False,
         proc_fd: int = -1,
         label: str = "",
+        is_foreign: Foreign = nothing_is_foreign,
     ) -> None:
         self.root_fd = root_fd
         self.journal = journal
@@ -62,6 +66,8 @@ class Target:
         self.label = label
         self.places = DirectoryCache(root_fd, journal, refuse_kernels_own)
         self._covers: list[int] = []
+        self._is_foreign = is_foreign
+        self._outside: dict[str, bool] = {}
 
     def with_room(self, path: str, action: Callable[[], T]) -> T:
         """The result of *action*, which makes something at *path*; room is made for it if the rootfs is read-only."""
@@ -72,6 +78,17 @@ class Target:
                 raise
         self._make_room(path)
         return action()
+
+    def is_outside(self, path: str) -> bool:
+        """Whether what is made at *path* would be made on the host: nothing is.  Raises OSError."""
+        directory = path.rpartition("/")[0]
+        if directory not in self._outside:
+            self._outside[directory] = is_outside(self.root_fd, path, self._is_anothers)
+        return self._outside[directory]
+
+    def _is_anothers(self, fd: int) -> bool:
+        device = posix.fstat(fd).st_dev
+        return all(posix.fstat(cover).st_dev != device for cover in self._covers) and self._is_foreign(fd)
 
     def finish(self) -> None:
         """Make read-only what was made of room, and let go of all descriptors."""
@@ -92,6 +109,7 @@ class Target:
                 cover = _overlay(self.root_fd, fd, self.label)
                 attach(cover, fd)
                 self._covers.append(cover)
+                self._outside.clear()
                 for name, tree in below:
                     place = open_in_root(self.root_fd, name)
                     attach(tree, place)

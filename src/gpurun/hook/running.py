@@ -32,12 +32,14 @@ from gpurun.ns.helper_process import join_container, run_in_child
 from gpurun.ns.journal import Journal
 from gpurun.ns.mount import attach, private_copy
 from gpurun.ns.options import parse_options
+from gpurun.ns.outside import is_outside, other_than_the_containers, refuse_outside
 from gpurun.ns.path import open_in_root
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.cdi.edits import DeviceNode, ProcTree
+    from gpurun.ns.outside import Foreign
 
 _PROC = "/proc/driver/nvidia"
 
@@ -95,7 +97,9 @@ def change(pid: int, wanted: DeviceChange, journal_fd: int = -1) -> None:
         try:
             if user_fd >= 0:
                 sources = replace(sources, lent=lend_missing(pid, wanted.edits.device_nodes, wanted.label))
-            run_in_child(lambda: _as_child((mount_fd, user_fd, host_fd, journal_fd), wanted, sources, bind_nodes))
+            is_foreign = other_than_the_containers()
+            fds = (mount_fd, user_fd, host_fd, journal_fd)
+            run_in_child(lambda: _as_child(fds, wanted, sources, bind_nodes, is_foreign))
         finally:
             for fd in sources.descriptors:
                 posix.close(fd)
@@ -128,7 +132,9 @@ def _copy(path: str, words: tuple[str, ...], recursive: bool) -> int:
         raise StepError("mount", path, e.errno or EINVAL) from None
 
 
-def _as_child(fds: tuple[int, int, int, int], wanted: DeviceChange, sources: _Sources, bind_nodes: bool) -> None:
+def _as_child(
+    fds: tuple[int, int, int, int], wanted: DeviceChange, sources: _Sources, bind_nodes: bool, is_foreign: Foreign
+) -> None:
     """In the container's mount namespace from here on: nothing is imported any more, and no program is run."""
     mount_fd, user_fd, host_fd, journal_fd = fds
     end_imports()
@@ -147,15 +153,16 @@ def _as_child(fds: tuple[int, int, int, int], wanted: DeviceChange, sources: _So
         for path in reversed(wanted.mounts):
             _detach(root_fd, path)
         _remove_names(root_fd, wanted.names)
-        _take_out(root_fd, wanted.nodes, wanted.entries)
+        _take_out(root_fd, wanted.nodes, wanted.entries, is_foreign)
         reopened = wanted.restoring != (0, 0) and wanted.readonly and _set_writable(root_fd)
         journal = Journal(root_fd, journal_fd)
         new = [node for node in wanted.edits.device_nodes if not is_there(root_fd, node_step(node))]
         try:
-            _put_in(root_fd, wanted, sources, journal, bind_nodes)
+            target = Target(root_fd, journal, bind_nodes, wanted.readonly, label=wanted.label, is_foreign=is_foreign)
+            _put_in(target, wanted, sources)
         except BaseException:
             entries = [b.container_path for tree in wanted.edits.proc_trees for b in tree.binds if tree.path == _PROC]
-            _take_out(root_fd, tuple(new), tuple([path.removeprefix(f"{_PROC}/") for path in entries]))
+            _take_out(root_fd, tuple(new), tuple([path.removeprefix(f"{_PROC}/") for path in entries]), is_foreign)
             raise
         finally:
             journal.close()
@@ -223,11 +230,12 @@ def _remove_names(root_fd: int, names: tuple[str, ...]) -> None:
             posix.close(fd)
 
 
-def _put_in(root_fd: int, wanted: DeviceChange, sources: _Sources, journal: Journal, user_namespace: bool) -> None:
-    edits = wanted.edits
-    target = Target(root_fd, journal, user_namespace, wanted.readonly, label=wanted.label)
+def _put_in(target: Target, wanted: DeviceChange, sources: _Sources) -> None:
+    edits, root_fd, user_namespace = wanted.edits, target.root_fd, target.in_user_namespace
     for node, source in zip(edits.device_nodes if user_namespace else (), sources.nodes, strict=False):
         if not is_there(root_fd, node_step(node)):
+            if target.is_outside(node.path):
+                raise refuse_outside(node.path)
             if source < 0:
                 raise StepError("bind the host's device node", node.host_path or node.path, ENOENT)
             place = target.with_room(node.path, lambda node=node: target.places.file(node.path))  # type: ignore[misc]
@@ -308,12 +316,15 @@ def _make(directory: int, name: str, is_directory: bool) -> None:
             pass
 
 
-def _take_out(root_fd: int, nodes: tuple[DeviceNode, ...], entries: tuple[str, ...]) -> None:
-    """Take device nodes and entries away; what is not there, or is something else by now, stays as it is."""
+def _take_out(root_fd: int, nodes: tuple[DeviceNode, ...], entries: tuple[str, ...], is_foreign: Foreign) -> None:
+    """Take device nodes and entries away; what is not there, or is something else by now, stays as it is, and so does a node
+    in a directory that is the host's."""
     for entry in entries:
         _unmount(root_fd, f"{_PROC}/{entry}")
     for node in nodes:
         if not is_there(root_fd, node_step(node)):
+            continue
+        if is_outside(root_fd, node.path, is_foreign):
             continue
         _unmount(root_fd, node.path)
         directory, _, name = node.path.rpartition("/")

@@ -63,13 +63,19 @@ def lend_nodes(
     return fd
 
 
-def take_nodes(root_fd: int, steps: tuple[DeviceStep, ...], nodes_fd: int) -> None:
-    """Bind the nodes that :func:`lend_nodes` made at their places, where it made them.  Closes *nodes_fd*."""
+def take_nodes(
+    root_fd: int, steps: tuple[DeviceStep, ...], nodes_fd: int, leave_out: Callable[[DeviceStep], bool] | None = None
+) -> None:
+    """Bind the nodes that :func:`lend_nodes` made at their places, where it made them, but for those to *leave_out*.
+    Closes *nodes_fd*.
+    """
     _refuse_dev_link(root_fd)
     for step, tree in zip(steps, open_lent(nodes_fd, len(steps)), strict=True):
         if tree < 0:
             continue
         with Fd(tree), Step("make the device node", step.path):
+            if leave_out is not None and leave_out(step):
+                continue
             target = make_target(root_fd, step.path, directory=False)
             attach(tree, target)
             posix.close(target)

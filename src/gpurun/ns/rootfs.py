@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 #: File systems whose superblock is shared or special: read-only is a matter of the mount alone.
 _MOUNT_ONLY_RO = frozenset(("tmpfs", "proc", "sysfs", "devpts", "mqueue", "cgroup2"))
+#: File systems of which each mount of its own is a new one (a devtmpfs or an overlay shows what is somebody's already).
+_OF_CONTAINER = frozenset(("tmpfs", "ramfs"))
 
 
 def mount_all(
@@ -48,11 +50,13 @@ def mount_all(
     sources: Callable[[int], int],
     cgroup: str,
     views: dict[str, int] | None = None,
+    own: set[int] | None = None,
 ) -> tuple[tuple[int, int], ...]:
     """Carry out *steps* in order; returns (descriptor, attributes) of mounts that become read-only at the end.
 
     *views* gets a descriptor of each mount that shows the kernel's own files (proc, sysfs), and of a /dev of the
-    container's own, by its destination: see :mod:`gpurun.ns.masks`.
+    container's own, by its destination: see :mod:`gpurun.ns.masks`.  *own* gets the device number of each tmpfs that is
+    made: see :mod:`gpurun.ns.outside`.
 
     *sources* gives the source tree of a bind mount, by the index of its step, that the parent opens; -1 is for us to open.
     *cgroup* is the host's cgroup tree, if the container is to see that: it has no cgroup namespace.
@@ -74,6 +78,8 @@ def mount_all(
                 lm.mount_setattr(fd, step.options.rec_set, step.options.rec_clr, recursive=True)
         except OSError as e:
             raise failed_mount(step, strerror_lower(e.errno)) from None
+        if own is not None and step.kind in _OF_CONTAINER and not step.options.remount:
+            own.add(posix.fstat(fd).st_dev)
         if views is not None and not step.options.remount:
             if step.destination in views:
                 posix.close(views.pop(step.destination))

@@ -54,9 +54,8 @@ if TYPE_CHECKING:
 
     from gpurun.engine.hooks import Execve
     from gpurun.hook.apply import Opened
-    from gpurun.ns.mount_plan import DeviceStep
 
-    ApplyEdits = Callable[[InitPlan, int, int, Opened | None, dict[str, int]], None]
+    ApplyEdits = Callable[[InitPlan, int, int, Opened | None, dict[str, int], set[int]], None]
 
 _NEW_LISTENER = 8  # SECCOMP_FILTER_FLAG_NEW_LISTENER
 
@@ -148,13 +147,14 @@ class _Init:
     """The init, from ``go`` to execve(2): each method is one phase, and :meth:`run` is their order.
 
     *root_fd* is the rootfs and *proc_fd* the host's /proc, for what is written there before there is one inside; *views* are
-    the mounts of /proc and /sys by their paths.
+    the mounts of /proc and /sys by their paths, *own* the device numbers of the file systems that are the container's alone.
     """
 
     def __init__(self, plan: InitPlan, fds: messages.Descriptors, opened: Opened | None) -> None:
         self.plan, self.fds, self.opened = plan, fds, opened
         self.root_fd = self.proc_fd = -1
         self.views: dict[str, int] = {}
+        self.own: set[int] = set()
         self.state = State(
             plan.id, plan.bundle, plan.rootfs, plan.cgroup_path, True, posix.getpid(), annotations=plan.annotations
         )
@@ -167,7 +167,7 @@ class _Init:
         late = self._mount()
         self._make_devices()
         if apply_edits:
-            apply_edits(self.plan, self.root_fd, self.fds.journal, self.opened, self.views)
+            apply_edits(self.plan, self.root_fd, self.fds.journal, self.opened, self.views, self.own)
         null_tree = masks.null_cover(self.views) if self.plan.masked_paths else -1
         self._run_create_hooks()
         _leave_host(self.plan, self.root_fd)
@@ -217,13 +217,23 @@ class _Init:
             trees.update(pivot.shared_sources(plan.mounts, plan.rootfs, plan.propagation))
         self.root_fd = _enter(plan, trees.pop(-1, self.fds.root))
         source = _sources(plan, self.fds, trees)
-        return rootfs.mount_all(self.root_fd, plan.rootfs, plan.mounts, source, plan.cgroup_view, self.views)
+        return rootfs.mount_all(self.root_fd, plan.rootfs, plan.mounts, source, plan.cgroup_view, self.views, self.own)
+
+    def _take_nodes(self) -> None:
+        plan, root_fd, lent = self.plan, self.root_fd, self.fds.nodes
+        if not plan.edits.device_nodes:
+            devices.take_nodes(root_fd, plan.devices, lent)
+            return
+        from gpurun.engine.inside.device_edits import left_out, nodes_of  # imported before the host's tree was left
+
+        nodes = nodes_of(plan)
+        devices.take_nodes(root_fd, plan.devices + nodes, lent, left_out(root_fd, nodes, self.own))
 
     def _make_devices(self) -> None:
         if self.plan.dev_is_bind:
             return
         if self.fds.nodes >= 0:
-            devices.take_nodes(self.root_fd, self.plan.devices + _edit_nodes(self.plan), self.fds.nodes)
+            self._take_nodes()
         else:
             devices.make_devices(self.root_fd, self.plan.devices, self.plan.user_namespace)
         devices.make_dev_links(self.root_fd)
@@ -330,37 +340,13 @@ def _wait_for_start(fifo: int) -> None:
         posix._exit(1)
 
 
-def _apply_edits(plan: InitPlan, root_fd: int, journal_fd: int, opened: Opened | None, views: dict[str, int]) -> None:
-    """Apply the device edits and close the journal, however that ends."""
-    from gpurun.hook.apply import apply_edits  # imported before the host's tree was left
-    from gpurun.hook.rootfs_target import Target
-    from gpurun.ns.journal import Journal
-
-    journal = Journal(root_fd, journal_fd)
-    try:
-        proc_fd, label = views.get("/proc", -1), plan.mount_label
-        has_proc = proc_fd >= 0
-        target = Target(root_fd, journal, plan.user_namespace, plan.readonly, proc=has_proc, proc_fd=proc_fd, label=label)
-        apply_edits(plan.edits, target, opened)
-    finally:
-        journal.close()
-
-
-def _edit_nodes(plan: InitPlan) -> tuple[DeviceStep, ...]:
-    """The nodes of the device edits, of which the parent lends those that the host lacks."""
-    if not plan.edits.device_nodes:
-        return ()
-    from gpurun.hook.device_steps import node_step  # imported before the host's tree was left
-
-    return tuple([node_step(node) for node in plan.edits.device_nodes])
-
-
 def _import_all(plan: InitPlan, fds: messages.Descriptors) -> ApplyEdits | None:
     """Import what the rest of the road needs, then take away the means to; returns what applies the edits, if any."""
     apply: ApplyEdits | None = None
     if plan.edits != ContainerEdits():
-        _import_for_edits()
-        apply = _apply_edits
+        from gpurun.engine.inside.device_edits import apply_plan
+
+        apply = apply_plan
     if any(m.options.copy_up for m in plan.mounts):
         import gpurun.ns.copyup
     if any(may_have_long_options(m) for m in plan.mounts):
@@ -380,10 +366,7 @@ def _import_all(plan: InitPlan, fds: messages.Descriptors) -> ApplyEdits | None:
 
 
 def _import_for_edits() -> None:
-    import gpurun.hook.apply
-    import gpurun.hook.device_steps
-    import gpurun.hook.rootfs_target
-    import gpurun.ns.journal  # noqa: F401
+    import gpurun.engine.inside.device_edits  # noqa: F401
 
 
 def _join_keyring(plan: InitPlan, proc_fd: int) -> None:
