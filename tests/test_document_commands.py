@@ -61,7 +61,6 @@ RUN = (
 )  # fmt: skip
 NOT_RUN = (
     "install", "uninstall", "gpu attach", "gpu detach", "gpu lease ", "update", "kubernetes", "metrics", "cdi refresh",
-    "bundle --overlay", "bundle --remove",  # tests/images/test_overlay_command.py
     "run --bundle b", "create", "start", "exec", "kill", "delete", "state", "checkpoint", "restore",
 )  # fmt: skip
 

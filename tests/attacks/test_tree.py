@@ -27,7 +27,6 @@ IN_THE_IMAGE = (
     "engine/terminal.py",
     "gpu/leases/seen.py",
     "images/config.py",
-    "images/layers.py",
     "security/lsm.py",
 )
 #: Who else opens by a descriptor of a directory, and what it is of.
@@ -64,8 +63,6 @@ OTHERS = {
     ("commands/gpu_use.py", "_command"): "the host's /proc",
     ("gpu/leases/seen.py", "command_of"): "the host's /proc",
     ("images/config.py", "read"): "the descriptor that open_file has given",
-    ("images/layers.py", "diff_id_of"): "an archive that is not unpacked yet",
-    ("images/layers.py", "add"): "an archive that is not unpacked yet",
 }
 OPENERS = {"open", "openat2", "open_in_root", "read_file"}
 #: What opens by the descriptor of a directory: who calls one of these may have an image in his hands.

@@ -65,19 +65,29 @@ def put(directory: Path, data: bytes, kind: str) -> dict[str, Any]:
     return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{digest}", "size": len(data)}
 
 
+def diff_ids(*layers: bytes) -> list[str]:
+    return [f"sha256:{hashlib.sha256(data).hexdigest()}" for data in layers]
+
+
 def layout(
-    directory: Path, *layers: bytes, tag: str = "latest", config: dict[str, Any] = CONFIG, compress: bool = True
+    directory: Path,
+    *layers: bytes,
+    tag: str = "latest",
+    config: dict[str, Any] = CONFIG,
+    compress: bool = True,
+    raw: bytes = b"",
 ) -> Path:
-    """An OCI image layout with one image, or with one more."""
+    """An OCI image layout with one image, or with one more; *raw* is its configuration as text, in the place of *config*."""
     made = [
         put(directory, gzip.compress(data, mtime=0), "layer.v1.tar+gzip")
         if compress
         else put(directory, data, "layer.v1.tar")
         for data in layers
     ]
+    config = {"rootfs": {"type": "layers", "diff_ids": diff_ids(*layers)}, **config}
     manifest = {
         "schemaVersion": 2,
-        "config": put(directory, json.dumps(config).encode(), "config.v1+json"),
+        "config": put(directory, raw or json.dumps(config).encode(), "config.v1+json"),
         "layers": made,
     }
     entry = put(directory, json.dumps(manifest).encode(), "manifest.v1+json")
@@ -92,6 +102,7 @@ def layout(
 
 def docker_save(path: Path, *layers: bytes, tag: str = "image:latest", config: dict[str, Any] = CONFIG) -> Path:
     """What `docker save` has written since its beginning."""
+    config = {"rootfs": {"type": "layers", "diff_ids": diff_ids(*layers)}, **config}
     names = [f"{hashlib.sha256(data).hexdigest()}/layer.tar" for data in layers]
     manifest = [{"Config": "config.json", "RepoTags": [tag], "Layers": names}]
     with tarfile.open(path, "w") as archive:

@@ -30,7 +30,8 @@ def test_users(text: str, made: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["nobody", "²", "9" * 5000, "4294967296", "odd", "huge", "0:²", "0:odd", "0:bad", "0:" + "9" * 5000]
+    "text",
+    ["nobody", "²", "9" * 5000, "4294967295", "4294967296", "odd", "huge", "0:²", "0:odd", "0:bad", "0:" + "9" * 5000],
 )
 def test_what_is_no_user(text: str) -> None:
     with pytest.raises(ConfigError, match=r"config\.User"):

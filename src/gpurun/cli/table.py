@@ -221,16 +221,12 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
     ),
     "bundle": (
         "SOURCE [COMMAND...]", 1, -1, False, "gpurun.commands.bundle:bundle",
-        "make a bundle of an image: an OCI layout, an archive of `docker save`, a tarball of a root, or a directory",
+        "make a bundle of an image that skopeo knows (docker://..., oci:...), of an archive, or of a tarball or directory",
         (
             ("output", "o", "dir", "the bundle, a directory that is made"),
-            ("tag", "", "text", "which image, where there are several"),
+            ("tag", "", "text", "which image of a directory or an archive, where there are several"),
             ("architecture", "", "text", "for which machines, where the image is for several (default: this one)"),
             ("max-size", "", "text", "how large the image may be, like 10g (default: 64g)"),
-            ("overlay", "", "switch", "keep each layer once for all bundles; the root is an overlay of them"),
-            ("layers", "", "dir", "where layers are kept (default: /var/lib/gpurun/layers)"),
-            ("mount", "", "switch", "SOURCE is a bundle made with --overlay: mount its root again"),
-            ("remove", "", "switch", "SOURCE is a bundle made with --overlay: unmount and remove it"),
         ),
     ),
     "features": ("", 0, 0, False, "gpurun.commands.documents:features", "print what this runtime supports as JSON", ()),

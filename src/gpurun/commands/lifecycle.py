@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import posix
-
 from gpurun import log
 from gpurun.errors import GpurunError, oserror_text
 from gpurun.launcher.fresh_interpreter import INIT_ENTRY
@@ -54,22 +52,7 @@ def _make(invocation: Invocation) -> Created:
     except BaseException:
         dismiss(started)
         raise
-    try:
-        return make(options, started)
-    except GpurunError as e:
-        e.args = (f"{e}{_not_mounted(options.bundle)}",)
-        raise
-
-
-def _not_mounted(bundle: str) -> str:
-    """What to add to an error of a bundle that ``bundle --overlay`` has made and whose root is not mounted any more."""
-    try:
-        posix.stat(f"{bundle}/overlay/overlay.json")
-        if posix.stat(f"{bundle}/rootfs").st_dev != posix.stat(bundle).st_dev:
-            return ""
-    except OSError:
-        return ""
-    return f": {bundle}/rootfs is not mounted: `gpurun bundle --mount {bundle}` does it"
+    return make(options, started)
 
 
 def create(invocation: Invocation) -> int:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import Any
 
 from gpurun.decimals import decimal
-from gpurun.errors import ConfigError
+from gpurun.errors import ConfigError, shown
 from gpurun.ns.path import open_file
 from gpurun.oci.annotations import CDI_PREFIX, split_labels
 from gpurun.oci.default_spec import default_spec
@@ -22,7 +21,6 @@ CAPABILITIES = [
     "CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD",
     "CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
 ]  # fmt: skip
-_DIFF_ID = re.compile("sha256:[0-9a-f]{64}")
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: Member of the configuration → the annotation that it becomes.
 _ANNOTATIONS = {
@@ -70,52 +68,49 @@ def container_config(
         terminal=False,
         args=args or ["sh"],
         env=[*([] if "PATH" in names else [_PATH]), *env],
-        cwd=str(made.get("WorkingDir") or "/"),
-        user=user(str(made.get("User") or ""), read),
+        cwd=_text(made.get("WorkingDir"), "config.WorkingDir") or "/",
+        user=user(_text(made.get("User"), "config.User"), read),
         noNewPrivileges=False,
     )
     process["capabilities"] = {name: list(CAPABILITIES) for name in ("bounding", "effective", "permitted")}
     process.pop("rlimits", None)
     spec["root"] = {"path": root, "readonly": False}
-    annotations = {name: str(image[key]) for key, name in _ANNOTATIONS.items() if image.get(key)}
+    annotations = {name: _text(image[key], key) for key, name in _ANNOTATIONS.items() if image.get(key)}
     labels, left_out = split_labels(_labels(made), site.cdi_prefixes, site.counted)
     annotations |= labels
     if made.get("StopSignal"):
-        annotations["org.opencontainers.image.stopSignal"] = str(made["StopSignal"])
-    if made.get("ExposedPorts"):
-        annotations["org.opencontainers.image.exposedPorts"] = ",".join(sorted(made["ExposedPorts"]))
+        annotations["org.opencontainers.image.stopSignal"] = _text(made["StopSignal"], "config.StopSignal")
+    ports = made.get("ExposedPorts") or {}
+    if not isinstance(ports, dict):
+        raise ConfigError("config.ExposedPorts", "is not an object")
+    if ports:
+        annotations["org.opencontainers.image.exposedPorts"] = ",".join(sorted(ports))
     if annotations:
         spec["annotations"] = annotations
     return spec, left_out
 
 
-def diff_ids(image: dict[str, Any], layers: int) -> tuple[str, ...]:
-    """The digests that the *layers* of *image* have without compression (``rootfs.diff_ids``), the lowest first.
-
-    Empty where the configuration says none, as that of a tarball of a root.  Raises :class:`ConfigError`.
-    """
-    made = (image.get("rootfs") or {}).get("diff_ids") if isinstance(image.get("rootfs") or {}, dict) else 0
-    if made is None or made == []:
-        return ()
-    if not isinstance(made, list) or not all(isinstance(one, str) and _DIFF_ID.fullmatch(one) for one in made):
-        raise ConfigError("rootfs.diff_ids", "is not a list of digests of sha256")
-    if len(made) != layers:
-        raise ConfigError("rootfs.diff_ids", f"has {len(made)} entries, but the image has {layers} layers")
-    return tuple(made)
+def _text(value: Any, where: str) -> str:
+    """A string of the configuration, "" where it is missing."""
+    if value is None:
+        return ""
+    if not isinstance(value, str) or "\0" in value:
+        raise ConfigError(where, "is not a string without NUL bytes")
+    return value
 
 
 def _labels(made: dict[str, Any]) -> dict[str, str]:
     labels = made.get("Labels") or {}
-    if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
+    if not isinstance(labels, dict):
         raise ConfigError("config.Labels", "is not an object of strings")
-    return labels
+    return {_text(key, "config.Labels"): _text(value, f"config.Labels.{shown(key)}") for key, value in labels.items()}
 
 
 def _words(made: dict[str, Any], name: str) -> list[str]:
     value = made.get(name) or []
-    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+    if not isinstance(value, list):
         raise ConfigError(f"config.{name}", "is not a list of strings")
-    return list(value)
+    return [_text(word if word is not None else 0, f"config.{name}[{i}]") for i, word in enumerate(value)]
 
 
 def user(text: str, read: Callable[[str], str]) -> dict[str, Any]:
@@ -127,19 +122,19 @@ def user(text: str, read: Callable[[str], str]) -> dict[str, Any]:
     if name:
         entry = next((one for one in users if name in (one[0], one[2])), None)
         if entry is None and _id(name) is None:
-            raise ConfigError("config.User", f'the image has no user "{name}" in its /etc/passwd')
+            raise ConfigError("config.User", f'the image has no user "{shown(name)}" in its /etc/passwd')
         found_uid = _id(name) if entry is None or _id(entry[2]) is None else _id(entry[2])
         if found_uid is None:
-            raise ConfigError("config.User", f'the user "{name}" has no number in the image\'s /etc/passwd')
+            raise ConfigError("config.User", f'the user "{shown(name)}" has no number in the image\'s /etc/passwd')
         uid, gid = found_uid, (_id(entry[3]) if entry is not None else None) or 0
         name = entry[0] if entry is not None else name
     if group:
         found = next((one for one in groups if group in (one[0], one[2])), None)
         if found is None and _id(group) is None:
-            raise ConfigError("config.User", f'the image has no group "{group}" in its /etc/group')
+            raise ConfigError("config.User", f'the image has no group "{shown(group)}" in its /etc/group')
         found_gid = _id(group) if found is None or _id(found[2]) is None else _id(found[2])
         if found_gid is None:
-            raise ConfigError("config.User", f'the group "{group}" has no number in the image\'s /etc/group')
+            raise ConfigError("config.User", f'the group "{shown(group)}" has no number in the image\'s /etc/group')
         gid = found_gid
     named = [_id(one[2]) for one in groups if not group and name and name in one[3].split(",")]
     more = [g for g in named if g is not None]
@@ -148,7 +143,7 @@ def user(text: str, read: Callable[[str], str]) -> dict[str, Any]:
 
 def _id(text: str) -> int | None:
     """The number of a user or group; None where *text* is none."""
-    return decimal(text, (1 << 32) - 1)
+    return decimal(text, (1 << 32) - 2)  # the last one is (uid_t)-1, which means none
 
 
 def reader(root: str) -> Callable[[str], str]:

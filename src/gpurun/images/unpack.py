@@ -1,0 +1,149 @@
+"""An image into a directory: skopeo(1) copies it, and umoci(1) unpacks its layers.
+
+Both are programs of others that read what an image says, and they are run with limits: of memory, of the size of a file, and
+of what the file system may lose meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+
+from gpurun.errors import ConfigError, GpurunError, shown
+from gpurun.images.source import Source
+from gpurun.linux.files import read_file
+from gpurun.oci.reader import as_object, get_array, get_object, get_string, parse_json
+from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+MAX_SIZE = 64 << 30
+_MAX_FILES = 4_000_000
+_MAX_DOCUMENT = 4 << 20  # bytes
+_MEMORY = 4 << 30  # bytes of address space, of which a program in Go uses a part
+_LOOK_S = 0.2
+_SAID = 1 << 16  # bytes
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+#: The image in the working directory, in the words of both programs.
+_IMAGE = "image:gpurun"
+
+
+class Limits(Record):
+    """*size*: bytes that the file system may lose while an image is copied, and while it is unpacked."""
+
+    size: int = MAX_SIZE
+
+
+def unpack(
+    source: Source, scratch: str, root: str, architecture: str, limits: Limits, environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """Make the directory *root* of the image that *source* names; its configuration (image-spec config.md).
+
+    *scratch* is an empty directory on the same file system.  *environ* is the environment of the programs: skopeo looks for
+    credentials and proxies there.  Raises :class:`GpurunError`.
+    """
+    programs = {name: shutil.which(name, path=environ.get("PATH") or _PATH) or "" for name in ("skopeo", "umoci")}
+    missing = [name for name, path in programs.items() if not path]
+    if missing:
+        raise GpurunError(
+            f"an image is copied by skopeo and unpacked by umoci, and there is no {' and no '.join(missing)} here "
+            f"(`apt-get install {' '.join(missing)}`)"
+        )
+    name = f"{source.transport}{source.rest}"
+    if source.path:
+        # By a name of ours: theirs may have a colon, which ends it for skopeo.
+        os.symlink(source.path, f"{scratch}/source")
+        name = f"{source.transport}:source{source.rest}"
+    where = shown(source.path or name)
+    words = ["--tmpdir", scratch, "--override-os", "linux", "--override-arch", architecture]
+    # Layers of other sources that are not compressed would be called compressed all the same.
+    as_they_are = ["--dest-oci-accept-uncompressed-layers"] if source.transport in ("oci", "oci-archive") else []
+    copy = ["copy", "--quiet", *as_they_are, "--", name, f"oci:{_IMAGE}"]
+    _run([programs["skopeo"], *words, *copy], scratch, limits, environ, where)
+    image = _configuration(f"{scratch}/image")
+    rootless = ["--rootless"] if os.geteuid() else []
+    _run([programs["umoci"], "raw", "unpack", *rootless, "--image", _IMAGE, root], scratch, limits, environ, where)
+    return image
+
+
+def _configuration(layout: str) -> dict[str, Any]:
+    """The configuration of the one image of a layout that skopeo has written."""
+    index = _document(f"{layout}/index.json")
+    entries = get_array(index, "manifests", "", as_object)
+    if len(entries) != 1:
+        raise ConfigError("index.json", f"has {len(entries)} images, not one")
+    manifest = _document(_blob(layout, entries[0]))
+    return _document(_blob(layout, get_object(manifest, "config", "") or {}))
+
+
+def _blob(layout: str, descriptor: dict[str, Any]) -> str:
+    algorithm, _, value = get_string(descriptor, "digest", "").partition(":")
+    if not (algorithm.isalnum() and value.isalnum() and value.isascii()):
+        raise ConfigError("digest", f'"{shown(value)}" is no digest')
+    return f"{layout}/blobs/{algorithm}/{value}"
+
+
+def _document(path: str) -> dict[str, Any]:
+    try:
+        data = read_file(path, _MAX_DOCUMENT + 1)
+    except OSError as e:
+        raise GpurunError(f"{shown(path)}: {(e.strerror or '').lower()}") from None
+    where = path.rpartition("/")[2]
+    if len(data) > _MAX_DOCUMENT:
+        raise ConfigError(where, f"is larger than {_MAX_DOCUMENT >> 20} MiB")
+    return as_object(parse_json(data, where), where)
+
+
+def _run(words: Sequence[str], directory: str, limits: Limits, environ: Mapping[str, str], where: str) -> None:
+    """Run a program in *directory* and wait for it; raises :class:`GpurunError` with its last line."""
+    name = os.path.basename(words[0])
+    before = os.statvfs(directory)
+    said = f"{directory}/said"
+    with open(said, "wb") as output:
+        try:
+            child = subprocess.Popen(
+                words, cwd=directory, env=dict(environ), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+        except OSError as e:
+            raise GpurunError(f"{name} cannot be run: {(e.strerror or '').lower()}") from None
+        try:
+            resource.prlimit(child.pid, resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+            resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (limits.size, limits.size))
+            while True:
+                ended = _wait(child)
+                after = os.statvfs(directory)
+                if (before.f_bfree - after.f_bfree) * after.f_frsize > limits.size:
+                    raise GpurunError(f"{where}: the image takes more than {limits.size} bytes of disk (see --max-size)")
+                if before.f_ffree - after.f_ffree > _MAX_FILES:
+                    raise GpurunError(f"{where}: the image has more than {_MAX_FILES} files")
+                if ended:
+                    break
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+    if child.returncode:
+        lines = read_file(said, _SAID).decode("utf-8", "replace").strip().splitlines() or [f"status {child.returncode}"]
+        reason = _reason(lines)
+        which = " (--tag says which)" if "more than one image" in reason or "choose an image" in reason else ""
+        raise GpurunError(f"{where}: {name}: {shown(reason, 500)}{which}")
+    os.unlink(said)
+
+
+def _wait(child: subprocess.Popen[bytes]) -> bool:
+    try:
+        child.wait(_LOOK_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _reason(lines: Sequence[str]) -> str:
+    """What a program in Go says for its end: a line of logrus, or the first line where its memory ran out."""
+    line = next((one for one in lines if one.startswith(("fatal error:", "runtime:"))), lines[-1]).strip(" \u2a2f")
+    return line.rpartition('level=fatal msg="')[2].removesuffix('"')
