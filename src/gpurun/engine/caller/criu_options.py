@@ -106,7 +106,7 @@ def config_file(config: Config, rootfs: str) -> str:
     if not named.startswith("/") or "\0" in named:
         raise ConfigError(where, f'"{shown(named)}" is no absolute path of the host')
     try:
-        with Fd(posix.open(named, posix.O_RDONLY | posix.O_NONBLOCK | O_CLOEXEC)) as fd:
+        with Fd(posix.open(named, O_PATH | O_CLOEXEC)) as fd:
             found = posix.fstat(fd)
             path = posix.readlink(f"/proc/self/fd/{fd}")
         problem = _problem(path, found, rootfs)
