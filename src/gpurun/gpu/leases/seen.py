@@ -2,20 +2,27 @@
 
 Each mount namespace with a /dev of its own is looked at once.  One with the host's /dev (a service of systemd, an agent that
 was given all of it) is none.  Who has GPUs but neither /dev/nvidia-uvm nor /dev/dri can look at them, as monitors do, and
-not compute: it does not count.  A container that may make device nodes can look as if it had GPUs; it gets none by that.
+not compute: it does not count.  That it has none is said only of a /dev that was seen whole: an error (no descriptors left,
+for one) is raised, and names that come and go while we look are looked for again.  A container that may make device nodes can look as if it had GPUs; it gets none by that.
 """
 
 from __future__ import annotations
 
 import posix
 from _stat import S_ISCHR, S_ISLNK
+from errno import ESRCH
 
+from gpurun.errors import StepError
 from gpurun.linux.files import O_CLOEXEC, Fd, read_file
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.procfs import cgroups
-from gpurun.ns.path import open_in_root, path_in_root
+from gpurun.ns.path import UNUSABLE, open_in_root, path_in_root
 from gpurun.record import Record
 
+#: The process has ended, or it has no such directory, or we may not see it.
+_GONE = (*UNUSABLE, ESRCH)
+#: How often a directory is listed in which names go away meanwhile.
+_LOOKS = 8
 _PREFIXES = (("/dev", "nvidia"), ("/dev/nvidia-caps", "nvidia-cap"))
 
 
@@ -66,34 +73,42 @@ def nodes_of(pid: int, host_dev: int = -1, computes: bool = False) -> frozenset[
 
     None either, unless *computes*, where they cannot compute.
 
-    Its file system is hostile: nothing leads out of it.
+    Its file system is hostile: nothing leads out of it.  Raises :class:`StepError` where it cannot be seen what is there.
     """
     try:
-        root_fd = posix.open(f"/proc/{pid}/root", O_PATH | O_DIRECTORY | O_CLOEXEC)
-    except OSError:
-        return frozenset()
-    found: list[tuple[int, int]] = []
-    try:
+        return _nodes_of(pid, host_dev, computes)
+    except OSError as e:
+        if e.errno in _GONE:
+            return frozenset()
+        raise StepError("see which GPUs the process has in its /dev:", str(pid), e.errno) from None
+
+
+def _nodes_of(pid: int, host_dev: int, computes: bool) -> frozenset[tuple[int, int]]:
+    found: set[tuple[int, int]] = set()
+    with Fd(posix.open(f"/proc/{pid}/root", O_PATH | O_DIRECTORY | O_CLOEXEC)) as root_fd:
         for directory, _ in _PREFIXES:
             try:
-                fd = open_in_root(root_fd, directory, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)
-            except OSError:
-                continue
-            try:
+                opened = open_in_root(root_fd, directory, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+            except OSError as e:
+                if e.errno in _GONE:
+                    continue
+                raise
+            with Fd(opened) as fd:
                 if posix.fstat(fd).st_dev == host_dev:
                     return frozenset()
-                names = posix.listdir(fd)
-                computes = computes or "nvidia-uvm" in names or "dri" in names
-                for name in names:
-                    node = posix.stat(name, dir_fd=fd, follow_symlinks=False)
-                    if S_ISCHR(node.st_mode):
-                        found.append((posix.major(node.st_rdev), posix.minor(node.st_rdev)))
-            except OSError:
-                continue  # it went away while we looked
-            finally:
-                posix.close(fd)
-    finally:
-        posix.close(root_fd)
+                for _ in range(_LOOKS):
+                    names, whole = posix.listdir(fd), True
+                    computes = computes or "nvidia-uvm" in names or "dri" in names
+                    for name in names:
+                        try:
+                            node = posix.stat(name, dir_fd=fd, follow_symlinks=False)
+                        except FileNotFoundError:
+                            whole = False  # it may have another name by now
+                            continue
+                        if S_ISCHR(node.st_mode):
+                            found.add((posix.major(node.st_rdev), posix.minor(node.st_rdev)))
+                    if whole:
+                        break
     return frozenset(found) if computes else frozenset()
 
 
