@@ -49,7 +49,10 @@ def _arguments(what: str, words: tuple[str, ...], invocation: Invocation) -> tup
 
 def find(word: str, roots: tuple[str, ...]) -> tuple[str, str]:
     """(state directory, id) of the one container that *word* names.  Raises :class:`GpurunError`."""
-    named = {lease.id for lease in open_store(own_environment()).own_leases() if lease.name == word}
+    try:
+        named = {lease.id for lease in open_store(own_environment()).own_leases() if lease.name == word}
+    except GpurunError:
+        named = set()  # an id, or a name that its engine has written down, does without
     found = []
     for root in roots:
         try:

@@ -35,10 +35,7 @@ def list_leases(env: Mapping[str, str], form: str) -> int:
     """``gpu leases``; returns the exit code."""
     store = open_store(env)
     leases = store.leases()
-    try:
-        waiting = [ticket.pid for ticket in tickets(store.path, tidy=False)]
-    except OSError:
-        waiting = []  # nobody has leased anything since this host booted
+    waiting = [ticket.pid for ticket in tickets(store.path, tidy=False)]
     if form == "json":
         write_stdout(dumps({"leases": [row(lease) for lease in leases], "waiting": waiting}, 2) + "\n")
         return 0

@@ -47,7 +47,7 @@ _MIB = 1 << 20
 def list_gpus(env: Mapping[str, str], form: str, roots: tuple[str, ...], processes: bool) -> int:
     """``gpu list``: *roots* are the state directories whose containers are looked at; returns the exit code."""
     where = site_roots(env)
-    answer = describe(where, roots, processes, open_store(env).leases())
+    answer = describe(where, roots, processes, _leases(env))
     if form == "json":
         write_stdout(dumps(answer, 2) + "\n")
     elif answer["gpus"]:
@@ -55,6 +55,15 @@ def list_gpus(env: Mapping[str, str], form: str, roots: tuple[str, ...], process
     else:
         write_stderr(f"gpurun: {why_none(where, answer['driverVersion'])}")
     return 0
+
+
+def _leases(env: Mapping[str, str]) -> tuple[Lease, ...]:
+    """All leases; none, and a sentence that says so, where they cannot be read."""
+    try:
+        return open_store(env).leases()
+    except GpurunError as e:
+        posix.write(2, f"gpurun: leases are not shown: {e}\n".encode("utf-8", "surrogateescape"))
+        return ()
 
 
 def why_none(where: Roots, version: str) -> str:

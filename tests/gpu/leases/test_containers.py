@@ -184,9 +184,10 @@ def test_nvml_says_who_computes(
     assert got(start("free", on=host)) == [uuid(5)], "rather one that is alone than half a pair"
     assert got(start("free:2;nvlink", on=host)) == [uuid(1), uuid(2)]
     text = refused(runtime, bundle(), host, "free:2;memory>80GiB")
-    assert "2 GPUs wanted, 0 of 6 free" in text and "GPU 4: it has 80 GiB of memory" in text
+    assert "2 GPUs wanted, 0 of 6 free" in text and "GPU 0, 1, 2, 3, 4, 5: it has 80 GiB of memory" in text
     text = refused(runtime, bundle(), host, "free:3;memory>=80GiB")
-    assert "GPU 1: leased by" in text and "3 of 80 GiB in use, load 42 %" in text
+    assert text.count("leased by") == 2 and "GPU 1, 2: leased by" in text
+    assert "GPU 5: leased by" in text and "3 of 80 GiB in use, load 42 %" in text
 
 
 @pytest.fixture
@@ -223,7 +224,7 @@ def test_what_the_site_never_leases(
 ) -> None:
     env = site(tmp_path, f'never = ["0", "{uuid(2)}"]')
     assert got(start("free:2", **env)) == [uuid(1), uuid(3)]
-    assert "GPU 0: the site never leases it" in refused(runtime, bundle(), host, "free", **env)
+    assert "GPU 0, 2: the site never leases it" in refused(runtime, bundle(), host, "free", **env)
 
 
 def test_containers_that_do_not_count(start: Start, tmp_path: Path) -> None:
@@ -299,13 +300,29 @@ def test_waiting_in_order_of_arrival(
     assert json.loads(runtime("gpu", "leases", "--json", env=env).out) == {"leases": [], "waiting": []}
 
 
+def test_who_waits_for_one_kind_does_not_hold_up_the_others(
+    runtime: Runtime, bundle: MakeBundle, start: Start, host: SimulatedDriver, tmp_path: Path
+) -> None:
+    env = site(tmp_path, 'wait = "60s"')
+    only = start("free;product=GeForce*", **env)
+    assert got(only) == [uuid(2)]
+    b = asking(bundle(), "free;product=GeForce*", "echo $NVIDIA_VISIBLE_DEVICES")
+    runtime.prepare(b, "waits")
+    files = runtime.new_files()
+    waiting = runtime.popen("run", "--bundle", str(b.directory), "waits", files=files, env=ENVIRONMENT | host.env | env)
+    wait_until(lambda: len(json.loads(runtime("gpu", "leases", "--json", env=host.env).out)["waiting"]) == 1)
+    assert got(start("free:3", **env)) == [uuid(0), uuid(1), uuid(3)] and waiting.poll() is None
+    end(only)
+    assert waiting.wait(60) == 0 and (files / "out").read_text().strip() == uuid(2)
+
+
 def test_waiting_ends(runtime: Runtime, bundle: MakeBundle, start: Start, host: SimulatedDriver, tmp_path: Path) -> None:
     start("free:4")
     env = site(tmp_path, 'wait = "1s"')
     begin = time.monotonic()
-    assert "1 GPU wanted, 0 of 4 free after 1 s" in refused(runtime, bundle(), host, "free", **env)
+    assert "1 GPU wanted, 0 of 4 free after 1 s: GPU 0" in refused(runtime, bundle(), host, "free", **env)
     assert 1 <= time.monotonic() - begin < 30
-    assert "is no GPU that" not in refused(runtime, bundle(), host, "free:5", **env)
+    assert " after " not in refused(runtime, bundle(), host, "free:5", **env), "there are only four: nobody waited"
     env = site(tmp_path, 'wait = "60s"')
     never = time.monotonic()
     assert "0 of 4 free" in refused(runtime, bundle(), host, "free;product=B200", **env)

@@ -67,7 +67,7 @@ def full() -> Iterator[None]:
 
 
 def test_without_descriptors_nobody_is_said_to_have_no_gpu(full: None) -> None:
-    with pytest.raises(GpurunError, match="see which GPUs the process has in its /dev.*too many open files"):
+    with pytest.raises(GpurunError, match=r"see which GPUs the process has in its /dev.*too many open files"):
         nodes()
 
 

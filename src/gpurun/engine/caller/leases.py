@@ -112,11 +112,17 @@ def look(request: GpuRequest, settings: Settings, own_env: Mapping[str, str], co
 
 
 def bind(granted: GrantedLease, state: State) -> None:
-    """From now on the lease is that of the container *state*, which has an init, and no more that of this process."""
+    """From now on the lease is that of the container *state*, which has an init, and no more that of this process.
+
+    Raises :class:`GpurunError`.
+    """
     cgroup = "" if state.private_pid else state.cgroup
     inode = cgroup_inode(cgroup) if cgroup else 0
-    bound = replace(granted.lease, pid=state.pid, start_time=state.start_time, cgroup=cgroup, cgroup_inode=inode)
-    Store(granted.path).save(bound)
+    store = Store(granted.path)
+    with store:
+        # It may have been released meanwhile, and stays so.
+        now = store.current(granted.lease) or granted.lease
+        store.save(replace(now, pid=state.pid, start_time=state.start_time, cgroup=cgroup, cgroup_inode=inode))
 
 
 def grant_more(

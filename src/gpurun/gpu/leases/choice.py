@@ -120,19 +120,23 @@ def choose(
     if len(free) < wish.count:
         return ()
     again = tuple([unit for unit in free if unit.name in had])
-    if len(again) == wish.count and (not wish.nvlink or _connected(again)):
+    if len(again) == wish.count and (not wish.nvlink or connected(again)):
         return again
-    sets = _sets(free, wish.count) if _count(len(free), wish.count) <= MAX_SETS else _grown(free, wish.count)
     best: tuple[Unit, ...] = ()
     lowest: tuple[object, ...] = ()
-    for chosen in sets:
-        if wish.nvlink and not _connected(chosen):
+    for chosen in sets_of(free, wish.count):
+        if wish.nvlink and not connected(chosen):
             continue
         kept = sum([1 for unit in chosen if unit.name in had])
         score = (-kept, *_score(chosen, free, near, used or {}))
         if not best or score < lowest:  # type: ignore[operator]
             best, lowest = chosen, score
     return best
+
+
+def sets_of(units: tuple[Unit, ...], count: int) -> Iterator[tuple[Unit, ...]]:
+    """The sets of *count* of *units* that are worth comparing: all, unless there are more than MAX_SETS."""
+    return _sets(units, count) if _count(len(units), count) <= MAX_SETS else _grown(units, count)
 
 
 def _score(
@@ -152,7 +156,7 @@ def _score(
     )
 
 
-def _connected(chosen: tuple[Unit, ...]) -> bool:
+def connected(chosen: tuple[Unit, ...]) -> bool:
     """Whether NVLink leads from each of *chosen* to each other, over others of them if need be."""
     inside = {unit.index: unit.links for unit in chosen}
     reached, todo = {chosen[0].index}, [chosen[0].index]

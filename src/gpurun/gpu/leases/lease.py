@@ -58,4 +58,9 @@ class Lease(Record):
     @property
     def shown(self) -> str:
         """What a sentence calls the container."""
-        return f"{self.name} ({self.id[:12]})" if self.name and self.name != self.id else self.id[:64]
+        return f"{self.name} ({self.id[:12]})" if self.name and self.name != self.id else short(self.id)
+
+
+def short(container_id: str) -> str:
+    """*container_id* as engines show it."""
+    return container_id[:12] if len(container_id) == 64 else container_id[:64]

@@ -9,7 +9,7 @@ import select
 import time
 
 from gpurun import log
-from gpurun.errors import GpuError, shown
+from gpurun.errors import GpuError, GpurunError, shown
 from gpurun.gpu.leases import queue
 from gpurun.gpu.leases.choice import Unit, Verdict, choose, judge
 from gpurun.gpu.leases.lease import Lease, Leased
@@ -18,6 +18,8 @@ from gpurun.gpu.leases.names import Known
 from gpurun.gpu.leases.policy import LeasePolicy
 from gpurun.gpu.leases.store import Store, new_lease
 from gpurun.gpu.leases.survey import Survey, described, holders, survey
+from gpurun.gpu.leases.turns import Want, left
+from gpurun.gpu.leases.wording import reasons, shown_lines
 from gpurun.gpu.request.records import place
 from gpurun.linux import procfs
 from gpurun.record import Record
@@ -32,9 +34,10 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks of one who waits, at the most; the end of a container that has GPUs is noticed at once.
 _LOOK_S = 0.25
+_SOON_S = 0.05
+_MAX_WATCHED = 64
 #: How often a choice is made again that a user's own gpurun has crossed.
 _TRIES = 20
-_WHY_CHARACTERS = 4000
 
 
 class Asker(Record):
@@ -65,6 +68,7 @@ class Choice(Record):
     chosen: tuple[Unit, ...]
     verdicts: tuple[Verdict, ...]
     problem: str = ""  # why NVML said nothing
+    loads: tuple[tuple[str, str], ...] = ()
 
 
 def look(wish: FreeRequest, roots: Roots, policy: LeasePolicy, store: Store, asker: Asker) -> Choice:
@@ -78,16 +82,16 @@ def look(wish: FreeRequest, roots: Roots, policy: LeasePolicy, store: Store, ask
     verdicts = _verdicts(wish, found, leases, policy, asker)
     chosen = choose(wish, tuple([v.unit for v in verdicts if not v.why]), asker.near, store.last_used())
     if not chosen:
-        raise GpuError(_refusal(wish, verdicts, policy, asker, 0))
-    return Choice(chosen, verdicts, found.problem)
+        raise GpuError(_refusal(wish, found, verdicts, asker))
+    return Choice(chosen, verdicts, found.problem, found.loads)
 
 
 def told(wish: FreeRequest, choice: Choice) -> str:
     """*choice* as a sentence: what would be chosen now, and why not each of the others."""
     names = ", ".join([f"{unit.shown} ({unit.name})" for unit in choice.chosen])
     others = [v for v in choice.verdicts if v.unit not in choice.chosen]
-    why = "; ".join([f"{v.unit.shown}: {v.why or 'free as well'}" for v in others])
-    text = f"'{shown(wish.text)}' would be {names} now{f'; {shown_lines(why)}' if why else ''}"
+    why = reasons(others, dict(choice.loads), free="free as well")
+    text = f"'{shown(wish.text)}' would be {names} now{f'; {why}' if why else ''}"
     return f"{text} (processes of the host are not known: {choice.problem})" if choice.problem else text
 
 
@@ -105,58 +109,75 @@ def lease(wish: FreeRequest, roots: Roots, policy: LeasePolicy, store: Store, as
     ticket: Ticket | None = None
     try:
         while True:
-            watched: list[tuple[int, int]] = []
             with store:
-                made, ticket, verdicts, first = _attempt(wish, found, policy, store, asker, ticket, watched)
-            if made is not None:
-                return made, tuple([unit.name for unit in made.units])
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise GpuError(_refusal(wish, verdicts, policy, asker, first))
-            _await_one(watched, min(left, _LOOK_S))
+                tried = _attempt(wish, found, policy, store, asker, ticket)
+                if tried.lease is not None:
+                    if ticket is not None:
+                        queue.leave(store.path, ticket)
+                        ticket = None
+                    return tried.lease, tuple([unit.name for unit in tried.lease.units])
+                if ticket is None and policy.wait:
+                    want = Want(tried.possible, wish.count, wish.nvlink)
+                    ticket = queue.draw(store.path, *_self(), want)
+            rest = deadline - time.monotonic()
+            if rest <= 0:
+                raise GpuError(_refusal(wish, found, tried.verdicts, asker, tried.before, policy.wait))
+            _await_one(tried.watched, min(rest, _LOOK_S))
     finally:
         if ticket is not None:
+            _leave(store, ticket)
+
+
+def _leave(store: Store, ticket: Ticket) -> None:
+    try:
+        with store:
             queue.leave(store.path, ticket)
+    except GpurunError as e:
+        log.debug(f"the queue for GPUs is left without its lock: {e}")
+        queue.leave(store.path, ticket)
+
+
+class _Attempt(Record):
+    """What one try has come to.
+
+    Without a *lease*: *verdicts* say what stands against each GPU, *before* are those who came first and keep free GPUs,
+    *possible* the keys of what could be had some time, *watched* the (pid, start time) of processes whose end would make a
+    difference.
+    """
+
+    lease: Lease | None
+    verdicts: tuple[Verdict, ...] = ()
+    before: tuple[Ticket, ...] = ()
+    possible: frozenset[str] = frozenset()
+    watched: tuple[tuple[int, int], ...] = ()
 
 
 def _attempt(
-    wish: FreeRequest,
-    found: Survey,
-    policy: LeasePolicy,
-    store: Store,
-    asker: Asker,
-    ticket: Ticket | None,
-    watched: list[tuple[int, int]],
-) -> tuple[Lease | None, Ticket | None, tuple[Verdict, ...], int]:
-    """One try under the lock: the lease, or the verdicts and the pid of who came first (0: nobody).
-
-    *watched* gets the (pid, start time) of processes whose end would make a difference.
-    """
+    wish: FreeRequest, found: Survey, policy: LeasePolicy, store: Store, asker: Asker, ticket: Ticket | None
+) -> _Attempt:
+    """One try, with the lock; *ticket* is what was drawn at an earlier one.  Raises :class:`GpuError`."""
     for _ in range(_TRIES):
         leases = store.leases()
         _check_limits(wish, leases, policy, asker)
         verdicts = _verdicts(wish, found, leases, policy, asker)
         possible = frozenset([v.unit.key for v in verdicts if not v.why or v.waiting])
         if len(possible) < wish.count:
-            raise GpuError(_refusal(wish, verdicts, policy, asker, 0))
-        first = queue.ahead(store.path, possible, ticket)
+            raise GpuError(_refusal(wish, found, verdicts, asker))
+        before = queue.ahead(store.path, possible, ticket)
         free = tuple([v.unit for v in verdicts if not v.why])
-        chosen = () if first is not None else choose(wish, free, asker.near, store.last_used(), asker.had)
+        mine = left(Want(possible, wish.count, wish.nvlink), found.units, free, [one.want for one in before])
+        chosen = choose(wish, mine, asker.near, store.last_used(), asker.had)
         if not chosen:
-            if ticket is None and policy.wait:
-                ticket = queue.draw(store.path, *_self(), possible)
-            if first is not None:
-                watched.append((first.pid, first.start_time))
-            else:
-                watched += [(one.pid or one.maker, one.start_time if one.pid else one.maker_start) for one in leases]
-            return None, ticket, verdicts, first.pid if first is not None else 0
+            watched = [(one.pid, one.start_time) if one.pid else (one.maker, one.maker_start) for one in leases]
+            watched += [(one.pid, one.start_time) for one in before]
+            return _Attempt(None, verdicts, before if len(mine) < len(free) else (), possible, tuple(watched))
         made = new_lease(asker.id, asker.root, leased(chosen), **about(asker, wish.text))
         store.save(made)
         keys = {unit.key for unit in chosen}
         others = [one for one in store.foreign_leases() if one.kind != "released"]
         if not any(keys & {unit.key for unit in other.units} for other in others):
             store.note_use(sorted(keys))
-            return made, ticket, verdicts, 0
+            return _Attempt(made)
         store.remove(made)  # another user's gpurun, which cannot share our lock, was as fast
         time.sleep(posix.urandom(1)[0] / 5000)
     raise GpuError(f"{_asked(wish, asker)}: other users lease GPUs at this moment, try again")
@@ -220,37 +241,48 @@ def _asked(wish: FreeRequest, asker: Asker) -> str:
     return f"{place(asker.source)} '{shown(wish.text)}'"
 
 
-def _refusal(wish: FreeRequest, verdicts: tuple[Verdict, ...], policy: LeasePolicy, asker: Asker, first: int) -> str:
-    """Why there is no lease: what is free, and what stands against each of the others."""
+def _refusal(
+    wish: FreeRequest,
+    found: Survey,
+    verdicts: tuple[Verdict, ...],
+    asker: Asker,
+    before: tuple[Ticket, ...] = (),
+    waited: float = 0.0,
+) -> str:
+    """Why there is no lease: what is free, who came *before*, and what stands against each of the others.
+
+    *waited*: for how many seconds.
+    """
     kind = (
         f"MIG device{'s' * (wish.count > 1)} of profile {wish.profile}" if wish.profile else f"GPU{'s' * (wish.count > 1)}"
     )
     free = [v.unit for v in verdicts if not v.why]
     text = f"{_asked(wish, asker)}: {wish.count} {kind} wanted, {len(free)} of {len(verdicts)} free"
-    if first:
-        text += f" and others came first (process {first} waits)"
+    if before:
+        text += f" and others came first (process {before[-1].pid} waits)"
     elif wish.nvlink and len(free) >= wish.count:
         text += ", but not connected by NVLink"
-    if policy.wait and any(v.waiting for v in verdicts):
-        text += f" after {policy.wait:g} s"
-    why = "; ".join([f"{v.unit.shown}: {v.why}" for v in verdicts if v.why])
-    return f"{text}: {shown_lines(why)}" if why else text
+    if waited:
+        text += f" after {waited:g} s"
+    why = reasons(verdicts, dict(found.loads))
+    return f"{text}: {why}" if why else text
 
 
-def shown_lines(text: str) -> str:
-    """*text*, with names that engines gave made harmless, and cut where it is no longer read."""
-    return shown(text, _WHY_CHARACTERS)
+def _await_one(watched: tuple[tuple[int, int], ...], seconds: float) -> None:
+    """Wait until one of those processes has ended, for *seconds* at most.
 
-
-def _await_one(watched: list[tuple[int, int]], seconds: float) -> None:
-    """Wait until one of those processes has ended, for *seconds* at most."""
+    One that has ended already, or is not to be seen, is waited for no longer than _SOON_S.
+    """
     waiting = select.poll()
-    opened = [fd for fd in [open_process(pid, start) for pid, start in watched] if fd >= 0]
+    opened: list[int] = []
     try:
-        for fd in opened:
-            waiting.register(fd, select.POLLIN)
-        if len(opened) == len(watched):
-            waiting.poll(int(seconds * 1000))
+        for pid, start in watched[:_MAX_WATCHED]:
+            fd = open_process(pid, start)
+            if fd >= 0:
+                opened.append(fd)
+                waiting.register(fd, select.POLLIN)
+        seen = len(opened) == len(watched[:_MAX_WATCHED])
+        waiting.poll(int((seconds if seen else min(seconds, _SOON_S)) * 1000) + 1)
     finally:
         for fd in opened:
             posix.close(fd)

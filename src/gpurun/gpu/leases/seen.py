@@ -2,8 +2,9 @@
 
 Each mount namespace with a /dev of its own is looked at once.  One with the host's /dev (a service of systemd, an agent that
 was given all of it) is none.  Who has GPUs but neither /dev/nvidia-uvm nor /dev/dri can look at them, as monitors do, and
-not compute: it does not count.  That it has none is said only of a /dev that was seen whole: an error (no descriptors left,
-for one) is raised, and names that come and go while we look are looked for again.  A container that may make device nodes can look as if it had GPUs; it gets none by that.
+not compute: it does not count.  That a container has none is said only of a /dev that was seen whole: an error (no
+descriptors left, for one) is raised, and where names come and go while we look, we look again.  A container that may make
+device nodes can look as if it had GPUs; it gets none by that.
 """
 
 from __future__ import annotations

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from gpurun.errors import ConfigError, GpuError, shown
 from gpurun.gpu.leases.choice import Unit, Verdict, judge, units_of
-from gpurun.gpu.leases.lessor import about, is_named, leased, shown_lines
+from gpurun.gpu.leases.lessor import about, is_named, leased
 from gpurun.gpu.leases.seen import command_of
 from gpurun.gpu.leases.store import new_lease
 from gpurun.gpu.leases.survey import described, holders, survey
+from gpurun.gpu.leases.wording import reasons, shown_lines
 from gpurun.gpu.request.records import place
 from gpurun.gpu.request.share import share_text
 from gpurun.record import Record, replace
@@ -110,10 +111,10 @@ def _share_free(
     ]
     free = [v.unit for v in verdicts if not v.why]
     if not free:
-        why = "; ".join([f"{v.unit.shown}: {v.why}" for v in verdicts]) or "this host has none"
+        why = reasons(verdicts, dict(found.loads)) or "this host has none"
         problem = f" ({found.problem})" if found.problem else ""
         text = f"{place(asker.source)} '{shown(wish.text)}': no GPU has room for a share of {share.text}{problem}"
-        raise GpuError(f"{text}: {shown_lines(why)}")
+        raise GpuError(f"{text}: {why}")
     used = store.last_used()
 
     def order(unit: Unit) -> tuple[int, int, int, int, int]:

@@ -171,6 +171,19 @@ class Store:
                         found.append(lease)
         return tuple(sorted(found, key=lambda lease: lease.since))
 
+    def current(self, lease: Lease) -> Lease | None:
+        """*lease* as it is written now; None where it is not any more.  Raises :class:`GpurunError`."""
+        fd = self._open()
+        if fd < 0:
+            return None
+        with Fd(fd):
+            try:
+                return files.load(fd, lease.file)
+            except files.Damaged:
+                return None
+            except OSError as e:
+                raise StepError("read a lease of GPUs in", self.path, e.errno) from None
+
     def save(self, lease: Lease) -> None:
         """Write *lease*, in the place of one that the container had."""
         try:

@@ -116,7 +116,6 @@ def holders(
     found: Survey, leases: tuple[Lease, ...], policy: LeasePolicy, own: tuple[str, str] = ("", "")
 ) -> dict[str, str]:
     """Key → who has it, as a sentence goes on; *own* is (root, id) of a container whose own lease does not count."""
-    loads = dict(found.loads)
     taken: dict[str, str] = {}
     released = {seen.mount_namespace(str(lease.pid)) for lease in leases if lease.kind == "released" and lease.pid} - {0}
     for lease in leases:
@@ -124,8 +123,7 @@ def holders(
             continue
         by = f"{_HOW.get(lease.kind, 'in')} {described(lease)}"
         for unit in lease.units:
-            load = loads.get(unit.key.partition("/")[0], "")
-            taken.setdefault(unit.key, f"{by}, {load}" if load else by)
+            taken.setdefault(unit.key, by)
     for container in seen.containers_with_nodes():
         if container.namespace in released:
             continue

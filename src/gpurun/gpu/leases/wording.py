@@ -1,0 +1,40 @@
+"""What stands against GPUs, in the words of an error: those of one container together.  Pure."""
+
+from __future__ import annotations
+
+from gpurun.errors import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpurun.gpu.leases.choice import Unit, Verdict
+
+_CHARACTERS = 4000
+
+
+def reasons(verdicts: Sequence[Verdict], loads: Mapping[str, str], free: str = "") -> str:
+    """``GPU 0, 2: leased by web since ...; GPU 1: it is a Tesla T4``: each reason once, in the order of the GPUs.
+
+    *loads* says by key of a GPU how busy it is, which is told of one that stands alone and is taken.  *free* is said of
+    those that nothing stands against; empty: nothing.
+    """
+    groups: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.why or free:
+            groups.setdefault(verdict.why or free, []).append(verdict)
+    parts = []
+    for why, group in groups.items():
+        load = loads.get(group[0].unit.gpu_key, "") if len(group) == 1 and group[0].waiting else ""
+        parts.append(f"{_names([one.unit for one in group])}: {why}{f', {load}' if load else ''}")
+    return shown_lines("; ".join(parts))
+
+
+def _names(units: list[Unit]) -> str:
+    whole = ", ".join([str(unit.index) for unit in units if not unit.mig])
+    return ", ".join([*([f"GPU {whole}"] if whole else []), *[unit.shown for unit in units if unit.mig]])
+
+
+def shown_lines(text: str) -> str:
+    """*text*, with names that engines gave made harmless, and cut where it is no longer read."""
+    return shown(text, _CHARACTERS)

@@ -1,0 +1,179 @@
+"""Giving GPUs: what is noted, who comes first, how long is waited, and what is said; on made-up hosts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpurun.errors import GpuError, GpurunError
+from gpurun.gpu.host.roots import Roots
+from gpurun.gpu.leases import lessor, queue, seen
+from gpurun.gpu.leases.choice import Unit
+from gpurun.gpu.leases.lease import Lease
+from gpurun.gpu.leases.lessor import Asker
+from gpurun.gpu.leases.names import Known
+from gpurun.gpu.leases.policy import LeasePolicy
+from gpurun.gpu.leases.store import Store
+from gpurun.gpu.leases.survey import Survey
+from gpurun.gpu.leases.turns import Want
+from gpurun.gpu.request.free import read_wish
+from gpurun.linux import procfs
+from gpurun.record import replace
+from tests.deadline import within
+
+GIB = 1 << 30
+UNITS = tuple(
+    Unit(f"0000:0{n}:00.0", f"GPU-{n}", n, n, "Tesla T4" if n < 2 else "NVIDIA A100", memory=80 * GIB, nodes=((195, n),))
+    for n in range(6)
+)
+ANYTHING = LeasePolicy()
+Ask = Callable[..., tuple[str, ...]]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(f"{tmp_path}/leases")
+
+
+@pytest.fixture
+def ask(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
+    """``ask("free:2", "web")``: the names of what the container gets; it is made by this process, and never has an init."""
+    monkeypatch.setattr(lessor, "survey", lambda *_, **__: Survey(UNITS))
+    monkeypatch.setattr(seen, "containers_with_nodes", lambda: ())
+
+    def lease(text: str, name: str = "web", policy: LeasePolicy = ANYTHING, **more: object) -> tuple[str, ...]:
+        asker = Asker(name, "/root", Known(name), source="NVIDIA_VISIBLE_DEVICES", **more)  # type: ignore[arg-type]
+        return lessor.lease(read_wish(text, ""), Roots("/"), policy, store, asker)[1]
+
+    with within(120):
+        yield lease
+
+
+@pytest.fixture
+def other() -> Iterator[tuple[int, int]]:
+    """(pid, start time) of another process that lives."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        found = procfs.stat(process.pid)
+        assert found is not None
+        yield process.pid, found[1]
+        process.kill()
+
+
+def wait_of(store: Store, process: tuple[int, int], count: int, *indices: int) -> None:
+    with store:
+        queue.draw(store.path, *process, Want(frozenset([UNITS[n].key for n in indices]), count))
+
+
+def test_it_is_noted(ask: Ask, store: Store) -> None:
+    assert ask("free:2;product=A100*") == ("GPU-2", "GPU-3")
+    (lease,) = store.leases()
+    assert (lease.id, lease.name, lease.request, lease.maker) == ("web", "web", "free:2;product=A100*", os.getpid())
+    assert ask("free:2;product=A100*", "db") == ("GPU-4", "GPU-5")
+    with pytest.raises(GpuError, match="1 GPU wanted, 0 of 6 free") as error:
+        ask("free;product=A100*", "more")
+    assert "GPU 0, 1: it is a Tesla T4; GPU 2, 3: leased by web since" in str(error.value)
+
+
+def test_who_waits_for_others_holds_nobody_up(ask: Ask, store: Store, other: tuple[int, int]) -> None:
+    ask("free;product=Tesla*", "t4")
+    wait_of(store, other, 2, 0, 1)
+    assert ask("free:4") == ("GPU-2", "GPU-3", "GPU-4", "GPU-5")
+    with pytest.raises(GpuError, match=rf"1 of 6 free and others came first \(process {other[0]} waits\)"):
+        ask("free", "more")
+
+
+def test_the_queue_ends_with_the_process_that_waits(ask: Ask, store: Store) -> None:
+    wait_of(store, (1 << 22, 1), 6, *range(6))
+    assert len(ask("free:6")) == 6
+
+
+def test_nobody_is_left_in_the_queue(ask: Ask, store: Store) -> None:
+    ask("free:6")
+    with pytest.raises(GpuError, match=r"0 of 6 free after 0\.2 s: GPU 0, 1, 2, 3, 4, 5: leased by web"):
+        ask("free", "late", LeasePolicy(wait=0.2))
+    assert queue.tickets(store.path) == ()
+
+
+def test_what_can_never_be_had_is_not_waited_for(ask: Ask, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(*_: object) -> None:
+        raise AssertionError("it waits")
+
+    monkeypatch.setattr(lessor, "_await_one", waits)
+    ask("free", "web")
+    for text in ("free:7", "free;product=B200", "free:3;product=Tesla*"):
+        with pytest.raises(GpuError) as error:
+            ask(text, "late", LeasePolicy(wait=60))
+        assert " after " not in str(error.value)
+
+
+def test_one_who_waits_gets_it_when_the_other_ends(ask: Ask, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask("free:6")
+    (held,) = store.leases()
+    watched: list[tuple[tuple[int, int], ...]] = []
+
+    def ends(processes: tuple[tuple[int, int], ...], _: float) -> None:
+        watched.append(processes)
+        with store:
+            store.remove(held)
+
+    monkeypatch.setattr(lessor, "_await_one", ends)
+    assert ask("free", "late", LeasePolicy(wait=60)) == ("GPU-0",)
+    assert watched == [((held.maker, held.maker_start),)] and queue.tickets(store.path) == ()
+
+
+def test_a_holder_that_is_not_to_be_seen_is_no_busy_loop(ask: Ask, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask("free:6")
+    (held,) = store.leases()
+    with store:
+        store.save(replace(held, pid_namespace=1, pid=1 << 22, start_time=1))
+    looks = 0
+    attempt = lessor._attempt
+
+    def counted(*arguments: object) -> object:
+        nonlocal looks
+        looks += 1
+        return attempt(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lessor, "_attempt", counted)
+    with pytest.raises(GpuError, match="0 of 6 free after"):
+        ask("free", "late", LeasePolicy(wait=0.5))
+    assert looks <= 0.5 / lessor._SOON_S + 2
+
+
+def test_limits_say_how_many_are_leased(ask: Ask) -> None:
+    ask("free:2", "web", LeasePolicy(per_user=3))
+    with pytest.raises(GpuError, match="the site lets user 0 lease 3 GPUs at a time, 2 are leased now"):
+        ask("free:2", "db", LeasePolicy(per_user=3))
+    assert len(ask("free:2", "web", LeasePolicy(per_user=3))) == 2, "its own does not count"
+
+
+def test_another_users_gpurun_was_as_fast(ask: Ask, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What two have noted at the same moment both give up, and try again."""
+    made: list[Lease] = []
+    save = store.save
+
+    def crossed(lease: Lease) -> None:
+        save(lease)
+        made.append(lease)
+
+    monkeypatch.setattr(store, "save", crossed)
+    monkeypatch.setattr(store, "foreign_leases", lambda: tuple(made) if len(made) == 1 else ())
+    assert ask("free") == ("GPU-0",) and len(made) == 2 and len(store.own_leases()) == 1
+
+
+@pytest.mark.parametrize("fails", ["save", "own_leases"])
+def test_nothing_is_left_of_an_error(ask: Ask, store: Store, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    def full(*_: object) -> None:
+        raise GpurunError("write a lease of GPUs: no space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, fails, full)
+        with pytest.raises(GpurunError, match="no space left"):
+            ask("free", "late", LeasePolicy(wait=5))
+    assert store.leases() == () and queue.tickets(store.path) == ()
+    with store:
+        pass  # nor is it locked

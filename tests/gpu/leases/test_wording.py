@@ -1,0 +1,42 @@
+"""Errors that say of many GPUs what stands against them, and can be read."""
+
+from __future__ import annotations
+
+from gpurun.gpu.leases.choice import Unit, Verdict
+from gpurun.gpu.leases.wording import reasons
+
+
+def verdict(index: int, why: str = "", waiting: bool = False, mig: str = "") -> Verdict:
+    return Verdict(Unit(f"0000:0{index}:00.0{mig}", "", index, index, "", mig=bool(mig)), why, waiting)
+
+
+def test_each_reason_once() -> None:
+    held = "leased by web since 2026-05-04 09:12:44 UTC"
+    verdicts = [verdict(0, held, True), verdict(1), verdict(2, "it is a Tesla T4"), verdict(3, held, True)]
+    assert reasons(verdicts, {}) == f"GPU 0, 3: {held}; GPU 2: it is a Tesla T4"
+    assert reasons(verdicts, {}, "free as well") == f"GPU 0, 3: {held}; GPU 1: free as well; GPU 2: it is a Tesla T4"
+
+
+def test_how_busy_one_is_that_stands_alone() -> None:
+    loads = {"0000:00:00.0": "31 of 80 GiB in use", "0000:01:00.0": "load 3 %"}
+    assert reasons([verdict(0, "leased by web", True), verdict(1, "it is a T4")], loads) == (
+        "GPU 0: leased by web, 31 of 80 GiB in use; GPU 1: it is a T4"
+    )
+    assert (
+        reasons([verdict(0, "leased by web", True), verdict(1, "leased by web", True)], loads) == "GPU 0, 1: leased by web"
+    )
+
+
+def test_mig_devices() -> None:
+    assert reasons([verdict(0, "x", mig="/1/0"), verdict(0, "x", mig="/2/0"), verdict(1, "x")], {}) == (
+        "GPU 1, MIG device 1/0 of GPU 0, MIG device 2/0 of GPU 0: x"
+    )
+
+
+def test_sixteen_gpus_of_one_container_are_one_line() -> None:
+    held = f"leased by {'n' * 60} since 2026-05-04 09:12:44 UTC"
+    assert len(reasons([verdict(n % 8, held, True) for n in range(16)], {})) < 200
+
+
+def test_names_are_harmless() -> None:
+    assert reasons([verdict(0, "leased by \x1b[2Jweb\n")], {}) == "GPU 0: leased by \\x1b[2Jweb\\n"
