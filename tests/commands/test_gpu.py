@@ -293,3 +293,15 @@ def test_cdi_files(tmp_path: Path, capfd: pytest.CaptureFixture[str], clean: pyt
     file.write_text("kind: [")
     [(verdict, text)] = findings(driver, "CDI")
     assert verdict == "note" and "nvidia.yaml" in text
+
+
+def test_an_unusable_directory_of_leases_is_not_the_same_as_no_lease(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], clean: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run/gpurun-leases").mkdir(parents=True)
+    (tmp_path / "run/gpurun-leases").chmod(0o777)
+    clean.setenv("GPURUN_SYSROOT", str(tmp_path))
+    clean.setenv("XDG_RUNTIME_DIR", "/run")  # of one who is not root
+    code, _, err = call(capfd, "leases")
+    assert code == 1 and "run/gpurun-leases: others could write here, so no GPU is leased: remove it" in err
+    assert "leases are not shown: " in call(capfd, "list")[2]

@@ -62,7 +62,7 @@ def _leases(env: Mapping[str, str]) -> tuple[Lease, ...]:
     try:
         return open_store(env).leases()
     except GpurunError as e:
-        posix.write(2, f"gpurun: leases are not shown: {e}\n".encode("utf-8", "surrogateescape"))
+        write_stderr(f"gpurun: leases are not shown: {e}")
         return ()
 
 
