@@ -174,6 +174,8 @@ def _hooks(hooks: Hooks) -> list[str]:
 
 def _propagation(plan: Plan) -> str:
     flag, recursive = plan.init.propagation
+    if not flag:
+        return "rslave, with a private root"
     return f"{'r' if recursive else ''}{_PROPAGATION[flag]}"
 
 

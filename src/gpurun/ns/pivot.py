@@ -1,7 +1,8 @@
 """The way of the container's init from the host's mounts to its own root (pivot_root(2), mount_namespaces(7)).
 
-The rootfs is mounted on itself, private, before anything is mounted in it: whatever ``linux.rootfsPropagation`` says,
-nothing that is mounted while the container is made gets to the host.  What the config asks for is set at the end.
+The rootfs is mounted on itself, private or a slave of the host's, before anything is mounted in it: whatever
+``linux.rootfsPropagation`` says, nothing that is mounted while the container is made gets to the host.  What is to be shared
+or unbindable is made so at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from gpurun.ns.mount_plan import MountStep
 
-    Propagation = tuple[int, bool]  # linux.rootfsPropagation: MS_* flag, recursive
+    Propagation = tuple[int, bool]  # linux.rootfsPropagation: MS_* flag (0: it says nothing), recursive
 
 
 #: Of a root directory that is no mount.
@@ -38,17 +39,21 @@ def cut(propagation: Propagation) -> int:
     """
     if propagation[0] == lm.MS_SHARED:
         return 0
-    return lm.MS_SLAVE if propagation[0] == lm.MS_SLAVE else lm.MS_PRIVATE
+    return lm.MS_SLAVE if propagation[0] in (0, lm.MS_SLAVE) else lm.MS_PRIVATE
 
 
 def root_tree(rootfs: str, propagation: Propagation) -> int:
-    """A detached copy of *rootfs* with what is mounted in it, cut off the host's; the first mount of the container."""
+    """A detached copy of *rootfs* with what is mounted in it, cut off the host's; the first mount of the container.
+
+    It is private, but a slave of the host's where the config asks for that.
+    """
     with Step("mount the rootfs: open_tree(2)", rootfs):
         tree = lm.open_tree_path(rootfs, recursive=True)
     with Step("mount the rootfs: mount_setattr(2) to cut it off the host's,", rootfs):
         if cut(propagation):
             lm.mount_setattr(tree, propagation=cut(propagation), recursive=True)
-        lm.mount_setattr(tree, propagation=lm.MS_PRIVATE)
+        if propagation[0] != lm.MS_SLAVE:
+            lm.mount_setattr(tree, propagation=lm.MS_PRIVATE)
     return tree
 
 

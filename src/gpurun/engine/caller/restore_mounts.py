@@ -91,14 +91,14 @@ def repair_mounts(pid: int, init: InitPlan) -> None:
     """What CRIU does not restore as create makes it, in the mount namespace of *pid*, whose processes do not run yet.
 
     See :func:`gpurun.ns.masks.repair_masks`.  And the root is cut off the host's, of which it is a slave in the images of
-    others.
+    others, unless it is to be one.
     """
     root = posix.open(f"/proc/{pid}/root", O_PATH | O_DIRECTORY | O_CLOEXEC)
     namespace = posix.open(f"/proc/{pid}/ns/mnt", posix.O_RDONLY | O_CLOEXEC)
 
     def in_container() -> None:
         lp.setns(namespace, lp.CLONE_NEWNS)
-        if init.propagation[0] in (lm.MS_SLAVE, lm.MS_PRIVATE):
+        if init.propagation[0] in (0, lm.MS_PRIVATE):
             lm.mount_setattr(root, propagation=lm.MS_PRIVATE)
         masks.repair_masks(root, init.masked_paths)
 

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from gpurun.ns.netdev import NetDevice
     from gpurun.security.seccomp import SeccompPlan
 
-#: linux.rootfsPropagation → (MS_* flag, recursive)
+#: linux.rootfsPropagation → (MS_* flag, recursive); 0 is what is not asked for: slaves of the host's, but a private root.
 ROOTFS_PROPAGATION = {
-    "": (MS_SLAVE, True),
+    "": (0, True),
     "shared": (MS_SHARED, False),
     "rshared": (MS_SHARED, True),
     "slave": (MS_SLAVE, False),
