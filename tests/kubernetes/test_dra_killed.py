@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import posix
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ def killed_at(step: int, directory: Path, prepare: bool) -> bool:
     if pid == 0:
         counted = killed.ends_at(step)
         for name in ("open", "rename", "fsync", "unlink"):
-            setattr(os, name, counted(getattr(os, name)))
+            once = counted(getattr(os, name))
+            setattr(os, name, once)
+            setattr(posix, name, once)
         try:
             made = killed.preparer(str(directory))
             if prepare:

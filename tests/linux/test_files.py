@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import posix
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,7 +75,58 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest
 def test_what_a_killed_writer_left_is_no_hindrance(tmp_path: Path) -> None:
     (tmp_path / ".state.new").write_text("half")
     write_atomically(f"{tmp_path}/state", b"whole", 0o600)
-    assert os.listdir(tmp_path) == ["state"] and (tmp_path / "state").read_text() == "whole"
+    assert (tmp_path / "state").read_text() == "whole"
+
+
+def test_of_two_who_write_at_once_the_last_one_stays_and_neither_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one writes all of its file in the moment before the first one renames its own."""
+    rename, writers = posix.rename, iter([b"the second"])
+
+    def renamed(old: str, new: str) -> None:
+        for data in writers:
+            write_atomically(new, data, 0o600)
+            assert Path(new).read_bytes() == data
+        rename(old, new)
+
+    monkeypatch.setattr(posix, "rename", renamed)
+    write_atomically(f"{tmp_path}/state", b"the first", 0o600)
+    assert os.listdir(tmp_path) == ["state"] and (tmp_path / "state").read_bytes() == b"the first"
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_durable_file_is_on_the_disk_before_its_name_and_then_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    rename, fsync = posix.rename, posix.fsync
+    done: list[object] = []
+
+    def renamed(old: str, new: str) -> None:
+        done.append("rename")
+        rename(old, new)
+
+    def synced(fd: int) -> None:
+        done.append(os.readlink(f"/proc/self/fd/{fd}") if stat.S_ISDIR(os.fstat(fd).st_mode) else os.pread(fd, 99, 0))
+        fsync(fd)
+
+    monkeypatch.setattr(posix, "rename", renamed)
+    monkeypatch.setattr(posix, "fsync", synced)
+    monkeypatch.setattr(
+        posix, "open", lambda path, flags, *more, o=posix.open: o(path, (flags & ~1) | (2 if flags & 1 else 0), *more)
+    )
+    write_atomically(f"{tmp_path}/state", b"all of it", 0o600, durable=durable)
+    assert done == ([b"all of it", "rename", str(tmp_path)] if durable else ["rename"])
+
+
+def test_an_exact_mode_is_that_whatever_the_umask(tmp_path: Path) -> None:
+    umask = os.umask(0o077)
+    try:
+        write_atomically(f"{tmp_path}/exact", b"", 0o664, exact=True)
+        write_atomically(f"{tmp_path}/less", b"", 0o664)
+    finally:
+        os.umask(umask)
+    assert modes(tmp_path / "exact", tmp_path / "less") == [0o664, 0o600]
 
 
 def test_of_a_full_disk_the_old_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from gpurun.errors import ConfigError
+from gpurun.linux.files import write_atomically
 from gpurun.record import Record
 
 #: What a file is kept as before gpurun changes it for the first time.
@@ -33,17 +34,11 @@ def read(path: str) -> str | None:
 
 
 def write(path: str, text: str) -> None:
-    """Write the file in one step, with the mode that it had; a symbolic link stays one.  Raises OSError."""
+    """Write the file in one step that lasts, with the mode that it had; a symbolic link stays one.  Raises OSError."""
     file = Path(os.path.realpath(path))
     file.parent.mkdir(parents=True, exist_ok=True)
     mode = file.stat().st_mode & 0o7777 if file.exists() else 0o644
-    made = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        made.write_text(text, encoding="utf-8")
-        made.chmod(mode)
-        made.rename(file)
-    finally:
-        made.unlink(missing_ok=True)
+    write_atomically(str(file), text.encode(), mode, durable=True, exact=True)
 
 
 def apply(change: Change) -> None:

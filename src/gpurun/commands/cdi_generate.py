@@ -68,7 +68,7 @@ def write_spec(spec: CdiSpec, output: str, form: str = "") -> None:
         write_document(text)
         return
     os.makedirs(os.path.dirname(os.path.abspath(output)), 0o755, exist_ok=True)
-    write_atomically(os.path.abspath(output), text.encode(), 0o644)
+    write_atomically(os.path.abspath(output), text.encode(), 0o644, durable=True)
 
 
 def spec_text(spec: CdiSpec, output: str, form: str = "") -> str:

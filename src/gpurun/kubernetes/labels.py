@@ -177,7 +177,7 @@ def write_features(path: str, labels: Mapping[str, str]) -> None:
             raise GpurunError(f"{path} is no plain file, and is not replaced: name another, or - for stdout")
         os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
         # NFD reads every file of the directory whose name does not begin with a dot.
-        write_atomically(path, text.encode(), 0o644)
+        write_atomically(path, text.encode(), 0o644, durable=True)
     except OSError as e:
         raise GpurunError(f"write {path}: {strerror_lower(e.errno or 0)}") from None
 

@@ -15,6 +15,7 @@ from gpurun.gpu.cdi.generate import generate
 from gpurun.gpu.cdi.generated import GenerateOptions
 from gpurun.gpu.cdi.modes import generate_mode
 from gpurun.gpu.host.roots import Roots, dev_root
+from gpurun.linux.files import write_atomically
 from gpurun.record import Record, replace
 
 T = TypeVar("T")
@@ -108,32 +109,10 @@ def write(path: str, spec: CdiSpec) -> bool:
                     return False
         except FileNotFoundError:
             os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-        write_durably(path, data, 0o644)
+        write_atomically(path, data, 0o644, durable=True)
     except OSError as e:
         raise GpurunError(f"write {path}: {strerror_lower(e.errno or 0)}") from None
     return True
-
-
-def write_durably(path: str, data: bytes, mode: int) -> None:
-    """Write *data* to *path* by rename; when it returns, a crash of the machine does not take it back.  Raises OSError."""
-    folder, name = os.path.split(path)
-    # The leading dot and the ending keep readers of the directory from taking it for a CDI file.
-    temporary = f"{folder}/.{name}.{os.getpid()}.tmp"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
-    except OSError:
-        os.unlink(temporary)
-        raise
-    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def remove(path: str) -> None:

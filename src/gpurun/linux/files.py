@@ -89,22 +89,33 @@ def write_all(fd: int, data: bytes) -> None:
         view = view[posix.write(fd, view) :]
 
 
-def write_atomically(path: str, data: bytes, mode: int) -> None:
+def write_atomically(path: str, data: bytes, mode: int, durable: bool = False, exact: bool = False) -> None:
     """Write *data* to a file beside *path* and rename it there: a reader sees the old file or the whole new one.
 
-    No reader of the directory takes the file beside it for one of its own, by its first letter and its end.  Two who write
-    the same *path* at once need a lock.  *mode* is that of a new file, before the umask.  Raises OSError.
+    No reader of the directory takes the file beside it for one of its own, by its first letter and its end.  Of those who
+    write the same *path* at once one is the last, and its file is there whole.  *mode* is that of a new file, before the
+    umask, or with *exact* without it.  With *durable* (files that outlive a boot; /run needs none) neither the file nor its
+    name is lost when the machine loses its power after this.  Raises OSError.
     """
     folder, slash, name = path.rpartition("/")
-    temporary = f"{folder}{slash}.{name}.new"
+    temporary = f"{folder}{slash}.{name[:200]}.{posix.urandom(8).hex()}.new"
+    fd = posix.open(temporary, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | O_CLOEXEC, mode)
     try:
-        posix.unlink(temporary)  # left by one who was killed while writing
-    except FileNotFoundError:
-        pass
-    with Fd(posix.open(temporary, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | O_CLOEXEC, mode)) as fd:
-        try:
+        with Fd(fd):
             write_all(fd, data)
-        except OSError:
-            posix.unlink(temporary)
-            raise
-    posix.rename(temporary, path)
+            if exact:
+                posix.fchmod(fd, mode)
+            if durable:
+                posix.fsync(fd)
+        posix.rename(temporary, path)
+    except OSError:
+        posix.unlink(temporary)
+        raise
+    if durable:
+        sync_directory(folder or slash or ".")
+
+
+def sync_directory(path: str) -> None:
+    """fsync(2) the directory *path*: the names in it are on the disk.  Raises OSError."""
+    with Fd(posix.open(path, posix.O_RDONLY | posix.O_DIRECTORY | O_CLOEXEC)) as fd:
+        posix.fsync(fd)

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Any
 
 from gpurun.errors import GpurunError, strerror_lower
-from gpurun.kubernetes.specs import write_durably
+from gpurun.linux.files import write_atomically
 from gpurun.record import Record, replace
 
 VERSION = 1
@@ -71,7 +71,7 @@ class Checkpoint:
         document = {"version": VERSION, "digest": _digest(body), "claims": body}
         try:
             os.makedirs(os.path.dirname(self.path), 0o750, exist_ok=True)
-            write_durably(self.path, json.dumps(document, indent=1).encode() + b"\n", 0o600)
+            write_atomically(self.path, json.dumps(document, indent=1).encode() + b"\n", 0o600, durable=True)
         except OSError as e:
             raise GpurunError(f"write {self.path}: {strerror_lower(e.errno or 0)}") from None
         self.claims = claims

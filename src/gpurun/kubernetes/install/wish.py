@@ -8,7 +8,7 @@ import os
 from gpurun.clients.install import DROP_INS, FILES, Wish
 from gpurun.clients.toml_files import RuntimeEntry
 from gpurun.errors import GpurunError, strerror_lower
-from gpurun.kubernetes.specs import write_durably
+from gpurun.linux.files import write_atomically
 from gpurun.record import Record
 
 #: ``none``: only the program is put on the node; somebody else tells the engine (k3s and RKE2 write its files themselves).
@@ -91,4 +91,4 @@ def write_installed(installed: Installed, path: str = RECORD) -> None:
     wish = {name: getattr(installed.wish, name) for name in NodeWish._fields}
     document = {"wish": wish, "restart": installed.restart, "removing": installed.removing}
     os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-    write_durably(path, json.dumps(document, indent=1).encode() + b"\n", 0o644)
+    write_atomically(path, json.dumps(document, indent=1).encode() + b"\n", 0o644, durable=True)
