@@ -13,6 +13,7 @@ import pytest
 
 from gpurun.errors import GpurunError
 from gpurun.network import cni
+from gpurun.network.attach import attach
 from tests.conftest import MakeBundle
 from tests.native.runtime import Runtime
 
@@ -83,6 +84,25 @@ def test_the_networks_that_are_configured(tmp_path: Path) -> None:
         (tmp_path / "30.conflist").write_text(damaged)
         with pytest.raises(GpurunError, match=r"30\.conflist"):
             cni.networks(str(tmp_path))
+
+
+def test_a_machine_without_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not cni.has_plugins((str(tmp_path / "none"), str(tmp_path)))
+    assert cni.has_plugins((str(plugin(tmp_path / "bin", "one")),))
+    monkeypatch.setattr(cni, "has_plugins", lambda: False)
+    with pytest.raises(GpurunError, match=r"none is in /opt/cni/bin, .*\(`apt-get install containernetworking-plugins`\)"):
+        attach(str(tmp_path), "c1", os.getpid(), "web")
+    assert not (tmp_path / "c1").exists()
+
+
+def test_configurations_are_read_with_a_bound(tmp_path: Path) -> None:
+    (tmp_path / "10-a.conf").write_text("[" * 100_000)
+    with pytest.raises(GpurunError, match=r"10-a\.conf: cannot be read"):
+        cni.networks(str(tmp_path))
+    os.remove(tmp_path / "10-a.conf")
+    os.mkfifo(tmp_path / "20-b.conf")
+    with pytest.raises(GpurunError, match=r"20-b\.conf: cannot be read"):
+        cni.networks(str(tmp_path))
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
             *_CREATE,
             ("detach", "d", "switch", "do not wait for the container"),
             ("keep", "", "switch", "keep the state of the container after it has exited"),
-            ("network", "", "text", "a network of /etc/cni/net.d by its name; where there are no plugins, a bridge"),
+            ("network", "", "text", "a network of /etc/cni/net.d by its name, made by CNI plugins"),
             ("trace", "", "file", "write the launch as a timeline: FILE.svg, FILE.html, else text (needs strace)"),
         ),
     ),

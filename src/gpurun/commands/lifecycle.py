@@ -136,7 +136,7 @@ def _connect(created: Created, options: CreateOptions, network: str) -> None:
 
     if not created.plan.namespaces.new & CLONE_NEWNET:
         raise GpurunError('--network: the container makes no network namespace: add {"type": "network"} to linux.namespaces')
-    _tell(attach(options.root, options.id, created.state.pid, network))
+    attach(options.root, options.id, created.state.pid, network)
 
 
 def _reason(error: GpurunError | OSError) -> str:

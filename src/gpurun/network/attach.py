@@ -1,6 +1,6 @@
 """`run --network NAME`: the network of a container, from before its program starts until it is deleted.
 
-NAME is a network that plugins are configured for; on a machine that has no plugins, it is one of gpurun's own.
+NAME is a network of /etc/cni/net.d, which CNI plugins make.
 ``<root>/<id>/network`` says what is to be taken back, written before it is made.  For plugins, which want the container's
 network namespace once more when its last process has ended, a bind mount in the state directory keeps that.
 """
@@ -11,28 +11,30 @@ import json
 import posix
 from typing import Any
 
-from gpurun.errors import GpurunError, Step, oserror_text
-from gpurun.linux.files import O_CLOEXEC, Fd, read_file, write_all
+from gpurun.errors import GpurunError, Step, oserror_text, shown
+from gpurun.linux.files import O_CLOEXEC, read_file, write_all
 from gpurun.linux.mount import MNT_DETACH, MS_BIND, mount, umount2
 from gpurun.network import cni
-from gpurun.network.addresses import Addresses, AddressHolder
 
 RECORD = "network"
 _NAMESPACE = "netns"
 
 
-def attach(root: str, container_id: str, pid: int, name: str) -> tuple[str, ...]:
-    """Give the container whose init is *pid* the network *name*; warnings.
+def attach(root: str, container_id: str, pid: int, name: str) -> None:
+    """Give the container whose init is *pid* the network *name*.
 
     Raises :class:`GpurunError`; :func:`detach` then takes back what was made.
     """
+    if not cni.has_plugins():
+        raise GpurunError(
+            f"--network: CNI plugins make networks, and none is in {', '.join(cni.PLUGINS)} "
+            "(`apt-get install containernetworking-plugins`)"
+        )
     configured = cni.networks()
     network = next((one for one in configured if one.name == name), None)
-    if network is None and not cni.has_plugins():
-        return _attach_bridge(root, container_id, pid, name)
     if network is None:
-        names = ", ".join([one.name for one in configured]) or "none"
-        raise GpurunError(f'--network: no network "{name}" in {cni.CONFIGURATIONS}: there are {names}')
+        names = ", ".join([shown(one.name) for one in configured]) or "none"
+        raise GpurunError(f'--network: no network "{shown(name)}" in {cni.CONFIGURATIONS}: there are {names}')
     directory = f"{root}/{container_id}"
     namespace = f"{directory}/{_NAMESPACE}"
     _write(f"{directory}/{RECORD}", {"name": name, "namespace": namespace, "cni": network.document, "file": network.file})
@@ -40,26 +42,6 @@ def attach(root: str, container_id: str, pid: int, name: str) -> tuple[str, ...]
         posix.close(posix.open(namespace, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | O_CLOEXEC, 0o600))
         mount(f"/proc/{pid}/ns/net", namespace, "", MS_BIND)
     cni.add(network, cni.Attachment(container_id, namespace))
-    return ()
-
-
-def _attach_bridge(root: str, container_id: str, pid: int, name: str) -> tuple[str, ...]:
-    from gpurun.network import bridge
-
-    bridge.check_name(name)
-    with Addresses(name) as addresses, Fd(_open_namespace(pid)) as namespace:
-        address = addresses.take(AddressHolder(root, container_id), () if addresses.subnet else bridge.taken_subnets())
-        place = bridge.Place(name, address, bridge.device_name(root, container_id))
-        _write(f"{root}/{container_id}/{RECORD}", {"bridge": name, "address": address, "device": place.device})
-        addresses.save()
-        assert addresses.subnet is not None
-        return bridge.join(place, addresses.subnet, namespace)
-
-
-def _open_namespace(pid: int) -> int:
-    path = f"/proc/{pid}/ns/net"
-    with Step("open", path):
-        return posix.open(path, posix.O_RDONLY | O_CLOEXEC)
 
 
 def detach(root: str, container_id: str) -> tuple[str, ...]:
@@ -67,9 +49,6 @@ def detach(root: str, container_id: str) -> tuple[str, ...]:
     directory = f"{root}/{container_id}"
     try:
         record = json.loads(read_file(f"{directory}/{RECORD}", 1 << 22))
-        if "bridge" in record:
-            place = str(record["bridge"]), str(record["address"]), str(record["device"])
-            return _detach_bridge(AddressHolder(root, container_id), *place)
         name, namespace = str(record["name"]), str(record["namespace"])
         network = cni.Network(name, str(record.get("file", "")), record["cni"])
     except (OSError, ValueError, KeyError, TypeError) as e:
@@ -83,18 +62,6 @@ def detach(root: str, container_id: str) -> tuple[str, ...]:
     except OSError:
         pass  # never mounted, or in another mount namespace, which is gone with it
     return warnings
-
-
-def _detach_bridge(holder: AddressHolder, name: str, address: str, device: str) -> tuple[str, ...]:
-    from gpurun.network import bridge
-
-    bridge.check_name(name)
-    with Addresses(name) as addresses:
-        if addresses.holders.get(address) == holder:
-            del addresses.holders[address]
-        warnings = bridge.leave(bridge.Place(name, address, device), last=not addresses.holders)
-        addresses.save()
-        return warnings
 
 
 def _write(path: str, record: dict[str, Any]) -> None:

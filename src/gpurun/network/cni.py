@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpurun.errors import GpurunError, shown
+from gpurun.linux.files import read_regular
 from gpurun.record import Record
 
 CONFIGURATIONS = "/etc/cni/net.d"
@@ -46,9 +47,9 @@ def networks(directory: str = CONFIGURATIONS) -> list[Network]:
         return []
     for path in files:
         try:
-            document = json.loads(path.read_bytes()[: _MAX + 1])
-        except (OSError, ValueError) as e:
-            raise GpurunError(f"{path}: cannot be read as the configuration of a network: {e}") from None
+            document = json.loads(read_regular(str(path), _MAX))
+        except (OSError, ValueError, RecursionError) as e:
+            raise GpurunError(f"{path}: cannot be read as the configuration of a network: {_why(e)}") from None
         if isinstance(document, dict) and "plugins" not in document and "type" in document:
             more = {key: document[key] for key in ("name", "cniVersion") if key in document}
             document = {**more, "plugins": [document]}
@@ -57,6 +58,10 @@ def networks(directory: str = CONFIGURATIONS) -> list[Network]:
             raise GpurunError(f"{path}: lists no plugins")
         found.append(Network(str(document.get("name", "")), str(path), document))
     return found
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror or "").lower() if isinstance(error, OSError) else shown(str(error))
 
 
 def has_plugins(directories: tuple[str, ...] = PLUGINS) -> bool:
