@@ -27,7 +27,8 @@ COMMANDS = {
     "gpu-list": ("gpu", "list"),
     "stats": ("stats", "--once"),
 }
-_LINES = 44  # a picture shows no more of a long answer
+_LINES = 80  # a picture shows no more of a long answer
+_ITEMS = 5  # and no more below one title of `explain`
 _CHARACTER, _LINE, _MARGIN = 7.83, 17, 14  # pixels, of 13 pixels of a monospaced type
 
 
@@ -76,7 +77,25 @@ def shown(name: str, columns: int, host: SimulatedDriver, bundle: Path) -> str:
         return stats(columns)
     words = [str(bundle) if word == "/srv/bundle" else word for word in COMMANDS[name]]
     text = on_terminal(*words, columns=columns, env=host.env)
-    return text.replace(str(bundle), "/srv/bundle").replace(str(host.path), "")
+    text = text.replace(str(bundle), "/srv/bundle").replace(str(host.path), "")
+    return shortened(text) if name == "explain" else text
+
+
+def shortened(text: str) -> str:
+    """*text* with the first items of each long section alone, so that a picture reaches the last ones."""
+    lines: list[str] = []
+    items = left = 0  # of the section so far; those that are left out
+    for line in [*text.splitlines(), ""]:
+        is_item = line.startswith("  ") and not line.startswith("    ")
+        items = items + is_item if line.startswith("  ") else 0
+        if items > _ITEMS:
+            left += is_item
+            continue
+        if left:
+            lines.append(f"  (and {left} more)")
+            left = 0
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def pictures(place: Path) -> dict[str, str]:

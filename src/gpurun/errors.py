@@ -46,10 +46,11 @@ class GpuError(GpurunError):
 
 
 class ContainerNotFound(GpurunError):
-    """No such container id; shim, CRI-O and moby look for ``does not exist``."""
+    """No container *container_id*; shim, CRI-O and moby look for ``does not exist``."""
 
-    def __init__(self) -> None:
+    def __init__(self, container_id: str = "") -> None:
         super().__init__("container does not exist")
+        self.container_id = container_id
 
 
 class ContainerExists(GpurunError):

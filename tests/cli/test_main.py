@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpurun import __version__
+from gpurun.__main__ import main
 from gpurun.cli.rows import command
 from gpurun.cli.table import COMMANDS
 from gpurun.cli.topics import BELOW
@@ -162,3 +163,10 @@ def test_no_libraries_for_people_on_errors_of_machines() -> None:
 @pytest.mark.parametrize("name", ["nvidia-container-runtime-hook", "/usr/bin/nvidia-container-runtime-hook"])
 def test_hook_by_name(name: str) -> None:
     assert gpurun("-version", script=f"sys.argv[0] = {name!r}").stdout.startswith("NVIDIA Container Runtime Hook version")
+
+
+@pytest.mark.parametrize("words", [["state", "nobody"], ["explain", "--running", "nobody"]])
+def test_a_container_that_is_nowhere(capfd: pytest.CaptureFixture[str], words: list[str]) -> None:
+    """Whichever argument names it: people, who give no --root, are told where it was looked for."""
+    assert main(["gpurun", *words]) == 1
+    assert 'container does not exist: there is no "nobody" in ' in capfd.readouterr().err.replace("\\", "")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gpurun.cdi.edits import ContainerEdits
+from gpurun.cdi.edits import ContainerEdits, DeviceNode
 from gpurun.cgroup.placement import POLICIES, Site
 from gpurun.engine.plan.container import make_plan
 from gpurun.library.explanation import explain_plan
@@ -90,3 +90,27 @@ def test_every_policy_is_told(policy: str, by_site: bool) -> None:
     for line in EXPECTED[policy][1]:
         assert f"  {line}   ({where})\n" in text, text
     assert ("different NUMA nodes (0, 1): all of these are used" in text) == (policy == "gpu.local")
+
+
+def test_device_rules_name_the_device() -> None:
+    """By the node that the plan makes, and its reason; else by what the number always is."""
+    config = base()
+    config["linux"]["resources"] = {"devices": [{"allow": False, "access": "rwm"}]}
+    for number, access in (((195, 7), "r"), ((195, 255), "rw"), ((136, None), "rw"), ((9, 9), "rw")):
+        numbers = {"major": number[0]} | ({} if number[1] is None else {"minor": number[1]})
+        config["linux"]["resources"]["devices"].append({"allow": True, "type": "c", "access": access, **numbers})
+    config["linux"]["devices"] = [{"path": "/dev/mine", "type": "c", "major": 9, "minor": 9}]
+    read = read_config(json.dumps(config).encode())
+    edits = ContainerEdits(device_nodes=(DeviceNode("/dev/nvidia0", "", "c", 195, 0, reason="GPU 1 (asked for)"),))
+    lines = explain_plan(make_plan(read, "c1", "/bundle", HOST, edits))
+    for line in (
+        "  deny a *:* rwm",
+        "  allow c 195:7 r   (/dev/nvidia7)",
+        "  allow c 195:255 rw   (/dev/nvidiactl)",
+        "  allow c 136:* rw   (/dev/pts/*)",
+        "  allow c 9:9 rw   (/dev/mine)",
+        "  allow c 195:0 rw   (/dev/nvidia0: GPU 1 (asked for))",
+        "  allow c 1:3 rwm   (/dev/null)",
+        "  allow b *:* m",
+    ):
+        assert line in lines, lines

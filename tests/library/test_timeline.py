@@ -66,6 +66,8 @@ def test_pictures_are_whole_documents() -> None:
     assert root.tag.endswith("svg") and len([e for e in root.iter() if e.tag.endswith("rect")]) == 1 + len(steps)
     page = as_html(steps, "gpurun run <web>")
     assert "&lt;web&gt;" in page and "<web>" not in page and page.count("<tr>") == 1 + len(steps)
+    marks = [e.text or "" for e in root.iter() if e.get("text-anchor") == "middle"]
+    assert len(marks) == 11 and all(mark.endswith(" ms") for mark in marks), "the axis says its unit"
     assert ElementTree.fromstring(as_svg([], "nothing")) is not None
 
 

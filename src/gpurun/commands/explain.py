@@ -5,6 +5,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.cli.terminal import coloured, folded, width, write_folded
+from gpurun.commands.explain_gpus import driver_of_container, gpu_lines, gpus_of_container
 from gpurun.decimals import decimal
 from gpurun.engine import state as store
 from gpurun.engine.caller.bundle import CreateOptions, plan_bundle, plan_saved
@@ -16,6 +17,7 @@ from gpurun.library.summary import summary
 from gpurun.linux.files import read_file
 from gpurun.output import one_line, write_document, write_stdout
 from gpurun.paths import absolute_path
+from gpurun.record import to_plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,8 +62,10 @@ def _planned(invocation: Invocation, bundle: str) -> Plan:
     return plan_bundle(options)[1]
 
 
-def _lines(plan: Plan, first: list[str]) -> list[str]:
-    lines = [f"{name.ljust(_NAME)}{text}" for name, text in summary(plan).items()]
+def _lines(plan: Plan, first: list[str], gpus: str = "") -> list[str]:
+    """The summary and the explanation; *gpus* in the place of what the plan says of them."""
+    found = summary(plan)
+    lines = [f"{name.ljust(_NAME)}{text}" for name, text in (found | ({"GPUs": gpus} if gpus else {})).items()]
     return [*first, *lines, "", *explain_plan(plan)]
 
 
@@ -74,14 +78,23 @@ def _running(invocation: Invocation, container_id: str) -> int:
         container_id, root, state.bundle, cgroup_manager="systemd" if state.unit else "cgroupfs", rootless="auto"
     )
     plan = plan_saved(options, read_file(f"{root}/{container_id}/config.json", store.MAX_SAVED_CONFIG))
-    changed = _changed(plan, state) if now != "stopped" else []
+    alive = now != "stopped"
+    changed = _changed(plan, state) if alive else []
+    gpus = gpus_of_container(root, state, alive)
     if invocation.flag("json"):
-        write_stdout(dumps({**plain_plan(plan), "status": now, "pid": state.pid, "changed": changed}, 2) + "\n")
+        more = {"status": now, "pid": state.pid, "changed": changed, "gpus": [to_plain(gpu) for gpu in gpus]}
+        write_stdout(dumps({**plain_plan(plan), **more}, 2) + "\n")
         return 0
     process = f", process {state.pid}" if now != "stopped" else ""
     first = [f"container {container_id}: {now}{process}, created {state.created or 'just now'}"]
     first += [f"since changed: {text}" for text in changed]
-    write_folded(_lines(plan, first))
+    write_folded(_lines(plan, first, "; ".join([f"{gpu.shown}, {gpu.node}" for gpu in gpus]) or "none"))
+    if gpus:
+        variables, groups = store.load_edits(root, container_id)
+        driver = driver_of_container(state.pid) if alive else ""
+        lines = [*gpu_lines(gpus), *([f"libraries of the driver {driver}"] if driver else [])]
+        lines += [f"env {variable}" for variable in variables] + [f"group {gid}" for gid in groups]
+        write_folded(["GPU: what the container has", *[f"  {line}" for line in lines]])
     return 0
 
 

@@ -212,7 +212,7 @@ def load(root: str, container_id: str) -> State:
         check_owner(f"{root}/{container_id}", follow=False)
         data = read_regular(path, MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
-        raise ContainerNotFound from None
+        raise ContainerNotFound(container_id) from None
     except OSError as e:
         raise StepError("read", path, e.errno, _remedy(e.errno)) from None
     # A container that an older gpurun has made says nothing of these.

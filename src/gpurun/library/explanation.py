@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.cgroup.scope import Scope
+from gpurun.decimals import decimal
 from gpurun.engine.plan.container import Plan
 from gpurun.engine.plan.process import RLIMITS
+from gpurun.gpu.host.device_numbers import device_name
 from gpurun.linux import mount as lm
 from gpurun.ns.mount_plan import MountStep
 from gpurun.ns.namespaces import NAMESPACES
@@ -69,7 +71,7 @@ def sections(plan: Plan) -> dict[str, list[str]]:
     ]
     if plan.cgroup.scope is not None:
         found[f"systemd unit {plan.cgroup.scope.unit}"] = _unit(plan.cgroup.scope)
-    rules = list(plan.cgroup.rules)
+    rules = _rules(plan)
     if not plan.cgroup.program:
         rules.append("(all devices are allowed: no program is attached)")
     found["devices that may be used, later rules win"] = rules
@@ -88,6 +90,25 @@ def sections(plan: Plan) -> dict[str, list[str]]:
     found["process"] = _process(plan)
     found["seccomp"] = _seccomp(plan)
     return {title: items for title, items in found.items() if items}
+
+
+def _rules(plan: Plan) -> list[str]:
+    """The device rules, with the device that each is for."""
+    edits, named = plan.init.edits, dict[tuple[str, str], str]()
+    for device in plan.init.devices:
+        named[device.type.replace("u", "c"), f"{device.major}:{device.minor}"] = device.path
+    for node in edits.device_nodes:
+        named[node.type.replace("u", "c"), f"{node.major}:{node.minor}"] = f"{node.path}: {node.reason}".rstrip(": ")
+    for group in edits.device_classes:
+        named[group.type, f"{group.major}:*"] = group.reason
+    lines = []
+    for rule in plan.cgroup.rules:
+        _, kind, numbers, _ = rule.split(" ")
+        major, _, minor = numbers.partition(":")
+        usual = device_name(kind, decimal(major) or 0, decimal(minor))
+        name = named.get((kind, numbers)) or usual
+        lines.append(f"{rule}   ({name})" if name else rule)
+    return lines
 
 
 def _unit(scope: Scope) -> list[str]:

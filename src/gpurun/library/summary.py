@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpurun.decimals import decimal
+from gpurun.gpu.host.device_numbers import NVIDIA_MAJOR, device_name, node_minors
 from gpurun.linux.mount import MOUNT_ATTR_RDONLY
 from gpurun.ns.namespaces import NAMESPACES
 
@@ -92,7 +93,9 @@ def _gpus(plan: Plan) -> str:
     edits = plan.init.edits
     if not edits.device_nodes and not edits.mounts:
         return "none"
-    return f"{len(edits.device_nodes)} device nodes, {len(edits.mounts)} files of the host's driver"
+    gpus = ", ".join([device_name("c", NVIDIA_MAJOR, minor) for minor in node_minors(edits.device_nodes)])
+    counts = f"{len(edits.device_nodes)} device nodes, {len(edits.mounts)} files of the host's driver"
+    return f"{gpus}: {counts}" if gpus else counts
 
 
 def _hooks(plan: Plan) -> str:

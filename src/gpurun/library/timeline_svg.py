@@ -28,9 +28,8 @@ def as_svg(steps: list[Step], title: str) -> str:
     for mark in range(11):
         x = _LEFT + _WIDTH * mark / 10
         parts.append(f'<line x1="{x:.0f}" y1="{_ROW * 2 - 6}" x2="{x:.0f}" y2="{height}" stroke="#e4e4e4"/>')
-        parts.append(
-            f'<text x="{x:.0f}" y="{_ROW * 2 - 8}" fill="#777777" text-anchor="middle">{end * mark / 10:.1f}</text>'
-        )
+        at = f"{end * mark / 10:.1f} ms"
+        parts.append(f'<text x="{x:.0f}" y="{_ROW * 2 - 8}" fill="#777777" text-anchor="middle">{at}</text>')
     for number, step in enumerate(steps):
         y = _ROW * (number + 2)
         x, width = _LEFT + step.start * scale, max(step.length * scale, 1.5)

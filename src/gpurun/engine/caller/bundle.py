@@ -205,7 +205,8 @@ def plan_config(
 
 
 def plan_saved(options: CreateOptions, data: bytes) -> Plan:
-    """The plan of a container's own config.json *data*, which has all that its devices have brought; touches nothing."""
+    """The plan of a container's own config.json *data*, without what its devices have brought: that is not kept, and this
+    host's driver may be another one by now.  Touches nothing."""
     return _plan_with(ContainerEdits(), options, data, read_config(data))[1]
 
 
