@@ -135,11 +135,12 @@ def _failed(error: BaseException) -> int:
 def _usage(error: CommandUsageError | UnknownCommand) -> str:
     """The text of a wrong command line; people get the help or the nearest command with it."""
     try:
-        from gpurun.cli.human import did_you_mean, show_usage
+        from gpurun.cli.human import did_you_mean, option_meant, show_usage
 
         if isinstance(error, UnknownCommand):
             return f"{error}{did_you_mean(error.name)}"
         show_usage(error)
+        return f"{error}{option_meant(error)}"
     except (ImportError, GpurunError):  # no click here, or stdout is gone: the error itself matters more
         pass
     return str(error)

@@ -7,6 +7,7 @@ a contract: change it only with the list of those callers at hand.
 
 from __future__ import annotations
 
+from errno import EDQUOT, ENOSPC
 from posix import strerror
 
 TYPE_CHECKING = False
@@ -81,6 +82,7 @@ class StepError(GpurunError):
 
     def __init__(self, step: str, target: str, errno: int | None, remedy: str = "") -> None:
         text = f"{step} {target}: {strerror_lower(errno)}" if target else f"{step}: {strerror_lower(errno)}"
+        remedy = remedy or no_room(errno, target, step)
         super().__init__(f"{text}: {remedy}" if remedy else text)
         self.step = step
         self.target = target
@@ -110,9 +112,26 @@ def strerror_lower(errno: int | None) -> str:
     return text[:1].lower() + text[1:]
 
 
+def no_room(errno: int | None, target: str, step: str = "") -> str:
+    """What is full where the kernel has no space left for *target*, empty for every other *errno*.
+
+    mount(2) and clone(2) say the same of their limits: "ENOSPC" there.
+    """
+    if errno == EDQUOT:
+        return "the quota of this user is used up on that file system (quota)"
+    if errno != ENOSPC:
+        return ""
+    if step.startswith("mount") or "namespace" in step:
+        return "a limit of the kernel is reached: see sysctl fs.mount-max and user.max_*_namespaces"
+    where = f"the file system of {target}" if target.startswith("/") else "a file system"
+    return f"{where} has no free blocks or no free inodes (df, df -i)"
+
+
 def oserror_text(error: OSError) -> str:
     """``<path>: <reason>`` of an :class:`OSError`, without Python's ``[Errno N]``."""
     reason = strerror_lower(error.errno) if error.errno else str(error)
+    more = no_room(error.errno, str(error.filename or ""))
+    reason = f"{reason}: {more}" if more else reason
     return f"{error.filename}: {reason}" if error.filename else reason
 
 

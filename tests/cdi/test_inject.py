@@ -72,6 +72,20 @@ def test_the_error_tells_what_was_left_out(tmp_path: Path, injected: Callable[..
         injected("a.com/a=0")
 
 
+@pytest.mark.parametrize("broken", [True, False])
+def test_who_has_files_that_do_not_count_is_not_told_to_make_one_more(tmp_path: Path, broken: bool) -> None:
+    """A malformed one, or two that define the same device."""
+    whole = json.dumps({"cdiVersion": "1.1.0", "kind": "a.com/a", "devices": [device("0", env=["A=b"])]})
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.json").write_text("{}" if broken else whole)
+    with pytest.raises(GpuError) as caught:
+        inject(("a.com/a=0",), read_registry((str(tmp_path),)), ("a.com/a", "make one"))
+    assert "make one" not in str(caught.value)
+    assert str(caught.value).endswith(
+        "mend those files or take them away: `gpurun cdi validate` says all that is wrong with them"
+    )
+
+
 @pytest.mark.parametrize(
     ("node", "expected"),
     [

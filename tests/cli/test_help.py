@@ -115,6 +115,23 @@ def test_completion_below_a_command() -> None:
     assert "--device-id" in complete("cdi", "generate", "--de") and "--device-id" not in complete("cdi", "list", "--")
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("run", "--detatch", "x"), ("--detach", "`gpurun run --help`")),
+        (("list", "--fromat=json"), ("--format", "`gpurun list --help`")),
+        (("--rot", "/x", "list"), ("--root", "`gpurun --help`")),
+        (("run", "--hlep"), ("--help", "`gpurun run --help`")),
+    ],
+)
+def test_a_misspelt_option_is_a_word_and_no_page(words: tuple[str, ...], meant: tuple[str, str]) -> None:
+    done = gpurun(*words)
+    assert done.returncode == 1 and f'(did you mean \\"{meant[0]}\\"?)' in done.stderr
+    first, blank, more = done.stdout.split("\n", 2)
+    assert first.endswith(f'(did you mean "{meant[0]}"?)') and not blank
+    assert more == f"{meant[1]} lists the options.\n"
+
+
 def test_a_wrong_command_line_shows_the_right_help() -> None:
     done = gpurun("cdi", "generate", "--frobnicate")
     assert done.returncode == 1 and done.stdout.startswith("Incorrect Usage: flag provided but not defined: -frobnicate")

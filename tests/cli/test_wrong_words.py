@@ -105,7 +105,9 @@ def test_ids(runtime: Runtime, bundle: MakeBundle, name: str) -> None:
     for bad in BAD_IDS if name in ("create", "state") else BAD_IDS[:4]:
         if bad == "..." and not runtime.name.startswith("gpurun"):
             continue
-        assert "invalid container ID format" in wrong(runtime, name, *before, bad, *after, rc=rc), bad
+        said = wrong(runtime, name, *before, bad, *after, rc=rc)
+        assert "invalid container ID format" in said, bad
+        assert not runtime.name.startswith("gpurun") or "letters, digits and _ + - . are allowed" in said, bad
     assert "container id cannot be empty" in wrong(runtime, name, *before, "", *after, rc=rc)
     said = wrong(runtime, name, *before, LONG, *after, rc=rc)
     if name != "restore":  # which looks for the images first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -175,6 +176,7 @@ def test_podmans_lists_of_runtimes(tmp_path: Path) -> None:
     ("client", "text", "words"),
     [
         ("docker", "{", "daemon.json: is not JSON"),
+        ("docker", '{\n  // our own\n  "debug": true\n}', r"\(line 2 is a comment, which JSON does not have: take it out\)"),
         ("docker", "[]", "is not a JSON object"),
         ("docker", '{"runtimes": 1}', "runtimes: is not an object"),
         ("containerd", "a = [", "config.toml: is not TOML"),
@@ -213,6 +215,29 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypa
     assert "handler: gpurun" in capfd.readouterr().out
     with pytest.raises(GpurunError, match='install: no client "rkt": docker, containerd, podman, crio or kubernetes'):
         call("install", "rkt", "--path", PROGRAM)
+
+
+def test_who_may_not_write_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "", "/etc/docker/daemon.json")
+
+    monkeypatch.setattr("gpurun.toolkit.install.apply_all", denied)
+    with pytest.raises(GpurunError, match=r"^/etc/docker/daemon.json: permission denied: run it as root, or with --dry-run"):
+        call("install", "docker", "--config", str(tmp_path / "daemon.json"), "--path", PROGRAM, "--no-names")
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_client_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: bool) -> None:
+    """systemctl's own words for a reload of a service that is stopped do not say that nothing is wrong."""
+    systemctl = tmp_path / "bin/systemctl"
+    systemctl.parent.mkdir()
+    systemctl.write_text(f"#!/bin/sh\n[ $1 = is-active ] && exit {0 if running else 3}\necho broken >&2; exit 1\n")
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(systemctl.parent))
+    monkeypatch.setattr("gpurun.toolkit.install.os.path.isdir", lambda _: True)
+    words = "failed: broken" if running else "docker does not run; it reads its configuration when it starts: systemctl st"
+    with pytest.raises(GpurunError, match=words):
+        call("install", "docker", "--config", str(tmp_path / "d.json"), "--path", PROGRAM, "--no-names", "--restart")
 
 
 def test_what_the_client_does_not_take_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

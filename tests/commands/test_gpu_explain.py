@@ -49,6 +49,18 @@ def test_variables(capfd: pytest.CaptureFixture[str]) -> None:
     assert f"libnvidia-ml.so.{VERSION}" not in missing
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("free:9", "9 GPUs wanted, this host has 2"),
+        ("free;profile=1g.10gb", "1 MIG device of profile 1g.10gb wanted, this host has no MIG device"),
+        ("free:2;product=Tesla*", "2 GPUs wanted, 0 of 2 free: GPU 0: it is a "),
+    ],
+)
+def test_more_than_the_host_has(capfd: pytest.CaptureFixture[str], asked: str, words: str) -> None:
+    assert words in document(capfd, f"NVIDIA_VISIBLE_DEVICES={asked}")["error"]
+
+
 def test_text(capfd: pytest.CaptureFixture[str]) -> None:
     words = (f"NVIDIA_VISIBLE_DEVICES={uuid(0)}", "NVIDIA_REQUIRE_CUDA=driver>=1", "NVIDIA_DRIVER_CAPABILITIES=all")
     code, out, _ = call(capfd, *words)

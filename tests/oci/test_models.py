@@ -184,6 +184,20 @@ def test_text_that_is_no_json(tmp_path: Path) -> None:
     assert only.what == "is not UTF-8 text (byte 7)"
 
 
+@pytest.mark.parametrize("text", ["", " \n", '{"a": }', "[1"])
+def test_a_text_that_is_no_object_is_refused_in_the_words_of_create(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    (only,) = check_file(f"{tmp_path}/config.json", str(tmp_path))
+    with pytest.raises(ConfigError) as caught:
+        read_config(text.encode())
+    assert only.what == caught.value.what
+
+
+def test_a_version_that_create_takes_all_the_same(tmp_path: Path) -> None:
+    (only,) = [one for one in problems({"ociVersion": "9.0"}) if one.where == "ociVersion"]
+    assert only.what == '"9.0" is no version of the specification like 1.2.0: `create` and runc take it all the same'
+
+
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(GpurunError, match="no such file or directory"):
         call(tmp_path)

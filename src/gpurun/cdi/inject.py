@@ -50,6 +50,8 @@ def resolve(names: tuple[str, ...], registry: Registry, advice: tuple[str, str] 
     notes = [*([f"looked in {', '.join(registry.dirs)}"] if registry.dirs else []), *hints[:4]]
     if notes:
         text += f" ({'; '.join(notes)})"
+    if hints:  # one file more would not help
+        raise GpuError(f"{text}: mend those files or take them away: `gpurun cdi validate` says all that is wrong with them")
     if advice[0] in kinds:
         raise GpuError(f"{text}: {advice[1]}")
     raise GpuError(f"{text}: `gpurun cdi list` shows the devices that the files there have")

@@ -238,8 +238,24 @@ def show_help(invocation: Invocation, program: str = "gpurun") -> int:
 
 
 def show_usage(error: CommandUsageError) -> None:
-    """What runc prints on stdout before it reports a usage error: what is wrong, and the help."""
-    write_stdout(f"Incorrect Usage: {error}\n\n{help_text(*([error.command] if error.command else []))}")
+    """What runc prints on stdout before it reports a usage error: what is wrong, and the help.
+
+    Where the option that is likely meant can be said, that takes the place of the help.
+    """
+    words = [error.command] if error.command else []
+    meant = option_meant(error)
+    more = f"`{' '.join(['gpurun', *words, '--help'])}` lists the options.\n" if meant else help_text(*words)
+    write_stdout(f"Incorrect Usage: {error}{meant}\n\n{more}")
+
+
+def option_meant(error: CommandUsageError) -> str:
+    """`` (did you mean "--detach"?)`` where the *error* is an option that looks like one that there is, else nothing."""
+    said, _, word = str(error).partition(": -")
+    if said != "flag provided but not defined":
+        return ""
+    rows = table.COMMANDS[error.command][-1] if error.command else table.GLOBALS
+    close = difflib.get_close_matches(word, [*[row[0] for row in rows], "help"], 1, 0.7)
+    return f' (did you mean "--{close[0]}"?)' if close else ""
 
 
 def did_you_mean(name: str) -> str:

@@ -49,13 +49,21 @@ def _document(text: str | None, path: str) -> dict[str, Any]:
     try:
         document = json.loads(text) if text and text.strip() else {}
     except ValueError as e:
-        raise ConfigError(path, f"is not JSON: {e}") from None
+        raise ConfigError(path, f"is not JSON, which dockerd would not read either: {e}{_comment(text or '')}") from None
     if not isinstance(document, dict):
         raise ConfigError(path, "is not a JSON object")
     for key in ("runtimes", "features"):
         if not isinstance(document.get(key, {}), dict):
             raise ConfigError(f"{path}: {key}", "is not an object")
     return document
+
+
+def _comment(text: str) -> str:
+    """What to do about the line that is most likely wrong: JSON has no comments."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith(("//", "#", "/*")):
+            return f" (line {number} is a comment, which JSON does not have: take it out)"
+    return ""
 
 
 def _at(document: Any, place: tuple[str, ...]) -> Any:

@@ -14,7 +14,7 @@ import select
 import time
 
 from gpurun.engine.signals import SIGKILL, default_signals
-from gpurun.errors import GpurunError, strerror_lower
+from gpurun.errors import GpurunError, shown, strerror_lower
 from gpurun.linux.files import O_CLOEXEC, Fd
 from gpurun.linux.fs import close_range
 from gpurun.oci.config import OciHook
@@ -52,7 +52,15 @@ def run_hooks(
     for index, hook in enumerate(hooks):
         failure = run_hook(hook, state, env, before_exec, outputs, execve)
         if failure:
-            raise GpurunError(f"error running {name} hook #{index}: {failure}")
+            raise GpurunError(f"error running {name} hook #{index}: {named(hook, failure)}")
+
+
+def named(hook: OciHook, failure: str) -> str:
+    """*failure* of *hook* with the program that it is, which a number does not tell."""
+    if failure.startswith(hook.path):
+        return failure
+    how, comma, output = failure.partition(", stdout: ")
+    return f"{how} ({shown(hook.path)}){comma}{output}"
 
 
 def run_hook(

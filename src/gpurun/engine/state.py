@@ -20,7 +20,7 @@ import time
 from errno import EACCES, ENODEV, ENOENT, ENOTDIR, ENOTEMPTY
 
 from gpurun.decimals import decimal
-from gpurun.errors import ContainerExists, ContainerNotFound, GpurunError, Step, StepError
+from gpurun.errors import ContainerExists, ContainerNotFound, GpurunError, Step, StepError, shown
 from gpurun.formats.jsontext import dumps, visible
 from gpurun.linux.files import mkdir_p, read_file, read_regular, write_atomically
 from gpurun.linux.procfs import in_user_namespace, is_alive
@@ -86,7 +86,8 @@ def check_id(container_id: str) -> str:
     if not container_id:
         raise GpurunError("container id cannot be empty")
     if container_id[0] == "." or not _ID_CHARACTERS.issuperset(container_id):  # names with a dot are the store's own
-        raise GpurunError("invalid container ID format")
+        text = "letters, digits and _ + - . are allowed, and no dot at the beginning"
+        raise GpurunError(f'invalid container ID format: "{shown(container_id)}": {text}')
     return container_id
 
 

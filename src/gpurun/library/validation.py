@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
@@ -12,6 +11,7 @@ from gpurun.engine.plan.container import Host, make_plan
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.oci.config import read_config
 from gpurun.oci.problems import problems
+from gpurun.oci.reader import parse_json
 from gpurun.oci.schema import Problem, likely
 from gpurun.security.capabilities import NAMES
 
@@ -39,11 +39,9 @@ def check_file(path: str, bundle: str) -> tuple[Problem, ...]:
 def check_text(data: bytes, path: str, bundle: str) -> tuple[Problem, ...]:
     """What is wrong with *data*, the text of a config.json called *path*, whose other paths begin at *bundle*."""
     try:
-        document = json.loads(data.decode("utf-8-sig"))
-    except UnicodeDecodeError as e:
-        return (Problem(path, f"is not UTF-8 text (byte {e.start})"),)
-    except (json.JSONDecodeError, RecursionError) as e:
-        return (Problem(path, f"is not valid JSON: {e}"),)
+        document = parse_json(data, path)
+    except ConfigError as e:
+        return (Problem(path, e.what),)
     found = (*problems(document), *_capabilities(document))
     if any(problem.fatal for problem in found):
         return found

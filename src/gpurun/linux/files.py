@@ -108,8 +108,9 @@ def write_atomically(path: str, data: bytes, mode: int, durable: bool = False, e
             if durable:
                 posix.fsync(fd)
         posix.rename(temporary, path)
-    except OSError:
+    except OSError as e:
         posix.unlink(temporary)
+        e.filename = path  # write(2) names none
         raise
     if durable:
         sync_directory(folder or slash or ".")

@@ -25,7 +25,7 @@ from gpurun.clients.install import (
     uninstalled,
 )
 from gpurun.clients.toml_files import RuntimeEntry
-from gpurun.errors import GpurunError, UsageError
+from gpurun.errors import GpurunError, UsageError, oserror_text
 from gpurun.invocation import Invocation
 from gpurun.output import write_document, write_stderr, write_stdout
 from gpurun.toolkit.names import is_one_file, link_names, links_to, own_path
@@ -110,7 +110,10 @@ def _show(changes: tuple[Change, ...]) -> None:
 
 def _apply(wish: Wish, changes: tuple[Change, ...]) -> None:
     """Write *changes*, let the client read them, and say so.  Raises :class:`GpurunError`: then nothing is changed."""
-    apply_all(wish, changes)
+    try:
+        apply_all(wish, changes)
+    except PermissionError as e:
+        raise GpurunError(f"{oserror_text(e)}: run it as root, or with --dry-run to see what it would change") from None
     for change in changes:
         kept = f" (before: {change.path}{files.KEPT})" if os.path.exists(change.path + files.KEPT) else ""
         _say(f"{change.path} is gone" if change.text is None else f"wrote {change.path}{kept}")
@@ -134,6 +137,10 @@ def _restart(invocation: Invocation, wish: Wish, changes: tuple[Change, ...], wh
         raise GpurunError(f"--restart needs systemd, which does not run here: restart {wish.client} by hand")
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
+        unit = command[-1]
+        if subprocess.run(["systemctl", "is-active", "--quiet", unit], timeout=60, stdin=subprocess.DEVNULL).returncode:
+            todo = f"it reads its configuration when it starts: systemctl start {unit}"
+            raise GpurunError(f"`{' '.join(command)}` failed, because {unit} does not run; {todo}")
         raise GpurunError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
     _say(f"done: {' '.join(command)}")
 

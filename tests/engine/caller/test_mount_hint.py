@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gpurun.engine.caller.mount_hint import mount_hint
@@ -34,6 +36,20 @@ def test_options(kind: str, options: tuple[str, ...], expected: str) -> None:
 def test_types() -> None:
     assert hint("tmpf", "no such device") == ': this kernel has no file system "tmpf" (did you mean "tmpfs"?)'
     assert hint("frobnicate", "no such device") == ': this kernel has no file system "frobnicate"'
+
+
+def test_a_source_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("nothing")
+    reason = "no such file or directory"
+
+    def bound(source: str, reason: str = reason) -> str:
+        step = MountStep("bind", source, "/there", parse_options(("bind",)), "mounts[3]")
+        return mount_hint(str(failed_mount(step, reason)), (step,))
+
+    for missing in (f"{tmp_path}/missing/x", f"{tmp_path}/link"):
+        assert bound(missing) == f": the host has no {missing}"
+    assert bound(str(tmp_path)) == "", "then it is the place in the container that is missing"
+    assert bound(f"{tmp_path}/missing", "permission denied") == ""
 
 
 def test_what_is_no_mistake_of_a_word_is_told_nothing() -> None:

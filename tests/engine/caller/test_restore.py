@@ -14,6 +14,7 @@ from gpurun.engine.caller.criu_options import CriuOptions
 from gpurun.engine.caller.restore import RestoreOptions, Serving
 from gpurun.engine.caller.rollback import Rollback
 from gpurun.engine.state import State
+from gpurun.errors import GpurunError
 from tests.engine.plan.planning import base, plan
 
 
@@ -34,3 +35,16 @@ def test_what_the_host_lends_whatever_the_network(network: str, tmp_path: Path, 
     serving.notified(Answer(0, True, script="setup-namespaces", pid=42), ())
     expected = [("resctrl", 42, f"{tmp_path}/c1/resctrl")]
     assert done == ([("loopback", 42), ("devices", 42), *expected] if network == "new" else expected)
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "file"])
+def test_a_directory_without_a_checkpoint(kind: str, tmp_path: Path) -> None:
+    """Before CRIU is looked for: what is wrong is the directory."""
+    path = tmp_path / "image"
+    if kind == "empty":
+        path.mkdir()
+    elif kind == "file":
+        path.write_text("")
+    create = CreateOptions("one", str(tmp_path), str(tmp_path / "root"))
+    with pytest.raises(GpurunError, match=r"image is no checkpoint, there is no inventory.img in it: --image-path names"):
+        restore.restore(RestoreOptions(create, CriuOptions(str(path))))

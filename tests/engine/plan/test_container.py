@@ -52,7 +52,7 @@ def with_mount(**mount: Any) -> dict[str, Any]:
         (
             "process.rlimits",
             [{"type": "RLIMIT_X", "soft": 1, "hard": 1}],
-            'process.rlimits[0].type: wrong rlimit value: "RLIMIT_X"',
+            'process.rlimits[0].type: wrong rlimit value: "RLIMIT_X" (known are RLIMIT_AS, RLIMIT_CORE,',
         ),
         (
             "process.rlimits",

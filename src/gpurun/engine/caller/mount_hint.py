@@ -5,6 +5,9 @@ The kernel says ``no such device`` and ``invalid argument``, and nothing of whic
 
 from __future__ import annotations
 
+import posix
+from errno import ENOENT
+
 from gpurun.errors import shown
 from gpurun.linux.files import read_file
 from gpurun.linux.procfs import in_user_namespace
@@ -43,7 +46,11 @@ def mount_hint(text: str, mounts: tuple[MountStep, ...], mapped: bool = False) -
     *mapped*: the container has a user namespace of its own.
     """
     step = next((mount for mount in mounts if text.startswith(f"{mount.where}: error mounting ")), None)
-    if step is None or step.kind in ("bind", "cgroup"):
+    if step is None:
+        return ""
+    if step.kind == "bind" and text.endswith("no such file or directory") and step.source.startswith("/"):
+        return "" if _exists(step.source) else f": the host has no {shown(step.source)}"
+    if step.kind in ("bind", "cgroup"):
         return ""
     if text.endswith("no such device"):
         known = tuple(sorted(file_systems()))
@@ -62,6 +69,14 @@ def mount_hint(text: str, mounts: tuple[MountStep, ...], mapped: bool = False) -
         if likely or step.kind in _OPTIONS:
             return f': {shown(step.kind)} has no option "{shown(key)}"{likely}'
     return ""
+
+
+def _exists(path: str) -> bool:
+    try:
+        posix.stat(path)
+    except OSError as e:
+        return e.errno != ENOENT
+    return True
 
 
 def _likely_type(kind: str, known: tuple[str, ...]) -> str:

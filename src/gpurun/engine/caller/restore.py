@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import posix
 from _struct import pack
+from errno import ENOENT, ENOTDIR
 
 from gpurun import log
 from gpurun.cdi.edits import ContainerEdits
@@ -44,7 +45,7 @@ from gpurun.engine.caller.saved_devices import SavedDevices, read_devices
 from gpurun.engine.caller.start_init import end_child
 from gpurun.engine.host_hooks import run_host_hooks
 from gpurun.engine.signals import default_signals
-from gpurun.errors import ConfigError, GpurunError, oserror_text
+from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
 from gpurun.formats.jsontext import dumps
 from gpurun.linux import process as lp
 from gpurun.linux import procfs
@@ -85,6 +86,7 @@ def restore(options: RestoreOptions) -> Created:
     """
     create = options.create
     store.check_id(create.id)
+    _check_images(options.criu.image_path)
     saved = read_devices(options.criu.image_path)
     own = (create.root, create.id)
     data, config = read_bundle(create.bundle, create.config)
@@ -117,6 +119,17 @@ def restore(options: RestoreOptions) -> Created:
     finally:
         for fd in namespaces.values():
             posix.close(fd)
+
+
+def _check_images(path: str) -> None:
+    """Refuse a directory without the first file of every checkpoint.  Raises :class:`GpurunError`."""
+    try:
+        posix.stat(f"{path}/inventory.img")
+    except OSError as e:
+        if e.errno not in (ENOENT, ENOTDIR):
+            raise StepError("read", f"{path}/inventory.img", e.errno) from None
+        text = "is no checkpoint, there is no inventory.img in it: --image-path names the directory that `checkpoint` wrote"
+        raise GpurunError(f"{path} {text}") from None
 
 
 def _read_descriptors(image_path: str) -> tuple[str, ...]:

@@ -257,7 +257,11 @@ def _refusal(
         f"MIG device{'s' * (wish.count > 1)} of profile {wish.profile}" if wish.profile else f"GPU{'s' * (wish.count > 1)}"
     )
     free = [v.unit for v in verdicts if not v.why]
-    text = f"{_asked(wish, asker)}: {wish.count} {kind} wanted, {len(free)} of {len(verdicts)} free"
+    text = f"{_asked(wish, asker)}: {wish.count} {kind} wanted"
+    if len(verdicts) < wish.count:  # nothing to wait for, whoever has them
+        none = "no MIG device" if wish.profile else "no GPU"
+        return f"{text}, this host has {len(verdicts) or none}"
+    text += f", {len(free)} of {len(verdicts)} free"
     if before:
         text += f" and others came first (process {before[-1].pid} waits)"
     elif wish.nvlink and len(free) >= wish.count:
