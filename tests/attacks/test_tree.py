@@ -19,7 +19,18 @@ IN_THE_IMAGE = (
     ),
     *(
         f"ns/{name}.py"
-        for name in ("copyup", "devices", "directory_cache", "journal", "masks", "path", "pivot", "rootfs", "undo")
+        for name in (
+            "copyup",
+            "devices",
+            "directory_cache",
+            "journal",
+            "masks",
+            "outside",
+            "path",
+            "pivot",
+            "rootfs",
+            "undo",
+        )
     ),
     *(name for name in TREE if name.startswith("engine/inside/")),
     *(f"engine/caller/{name}.py" for name in ("checkpoint_devices", "criu_options", "restore_devices")),
@@ -35,6 +46,7 @@ OF_NO_IMAGE = {
     "cgroup/stats.py": "the cgroup tree",
     "engine/caller/exec.py": "the cgroup tree",
     "engine/caller/update.py": "the cgroup tree",
+    "gpu/leases/files.py": "leases of other users, by O_PATH",
     "gpu/host/libraries.py": "where the driver is installed",
     "gpu/platforms/tegra.py": "where the driver is installed",
     "library/host_checks.py": "a program of a config is looked for, by O_PATH",
