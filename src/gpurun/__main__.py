@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import posix
 import sys
 
@@ -9,6 +10,8 @@ from gpurun import log
 from gpurun.cli.parse import CommandUsageError, UnknownCommand, parse_command, parse_globals
 from gpurun.cli.table import COMMANDS
 from gpurun.errors import ContainerNotFound, GpurunError, SignalTooLate, oserror_text
+
+_SIGINT = 2
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,15 +25,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_standard_descriptors()
     words = list(sys.argv if argv is None else argv)
     stdout = sys.stdout
+    interruptible = False
     try:
-        code = _called(words[0].rpartition("/")[2] if words else "", words[1:])
+        interruptible = _raise_interrupts()
+        code = _told(words[0].rpartition("/")[2] if words else "", words[1:])
     except KeyboardInterrupt:
         code = 130
-    except BaseException as e:
-        code = _failed(e)
+    if interruptible:
+        _signal.signal(_SIGINT, _signal.SIG_DFL)
     sys.stdout = stdout
     log.close()
     return code
+
+
+def _told(name: str, words: list[str]) -> int:
+    """:func:`_called`; what it raises is told.  Raises KeyboardInterrupt alone."""
+    try:
+        return _called(name, words)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
+        return _failed(e)
+
+
+def _raise_interrupts() -> bool:
+    """From now on SIGINT raises KeyboardInterrupt, so that what is made is taken back; whether that was not so already.
+
+    The launcher has let it end the process at once, for until here there was nothing to take back.
+    """
+    if _signal.getsignal(_SIGINT) != _signal.SIG_DFL:
+        return False
+    try:
+        _signal.signal(_SIGINT, _signal.default_int_handler)
+    except ValueError:  # a thread of another program
+        return False
+    return True
 
 
 def _called(name: str, words: list[str]) -> int:

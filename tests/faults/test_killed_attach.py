@@ -1,28 +1,34 @@
-"""gpu attach and gpu detach that are killed at a system call: no access without a record, no lease lost, and the next makes
-it whole.
+"""gpu attach and gpu detach that are killed at a system call: the next command of the container completes or undoes them.
 
-``make test`` takes a few calls of each, ``make test-faults`` (GPURUN_FAULTS) more or all.
+After it node, device program, environment, lease and record say the same.  ``make test`` takes a few calls of each,
+``make test-faults`` (GPURUN_FAULTS) more or all.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import MakeBundle
-from tests.faults.sweep import calls_made, chosen
+from tests.faults.sweep import Call, calls_made, chosen
 from tests.gpu.leases.conftest import make_host  # noqa: F401
 from tests.gpu.leases.test_attach import NO_DRIVER, Box, box, host  # noqa: F401
 from tests.native.inject import Injection
 from tests.native.runtime import Runtime
+from tests.simdriver import uuid
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
 
-SHORT = 2
+SHORT = 6
+#: The calls by which a change is made; between two of them all others leave the same behind.
+STEPS = frozenset(
+    "rename renameat bpf mknod mknodat move_mount umount2 unlink unlinkat symlinkat setns".split()  # noqa: SIM905
+)
+MakeBox = Callable[..., Box]
 
 
 def leased(one: Box) -> list[list[int]]:
@@ -31,9 +37,42 @@ def leased(one: Box) -> list[list[int]]:
     return [[gpu["index"] for gpu in lease["gpus"]] for lease in listed]
 
 
+def steps_of(one: Box, log: Path, *words: str) -> list[Call]:
+    """The calls of the command *words* that change something; it is run once."""
+    tracer = ["strace", "-f", "-qq", "-D", "-I", "2", "-o", str(log), "-e", "signal=none"]
+    traced = one.runtime(*words, env=one.env, tracer=tracer)
+    assert traced.rc == 0, traced
+    calls = calls_made(log, Path(one.runtime.path))
+    assert len(calls) > 30
+    return [call for call in calls if call.name in STEPS]
+
+
+def kill_at(one: Box, call: Call, log: Path, *words: str) -> bool:
+    """Run the command *words* and kill it at *call*; whether it was killed."""
+    with Injection(log, call.name, "", str(call.number), children=call.child, signal="KILL") as tracer:
+        log.write_text("")
+        return one.runtime(*words, env=one.env, tracer=tracer).rc != 0
+
+
+def agrees(one: Box) -> bool:
+    """Whether the container has GPU 0, which node, device program, environment, lease and record must say alike."""
+    directory = one.runtime.root / one.id
+    assert not (directory / "gpu-change").exists()
+    has = one.opens(0) == NO_DRIVER
+    seen = one.sees()
+    assert len(seen["nodes"]) == len(seen["gpus"]) == (1 if has else 0), seen
+    assert seen["names"] == ([uuid(0)] if has else ["none"]), seen
+    assert (uuid(0) in seen["smi"]) is has, seen
+    assert leased(one) == ([[0]] if has else [])
+    record = directory / "attached"
+    gpus = json.loads(record.read_text())["gpus"] if record.exists() else []
+    assert [gpu["name"] for gpu in gpus] == ([uuid(0)] if has else [])
+    return has
+
+
 @pytest.mark.parametrize("what", ["attach", "detach"])
-def test_killed_at_each_call(
-    box: Callable[..., Box],  # noqa: F811
+def test_killed_at_each_step(
+    box: MakeBox,  # noqa: F811
     runtime: Runtime,
     bundle: MakeBundle,
     tmp_path: Path,
@@ -45,58 +84,71 @@ def test_killed_at_each_call(
     one.env["GPURUN_CONFIG"] = str(site)
     log = tmp_path / "strace"
     words = ("gpu", what, one.id, "free" if what == "attach" else "0")
-
-    def prepare() -> None:
-        if what == "detach":
-            one.attach("free")
-
-    def clear() -> None:
-        if what == "attach":
-            one.detach("0")
-
     one.attach("free")  # the first one brings the driver's files as well
-    one.detach("0")
-    prepare()
-    traced = runtime(
-        *words, env=one.env, tracer=["strace", "-f", "-qq", "-D", "-I", "2", "-o", str(log), "-e", "signal=none"]
-    )
-    assert traced.rc == 0, traced
-    clear()
-    calls = calls_made(log, Path(runtime.path))
-    assert len(calls) > 50
-    rules = [call for call in calls if call.name == "bpf"][:1]  # when the device program is about to be another
-    calls = chosen([call for call in calls if call not in rules], SHORT) + rules
+    if what == "attach":
+        one.detach("0")
+    calls = steps_of(one, log, *words)
+    has = what == "attach"
     killed = 0
-    for call in calls:
-        prepare()
-        with Injection(log, call.name, "", str(call.number), children=call.child, signal="KILL") as tracer:
-            log.write_text("")
-            result = one.runtime(*words, env=one.env, tracer=tracer)
-        killed += result.rc != 0
-        where = f"{what} killed at {call.name} #{call.number} of {'a child' if call.child else 'the caller'}: {result}"
-        time.sleep(0.05)  # a child in the container's namespaces goes on to its end
-        record = runtime.root / one.id / "attached"
-        gpus = json.loads(record.read_text())["gpus"] if record.exists() else []
-        if one.opens(0) == NO_DRIVER:
-            assert gpus, f"{where}: access that is not recorded"
-        held = leased(one)
-        assert held in ([], [[0]]), f"{where}: {held}"
-        if held:
-            # What is leased can be given back, by its name.
-            done = one.gpu("detach", "0")
+    next_commands = itertools.cycle(["exec", "update", "update --gpus", "attach"])
+    for call in chosen(calls, SHORT):
+        if has is (what == "attach"):
+            one.gpu("detach" if has else "attach", "0" if has else "free")
+        if not kill_at(one, call, log, *words):
+            has = agrees(one)
+            continue
+        killed += 1
+        command = next(next_commands)
+        where = f"{what} killed at {call}, then {command}"
+        if command == "exec":
+            one.sh("true")
+        elif command == "update":
+            done = runtime("update", one.id, env=one.env)
+            assert done.rc == 0, f"{where}: {done.text}"
+        elif command == "update --gpus":
+            done = runtime("update", "--gpus", "none", one.id, env=one.env)
             assert done.rc == 0, f"{where}: {done.text}"
         else:
-            one.gpu("detach", "0")
-        assert leased(one) == [], where
-        one.attach("free")
-        assert leased(one) == [[0]], where
-        seen = one.sees()
-        assert len(seen["names"]) == 1 and len(seen["nodes"]) == 1 and len(seen["gpus"]) == 1, f"{where}: {seen}"
+            done = one.gpu("attach", "9")
+            assert done.rc == 1 and "unknown device" in done.text, f"{where}: {done.text}"
+        try:
+            has = agrees(one)
+        except AssertionError as e:
+            raise AssertionError(f"{where}: {e}") from e
+        assert not (command == "update --gpus" and has), where
+    assert killed >= SHORT // 2
+    if has:
         one.detach("0")
-        seen = one.sees()
-        assert not seen["nodes"] and not seen["gpus"] and seen["names"] == ["none"], f"{where}: {seen}"
-    assert killed
     one.attach("0")
     one.has(0)
     one.detach("0")
     one.has()
+
+
+def test_the_first_attach_killed_at_each_step(
+    box: MakeBox,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """It brings the driver's files too: those of them that were made are taken back, and the next attach makes all."""
+    log = tmp_path / "strace"
+    whole = box(script="exec sleep 86400")
+    calls = steps_of(whole, log, "gpu", "attach", whole.id, "0")
+    files = whole.sh("ls -A /etc /usr/lib/*/nvidia/current; ls -l /usr/lib/*/*.so*").replace(str(whole.id), "")
+    killed = 0
+    for call in chosen(calls, SHORT):
+        one = box(script="exec sleep 86400")
+        rootfs = one.container.bundle.rootfs
+        before = sorted(str(path.relative_to(rootfs)) for path in rootfs.rglob("*"))
+        if not kill_at(one, call, log, "gpu", "attach", one.id, "0"):
+            continue
+        killed += 1
+        one.sh("true")
+        where = f"killed at {call}"
+        assert one.sees()["nodes"] == [] and one.sees()["gpus"] == [], where
+        assert sorted(str(path.relative_to(rootfs)) for path in rootfs.rglob("*")) == before, where
+        one.attach("0")
+        one.has(0)
+        made = one.sh("ls -A /etc /usr/lib/*/nvidia/current; ls -l /usr/lib/*/*.so*").replace(str(one.id), "")
+        assert made.splitlines()[:8] == files.splitlines()[:8], where
+        assert one.container.delete("--force").rc == 0
+    assert killed >= SHORT // 2

@@ -7,6 +7,8 @@
     edits       the variables and groups that the container's devices brought, if any: exec gives them too
     exclusive   the CPUs that cgroups above leave to this one, and these cgroups
     gpus        the minors of the GPUs' device nodes, if it has any
+    attached    the GPUs that have come while it ran, and those that have gone (:mod:`gpurun.engine.caller.attached`)
+    gpu-change  the attach or detach that is being made, or whose process was killed
     seccomp     the flags and the program of the container's filter, if it has one, for exec
 
 The directory is made, and the cgroup's path written into it, before anything else that outlives the process is made: so a
@@ -44,6 +46,9 @@ MAX_BYTES = 16 << 20
 
 #: The largest saved config.json that is read, in bytes: that of the bundle, and what devices have added.
 MAX_SAVED_CONFIG = 64 << 20
+
+#: The record of a change of GPUs (:class:`gpurun.engine.caller.attached.GpuChange`).
+CHANGE = "gpu-change"
 
 #: What is left of a state file for the annotations, as JSON: the rest is paths and numbers.
 MAX_ANNOTATIONS = MAX_BYTES - (1 << 16)
@@ -302,6 +307,11 @@ def load_edits(root: str, container_id: str) -> tuple[tuple[str, ...], tuple[int
         return (), ()
     gids, *env = text.split("\0")
     return tuple(env), _numbers(f"{root}/{container_id}/edits", gids)
+
+
+def is_changing(root: str, container_id: str) -> bool:
+    """Whether an attach or a detach has been begun and not ended."""
+    return posix.access(f"{root}/{container_id}/{CHANGE}", posix.F_OK)
 
 
 def save_gpus(root: str, container_id: str, minors: tuple[int, ...]) -> None:

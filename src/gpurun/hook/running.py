@@ -47,7 +47,8 @@ _PROC = "/proc/driver/nvidia"
 class DeviceChange(Record):
     """*edits* to add, and device *nodes* and entries of /proc/driver/nvidia (*entries*, relative) to take out.
 
-    *readonly*: the rootfs is read-only.  *label*: the SELinux context of the file systems that are made.  For a container
+    *readonly*: the rootfs is read-only.  *again*: the driver's files that are there may be a part of them, so the loader is
+    told of them once more.  *label*: the SELinux context of the file systems that are made.  For a container
     that is being restored, none of whose processes runs: *mounts* are to be unmounted first, the last one first, and *names*
     below its own /dev removed; *restoring* is the (device, inode) of its root, in which what the edits need is made
     although it is read-only already.
@@ -61,6 +62,7 @@ class DeviceChange(Record):
     mounts: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     restoring: tuple[int, int] = (0, 0)
+    again: bool = False
 
 
 class _Sources(Record):
@@ -103,6 +105,23 @@ def change(pid: int, wanted: DeviceChange, journal_fd: int = -1) -> None:
         finally:
             for fd in sources.descriptors:
                 posix.close(fd)
+
+
+def not_there(pid: int, edits: ContainerEdits) -> tuple[tuple[DeviceNode, ...], tuple[str, ...]]:
+    """The nodes of *edits*, and its entries of /proc/driver/nvidia (relative), that the container of *pid* does not have."""
+    listed = [bind.container_path for tree in edits.proc_trees if tree.path == _PROC for bind in tree.binds]
+    with Fd(posix.open(f"/proc/{pid}/root", O_PATH | O_DIRECTORY | O_CLOEXEC)) as root_fd:
+        nodes = tuple([node for node in edits.device_nodes if not is_there(root_fd, node_step(node))])
+        entries = tuple([path.removeprefix(f"{_PROC}/") for path in listed if not _exists(root_fd, path)])
+    return nodes, entries
+
+
+def _exists(root_fd: int, path: str) -> bool:
+    try:
+        posix.close(open_in_root(root_fd, path))
+    except OSError:
+        return False
+    return True
 
 
 def _open_sources(edits: ContainerEdits, bind_nodes: bool) -> _Sources:
@@ -255,7 +274,9 @@ def _put_in(target: Target, wanted: DeviceChange, sources: _Sources) -> None:
         mounts=tuple([m for m, _ in mounts]),
         proc_trees=tuple([replace(tree, binds=()) for tree in trees]),
     )
-    if not mounts and wanted.restoring == (0, 0):  # the driver's files are there, and the loader knows them
+    if (
+        not mounts and wanted.restoring == (0, 0) and not wanted.again
+    ):  # the driver's files are there, and the loader knows them
         edits = replace(edits, links=(), ldcache=(), image_files=(), forward_compat=None)
     apply_edits(edits, target, Opened(tuple([fd for _, fd in mounts]), prepared))
     for tree, binds in zip(wanted.edits.proc_trees, sources.binds, strict=True):
@@ -355,7 +376,7 @@ def _unmount(root_fd: int, path: str) -> None:
         if mounted:
             lm.umount2(f"/proc/self/fd/{fd}", lm.MNT_DETACH)
         posix.close(fd)
-        if mounted and path.startswith(_PROC):
+        if path.startswith(_PROC) and fstatfs_type(parent) == TMPFS_MAGIC:  # ours, and what was to be mounted on is too
             writable = lm.open_tree(parent, "", lm.OPEN_TREE_CLONE)
             lm.mount_setattr(writable, attr_clr=lm.MOUNT_ATTR_RDONLY)
             found = posix.stat(name, dir_fd=writable, follow_symlinks=False)

@@ -7,6 +7,7 @@ executed straight, each before what imports it, and ``importlib`` is left with t
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import gc
 import posix
 import sys
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     # (none are listed of another project's, where imports may go round in circles and importlib must do them).
     Entry = tuple[int, int, bool, tuple[str, ...]]
 
-_SIGKILL = 9
+_SIGINT, _SIGKILL = 2, 9
 
 
 class Bundle:
@@ -100,6 +101,8 @@ def _exists(path: str) -> bool:
 
 def boot(fd: int, index: dict[str, Any], entry: str = "") -> NoReturn:
     """Run gpurun, or with *entry* (``module:function``) a child of it, from the open file *fd*; end the process."""
+    if _signal.getsignal(_SIGINT) is _signal.default_int_handler:  # and not ignored, as for a command in the background
+        _signal.signal(_SIGINT, _signal.SIG_DFL)  # nothing is made yet: a traceback would be all that ^C brings
     gc.disable()  # a process that lives for milliseconds has no garbage worth looking for
     if entry:
         posix.set_inheritable(fd, False)

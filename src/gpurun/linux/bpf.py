@@ -29,6 +29,7 @@ BPF_CGROUP_DEVICE = 6  # attach type
 
 BPF_F_ALLOW_MULTI = 2
 BPF_F_REPLACE = 4  # Linux 5.6
+BPF_F_QUERY_EFFECTIVE = 1
 
 INSN_SIZE = 8
 # The kernel answers EAGAIN when a signal interrupts the verifier.
@@ -87,12 +88,14 @@ def prog_detach(cgroup_fd: int, prog_fd: int) -> None:
     _bpf(BPF_PROG_DETACH, attr, len(attr))
 
 
-def prog_query(cgroup_fd: int) -> tuple[int, ...]:
-    """The ids of the device programs attached to the cgroup itself (not of those it inherits)."""
+def prog_query(cgroup_fd: int, effective: bool = False) -> tuple[int, ...]:
+    """The ids of the device programs attached to the cgroup itself; with *effective* of all that count for its processes,
+    those of the cgroups above it too."""
+    flags = BPF_F_QUERY_EFFECTIVE if effective else 0
     slots = _QUERY_SLOTS
     while True:
         ids = buffer(4 * slots)
-        attr = buffer(pack("=IIIIQI", cgroup_fd, BPF_CGROUP_DEVICE, 0, 0, address(ids), slots).ljust(_QUERY_SIZE, b"\0"))
+        attr = buffer(pack("=IIIIQI", cgroup_fd, BPF_CGROUP_DEVICE, flags, 0, address(ids), slots).ljust(_QUERY_SIZE, b"\0"))
         try:
             _bpf(BPF_PROG_QUERY, attr, _QUERY_SIZE)
         except OSError as e:

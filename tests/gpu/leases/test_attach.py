@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpurun.engine.caller.attach import Running
+from gpurun.engine.caller.attach_view import Running
 from gpurun.engine.caller.attached import Attached
 from gpurun.errors import NotRunning
 from tests.conftest import MakeBundle

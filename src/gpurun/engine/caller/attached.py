@@ -1,11 +1,18 @@
-"""``<root>/<id>/attached``: the GPUs that have come to a container while it ran, and those that have gone.
+"""What is recorded of GPUs that come to a container while it runs, and go: two files in its state directory.
 
-Written before anything is changed, so that whoever comes after a killed attach or detach knows what may have been done.
-JSON: ``gpus``, each with ``key``, ``name`` and ``nodes``; ``denied``: nodes that the container had from the beginning and
-has no more; ``verdicts``: what may stand first in its device program, in hexadecimal.
+``attached``: the GPUs that have come, and the nodes of those that have gone.  JSON: ``gpus``, each with ``key``, ``name``
+and ``nodes``; ``denied``: nodes that the container had from the beginning and has no more; ``verdicts``: what stands first
+in its device program, in hexadecimal; ``again``: the driver's files are to be made once more, because an attach was undone;
+``asked`` and ``request``: the devices that its config.json asks for, and what a restore has given in their place.
+
+``gpu-change``: the change that is being made, written before its first step and removed after its last.  Who finds it, and
+gets the lock, has found a change whose process was killed, and completes or undoes it
+(:mod:`gpurun.engine.caller.attach_steps`).
 """
 
 from __future__ import annotations
+
+import posix
 
 from gpurun.cdi.edits import DeviceNode
 from gpurun.engine import state as store
@@ -14,6 +21,10 @@ from gpurun.formats.jsontext import dumps
 from gpurun.linux.files import read_file, write_atomically
 from gpurun.oci.reader import as_object, parse_json
 from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _LIMIT = 4 << 20
 
@@ -27,11 +38,14 @@ class AttachedGpu(Record):
 
 
 class Attached(Record):
-    """The whole record."""
+    """The record of what has come and gone."""
 
     gpus: tuple[AttachedGpu, ...] = ()
     denied: tuple[DeviceNode, ...] = ()
     verdicts: tuple[bytes, ...] = ()
+    again: bool = False
+    asked: str = ""
+    request: str = ""
 
     @property
     def nodes(self) -> tuple[DeviceNode, ...]:
@@ -39,27 +53,150 @@ class Attached(Record):
         return tuple({node.path: node for gpu in self.gpus for node in gpu.nodes}.values())
 
 
+class ExecFacts(Record):
+    """What later commands tell of the container's GPUs: the variables and groups of each exec, the minors for events."""
+
+    env: tuple[str, ...] = ()
+    gids: tuple[int, ...] = ()
+    minors: tuple[int, ...] = ()
+
+
+class GpuChange(Record):
+    """An attach or a detach with all that it takes to complete or to undo it.
+
+    *going* is set when a detach has found nobody who uses the devices: from then on it is completed, until then undone, as
+    an attach always is.  *nodes* and *entries* (of /proc/driver/nvidia) are what is taken out then: what an attach has
+    brought, what a detach takes away.  *journal* is the length in bytes of the container's journal before.  *leases* are the
+    files (directory, name) of leases that have come, *keys* the GPUs whose leases end.
+    """
+
+    before: Attached
+    after: Attached
+    facts_before: ExecFacts
+    facts_after: ExecFacts
+    nodes: tuple[DeviceNode, ...] = ()
+    entries: tuple[str, ...] = ()
+    journal: int = -1
+    leases: tuple[tuple[str, str], ...] = ()
+    keys: tuple[str, ...] = ()
+    going: bool = False
+
+
 def load_attached(root: str, container_id: str) -> Attached:
     """What is recorded; raises :class:`GpurunError` for a damaged record."""
-    path = f"{store.directory(root, container_id)}/attached"
+    document = _document(f"{store.directory(root, container_id)}/attached")
+    return Attached() if document is None else _read(document, f"{root}/{container_id}/attached", _attached)
+
+
+def save_attached(root: str, container_id: str, attached: Attached) -> None:
+    """Write *attached* by rename.  Raises OSError."""
+    _write(f"{root}/{container_id}/attached", _plain_attached(attached))
+
+
+def load_change(root: str, container_id: str) -> GpuChange | None:
+    """The change that was begun and not ended; raises :class:`GpurunError` for a damaged record."""
+    path = f"{store.directory(root, container_id)}/{store.CHANGE}"
+    document = _document(path)
+    return None if document is None else _read(document, path, _change)
+
+
+def save_change(root: str, container_id: str, change: GpuChange) -> None:
+    """Write *change* by rename.  Raises OSError."""
+    document: dict[str, Any] = {
+        "before": _plain_attached(change.before),
+        "after": _plain_attached(change.after),
+        "facts_before": _plain_facts(change.facts_before),
+        "facts_after": _plain_facts(change.facts_after),
+        "nodes": _plain(change.nodes),
+        "entries": list(change.entries),
+        "journal": change.journal,
+        "leases": [list(pair) for pair in change.leases],
+        "keys": list(change.keys),
+        "going": change.going,
+    }
+    _write(f"{root}/{container_id}/{store.CHANGE}", document)
+
+
+def forget_change(root: str, container_id: str) -> None:
+    """The change has come to its end.  Raises OSError."""
+    try:
+        posix.unlink(f"{root}/{container_id}/{store.CHANGE}")
+    except FileNotFoundError:
+        pass  # deleted with its container
+
+
+def _document(path: str) -> dict[str, Any] | None:
     try:
         data = read_file(path, _LIMIT)
     except FileNotFoundError:
-        return Attached()
+        return None
+    return as_object(parse_json(data, path), path)
+
+
+def _read(document: dict[str, Any], path: str, read: Any) -> Any:
     try:
-        document = as_object(parse_json(data, path), path)
-        gpus = tuple([AttachedGpu(g["key"], g["name"], _nodes(g["nodes"])) for g in document["gpus"]])
-        return Attached(gpus, _nodes(document["denied"]), tuple([bytes.fromhex(text) for text in document["verdicts"]]))
+        return read(document)
     except (KeyError, TypeError, ValueError):
         raise GpurunError(f"{path}: is damaged: delete the container") from None
 
 
-def save_attached(root: str, container_id: str, attached: Attached) -> None:
-    """Write *attached* by rename."""
-    gpus = [{"key": gpu.key, "name": gpu.name, "nodes": _plain(gpu.nodes)} for gpu in attached.gpus]
-    verdicts = [code.hex() for code in dict.fromkeys(attached.verdicts)]
-    text = dumps({"gpus": gpus, "denied": _plain(attached.denied), "verdicts": verdicts})
-    write_atomically(f"{root}/{container_id}/attached", text.encode("utf-8", "surrogateescape"), 0o600)
+def _write(path: str, document: dict[str, Any]) -> None:
+    write_atomically(path, dumps(document).encode("utf-8", "surrogateescape"), 0o600)
+
+
+def _attached(document: dict[str, Any]) -> Attached:
+    return Attached(
+        tuple([AttachedGpu(g["key"], g["name"], _nodes(g["nodes"])) for g in document["gpus"]]),
+        _nodes(document["denied"]),
+        tuple([bytes.fromhex(text) for text in document["verdicts"]]),
+        bool(document.get("again")),  # an older gpurun has written none of these
+        str(document.get("asked", "")),
+        str(document.get("request", "")),
+    )
+
+
+def _plain_attached(attached: Attached) -> dict[str, Any]:
+    return {
+        "gpus": [{"key": gpu.key, "name": gpu.name, "nodes": _plain(gpu.nodes)} for gpu in attached.gpus],
+        "denied": _plain(attached.denied),
+        "verdicts": [code.hex() for code in dict.fromkeys(attached.verdicts)],
+        "again": attached.again,
+        "asked": attached.asked,
+        "request": attached.request,
+    }
+
+
+def _change(document: dict[str, Any]) -> GpuChange:
+    return GpuChange(
+        _attached(document["before"]),
+        _attached(document["after"]),
+        _facts(document["facts_before"]),
+        _facts(document["facts_after"]),
+        _nodes(document["nodes"]),
+        tuple([str(entry) for entry in document["entries"]]),
+        _number(document["journal"]),
+        tuple([(str(path), str(name)) for path, name in document["leases"]]),
+        tuple([str(key) for key in document["keys"]]),
+        bool(document["going"]),
+    )
+
+
+def _facts(document: dict[str, Any]) -> ExecFacts:
+    return ExecFacts(
+        tuple([str(entry) for entry in document["env"]]),
+        tuple([_number(gid) for gid in document["gids"]]),
+        tuple([_number(minor) for minor in document["minors"]]),
+    )
+
+
+def _plain_facts(facts: ExecFacts) -> dict[str, Any]:
+    return {"env": list(facts.env), "gids": list(facts.gids), "minors": list(facts.minors)}
+
+
+def _number(value: object) -> int:
+    if type(value) is not int:
+        raise ValueError
+    return value
 
 
 def _nodes(listed: list[list[object]]) -> tuple[DeviceNode, ...]:

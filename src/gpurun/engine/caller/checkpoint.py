@@ -79,6 +79,10 @@ def checkpoint(options: CheckpointOptions) -> tuple[str, ...]:
     now = store.status(options.root, state)
     if now not in ("running", "paused"):
         raise GpurunError(f"Container cannot be checkpointed in {now} state")
+    if store.is_changing(options.root, options.id):
+        from gpurun.engine.caller.attach_steps import settle
+
+        settle(options.root, options.id)
     criu = find_criu()
     config = read_config(
         read_file(f"{options.root}/{options.id}/config.json", store.MAX_SAVED_CONFIG)

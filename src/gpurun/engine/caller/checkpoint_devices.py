@@ -8,17 +8,18 @@ what it could not reach.
 from __future__ import annotations
 
 import posix
-from _stat import S_ISDIR
+from _stat import S_ISCHR, S_ISDIR
 
 from gpurun.cgroup import control
 from gpurun.engine import state as store
+from gpurun.engine.caller.attach_view import units_had
+from gpurun.engine.caller.attached import load_attached
 from gpurun.engine.caller.criu_options import Outside, path_in
 from gpurun.engine.caller.device_edits import own_environment
 from gpurun.engine.caller.saved_devices import RECORDS, SavedDevices
 from gpurun.errors import GpuError, shown
 from gpurun.gpu.host.driver import module_version
-from gpurun.gpu.leases.choice import units_of
-from gpurun.gpu.leases.seen import command_of, node_paths, nodes_of
+from gpurun.gpu.leases.seen import command_of, node_paths
 from gpurun.gpu.leases.survey import survey
 from gpurun.gpu.request.settings import roots_of, site_settings
 from gpurun.gpu.request.share import read_share
@@ -65,7 +66,9 @@ def saved_devices(root: str, state: store.State, config: Config, foreign: Outsid
     pids = control.processes(state.cgroup) if state.cgroup else (state.pid,)
     own_env = own_environment()
     roots = roots_of(own_env, site_settings(own_env))
-    gpus = units_of(survey(roots, ask_nvml=False).units, nodes_of(state.pid, computes=True))
+    units = survey(roots, ask_nvml=False).units
+    gpus = units_had(root, state, load_attached(root, state.id), units, own_env)
+    numbers = frozenset([number for unit in units for number in unit.nodes])
     return SavedDevices(
         driver=module_version(roots),
         gpus=tuple([(unit.index, unit.name) for unit in gpus]),
@@ -73,7 +76,7 @@ def saved_devices(root: str, state: store.State, config: Config, foreign: Outsid
         trees=tuple(dict.fromkeys([one.point for one in ours if _is_tree(one)])),
         nodes=nodes,
         used=_used(pids, [point for point, _ in points]),
-        computing=_computing(pids, frozenset(nodes)),
+        computing=_computing(pids, frozenset(nodes), numbers),
     )
 
 
@@ -151,13 +154,25 @@ def _used(pids: tuple[int, ...], points: list[str]) -> tuple[str, ...]:
     return tuple([point for point in points if any(_is_below(path, point) for path in paths)])
 
 
-def _computing(pids: tuple[int, ...], nodes: frozenset[str]) -> str:
-    """The first process that has one of *nodes* open, as a sentence calls it; "" where none has."""
+def _computing(pids: tuple[int, ...], nodes: frozenset[str], numbers: frozenset[tuple[int, int]]) -> str:
+    """The first process that has one of *nodes* open, as a sentence calls it; "" where none has.
+
+    A node of a GPU counts by its *numbers* (major, minor), whatever the container calls it.
+    """
     for pid in pids:
-        for _, path in _open_files(pid):
-            if path in nodes:
+        for name, path in _open_files(pid):
+            if path in nodes or _device(f"/proc/{pid}/fd/{name}") in numbers:
                 return f"process {pid} ({shown(command_of(pid) or '?')}) has {path} open"
     return ""
+
+
+def _device(path: str) -> tuple[int, int] | None:
+    """(major, minor) of the character device that *path* leads to; None for anything else."""
+    try:
+        found = posix.stat(path)
+    except OSError:
+        return None  # closed meanwhile
+    return (posix.major(found.st_rdev), posix.minor(found.st_rdev)) if S_ISCHR(found.st_mode) else None
 
 
 def _open_files(pid: int) -> list[tuple[str, str]]:

@@ -71,6 +71,10 @@ def exec_process(options: ExecOptions, started: Started) -> int:
 def _start(options: ExecOptions, started: Started, made: list[int]) -> tuple[tuple[str, ...], int, int]:
     """Have the process made, and let it go; returns the plan's warnings, its pidfd, and the master of its terminal or -1."""
     state = store.load(options.root, options.id)
+    if store.is_changing(options.root, options.id):
+        from gpurun.engine.caller.attach_steps import settle
+
+        settle(options.root, options.id)  # or the process would be told of GPUs that are not there
     now = store.status(options.root, state)
     if now == "stopped":
         raise GpurunError("cannot exec in a stopped container")

@@ -16,6 +16,7 @@ from gpurun.gpu.leases.store import Store, directory, other_directories
 from gpurun.gpu.request.free import read_wish
 from gpurun.gpu.request.records import DEVICES
 from gpurun.gpu.request.settings import roots_of, site_settings
+from gpurun.linux.procfs import parent
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
@@ -48,10 +49,10 @@ def site_policy() -> LeasePolicy:
     return read_leases(site_path(posix.environ))
 
 
-def asker_of(config: Config, container_id: str, root: str, source: str) -> lessor.Asker:
-    """Who wants GPUs."""
+def asker_of(config: Config, container_id: str, root: str, source: str, monitor: int = 0) -> lessor.Asker:
+    """Who wants GPUs; *monitor* is the parent of a container that runs, which may be Podman's: else who has called us."""
     mounts = tuple([(mount.source, mount.destination) for mount in config.mounts])
-    known = of_container(container_id, config.annotations, mounts, posix.getppid())
+    known = of_container(container_id, config.annotations, mounts, monitor or posix.getppid())
     return lessor.Asker(container_id, root, known, posix.geteuid(), _near(config), source)
 
 
@@ -131,7 +132,7 @@ def grant_more(
     """As :func:`grant`, for a container that runs: beside what it has.  It is this process' until :func:`bind`."""
     wish = read_wish(request.devices[0], request.source)
     store = open_store(own_env)
-    asker = replace(asker_of(config, state.id, root, request.source), part=_new_part())
+    asker = replace(asker_of(config, state.id, root, request.source, parent(state.pid)), part=_new_part())
     lease, names = lessor.lease(wish, roots_of(own_env, settings), site_policy(), store, asker)
     return replace(request, devices=names), GrantedLease(lease, store.path)
 
@@ -153,13 +154,30 @@ def note_more(
     if policy.shared == "share":
         return "", None
     store = open_store(own_env)
-    asker = replace(asker_of(config, state.id, root, DEVICES), part=_new_part())
+    asker = replace(asker_of(config, state.id, root, DEVICES, parent(state.pid)), part=_new_part())
     text, made = lessor.note_named(nodes, roots_of(own_env, settings), policy, store, asker)
     return text, GrantedLease(made, store.path) if made is not None else None
 
 
 def _new_part() -> str:
     return posix.urandom(8).hex()
+
+
+def leased_keys(state: State, own_env: Mapping[str, str]) -> frozenset[str]:
+    """The keys of the GPUs and MIG devices that the leases of the running container *state* name."""
+    mine = [
+        lease for lease in open_store(own_env).leases() if (lease.pid, lease.start_time) == (state.pid, state.start_time)
+    ]
+    return frozenset([unit.key for lease in mine if lease.kind != "released" for unit in lease.units])
+
+
+def remove_leases(files: tuple[tuple[str, str], ...]) -> None:
+    """Forget the leases in these *files* (directory, name), as far as they are there: an attach that is undone."""
+    for path, name in files:
+        store = Store(path)
+        with store:
+            for lease in [lease for lease in store.leases() if lease.file == name]:
+                store.remove(lease)
 
 
 def give_back(state: State, keys: frozenset[str], own_env: Mapping[str, str]) -> None:

@@ -153,6 +153,10 @@ def update_container(root: str, container_id: str, new: Resources, schemata: dic
     state = store.load(root, container_id)
     if store.status(root, state) == "stopped":
         raise NotRunning
+    if store.is_changing(root, container_id):
+        from gpurun.engine.caller.attach_steps import settle
+
+        settle(root, container_id)
     path = f"{root}/{container_id}/config.json"
     document = as_object(parse_json(read_file(path, store.MAX_SAVED_CONFIG), path), path)
     linux = get_object(document, "linux", "") or {}

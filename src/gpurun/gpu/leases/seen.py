@@ -5,6 +5,7 @@ was given all of it) is none.  Who has GPUs but neither /dev/nvidia-uvm nor /dev
 not compute: it does not count.  That a container has none is said only of a /dev that was seen whole: an error (no
 descriptors left, for one) is raised, and where names come and go while we look, we look again.  A container that may make
 device nodes can look as if it had GPUs; it gets none by that.
+One that renames its nodes has its GPUs all the same: its device program says so (:mod:`gpurun.gpu.leases.granted`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.procfs import cgroups
 from gpurun.ns.path import UNUSABLE, open_in_root, path_in_root
 from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: The process has ended, or it has no such directory, or we may not see it.
 _GONE = (*UNUSABLE, ESRCH)
@@ -38,8 +43,8 @@ class Seen(Record):
     devices: frozenset[tuple[int, int]]
 
 
-def containers_with_nodes() -> tuple[Seen, ...]:
-    """All that this process may see."""
+def containers_with_nodes(granted: Callable[[int], frozenset[tuple[int, int]]] | None = None) -> tuple[Seen, ...]:
+    """All that this process may see; *granted* says which devices a process may open, whatever names they have by now."""
     host = _host_dev()
     known = {mount_namespace("self"), mount_namespace("1"), 0}
     found = []
@@ -49,6 +54,8 @@ def containers_with_nodes() -> tuple[Seen, ...]:
             continue
         known.add(namespace)
         devices = nodes_of(pid, host)
+        if granted is not None and _has_own_dev(pid, host):
+            devices |= granted(pid)
         if devices:
             found.append(Seen(pid, namespace, devices))
     return tuple(found)
@@ -67,6 +74,16 @@ def _host_dev() -> int:
         return posix.stat("/proc/1/root/dev").st_dev
     except OSError:
         return posix.stat("/dev").st_dev
+
+
+def _has_own_dev(pid: int, host_dev: int) -> bool:
+    """Whether /dev of the process *pid* is not the host's; one that it has removed is not."""
+    try:
+        root_fd = posix.open(f"/proc/{pid}/root", O_PATH | O_DIRECTORY | O_CLOEXEC)
+        with Fd(root_fd), Fd(open_in_root(root_fd, "/dev", O_PATH | O_DIRECTORY | O_CLOEXEC)) as fd:
+            return posix.fstat(fd).st_dev != host_dev
+    except OSError:
+        return True
 
 
 def nodes_of(pid: int, host_dev: int = -1, computes: bool = False) -> frozenset[tuple[int, int]]:

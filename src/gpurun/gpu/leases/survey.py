@@ -15,6 +15,7 @@ from gpurun.gpu.host.nvml import LEASES, find_nvml, query
 from gpurun.gpu.host.roots import bus_order, dev_root
 from gpurun.gpu.leases import seen
 from gpurun.gpu.leases.choice import Unit
+from gpurun.gpu.leases.granted import Grants
 from gpurun.gpu.leases.names import of_cgroup
 from gpurun.record import Record
 
@@ -36,18 +37,20 @@ class Survey(Record):
     """What a look at the host has found.
 
     *computing* are (key of the GPU, pid) of NVML's compute processes, *loads* says by key of the GPU how busy it is;
-    *problem* is why NVML said nothing.
+    *problem* is why NVML said nothing; *uvm* is the major of /dev/nvidia-uvm, -1 where the driver has none.
     """
 
     units: tuple[Unit, ...]
     computing: tuple[tuple[str, int], ...] = ()
     loads: tuple[tuple[str, str], ...] = ()
     problem: str = ""
+    uvm: int = -1
 
 
 def survey(roots: Roots, ask_nvml: bool = True) -> Survey:
     """Look at the GPUs below *roots*."""
-    gpus = gpus_of(roots, dev_root(roots), read_majors(roots), graphics=False)
+    majors = read_majors(roots)
+    gpus = gpus_of(roots, dev_root(roots), majors, graphics=False)
     told: dict[tuple[int, ...], dict[str, Any]] = {}
     problem = "" if ask_nvml else "NVML was not asked"
     if ask_nvml and gpus:
@@ -69,7 +72,7 @@ def survey(roots: Roots, ask_nvml: bool = True) -> Survey:
         computing += [(_computed_on(key, gpu, p), p["pid"]) for p in known.get("processes") or () if p["kind"] == "compute"]
         if known.get("memoryTotal"):
             loads.append((key, _load(known)))
-    return Survey(tuple(units), tuple(computing), tuple(loads), problem)
+    return Survey(tuple(units), tuple(computing), tuple(loads), problem, majors.get("nvidia-uvm", -1))
 
 
 def _units(gpu: Gpu, known: dict[str, Any], links: tuple[int, ...]) -> list[Unit]:
@@ -124,7 +127,8 @@ def holders(
         by = f"{_HOW.get(lease.kind, 'in')} {described(lease)}"
         for unit in lease.units:
             taken.setdefault(unit.key, by)
-    for container in seen.containers_with_nodes():
+    numbers = frozenset([number for unit in found.units for number in unit.nodes])
+    for container in seen.containers_with_nodes(Grants(numbers, found.uvm)):
         if container.namespace in released:
             continue
         keys = [unit.key for unit in found.units if unit.nodes and container.devices.issuperset(unit.nodes)]
