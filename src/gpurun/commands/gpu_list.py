@@ -20,6 +20,7 @@ from gpurun.formats.jsontext import dumps
 from gpurun.gpu.doctor_host import other_cards
 from gpurun.gpu.host.driver import module_version
 from gpurun.gpu.host.gpus import read_gpus
+from gpurun.gpu.host.health import unwell
 from gpurun.gpu.host.nvml import USAGE, find_nvml, query
 from gpurun.gpu.host.roots import PROC
 from gpurun.gpu.platforms.platform import TEGRA, WSL, detect
@@ -99,9 +100,13 @@ def describe(where: Roots, roots: tuple[str, ...], processes: bool, leases: tupl
     gpus = read_gpus(where)
     held = containers_of(roots)
     answer: Row = {"driverVersion": module_version(where), "gpus": [_gpu(gpu, held, leases) for gpu in gpus]}
+    said, problem = _usage(where) if processes else (None, None)
+    ill = unwell(where, gpus, said, silent=processes and said is None)
+    for row, gpu in zip(answer["gpus"], gpus, strict=True):
+        row["problem"] = ill.get(gpu.bus_id.lower())
     if not processes:
         return answer
-    usage, problem = _usage(where)
+    usage = {str(gpu["busId"]).lower(): gpu for gpu in said["gpus"] if gpu.get("busId")} if said else {}
     using = holders(tuple([(g.node.major, g.node.minor) for g in gpus]), held)
     for row, gpu in zip(answer["gpus"], gpus, strict=True):
         _add_usage(row, usage.get(gpu.bus_id.lower(), {}), using.get((gpu.node.major, gpu.node.minor), ()), held)
@@ -142,13 +147,12 @@ def _ids(held: tuple[Held, ...], nodes: tuple[HostNode, ...]) -> list[str]:
     return [h.id for h in held if wanted and wanted <= set(h.devices)]
 
 
-def _usage(where: Roots) -> tuple[dict[str, Row], str | None]:
-    """NVML's answer by bus id, and what kept it from answering."""
+def _usage(where: Roots) -> tuple[Row | None, str | None]:
+    """NVML's answer, or what kept it from answering."""
     try:
-        answer = query(find_nvml(where), USAGE)
+        return query(find_nvml(where), USAGE), None
     except GpurunError as e:
-        return {}, str(e)
-    return {str(gpu["busId"]).lower(): gpu for gpu in answer["gpus"] if gpu.get("busId")}, None
+        return None, str(e)
 
 
 def _add_usage(row: Row, told: Row, using: tuple[Holder, ...], held: tuple[Held, ...]) -> None:
@@ -197,7 +201,8 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _notes(row: Row) -> list[str]:
-    notes = [*[_lease_line(lease) for lease in row["leases"]], *[_mig_line(mig) for mig in row["migDevices"]]]
+    ill = [f"not well: {one_line(row['problem'])}"] if row["problem"] else []
+    notes = [*ill, *[_lease_line(lease) for lease in row["leases"]], *[_mig_line(mig) for mig in row["migDevices"]]]
     return [one_line(note) for note in (*notes, *_usage_lines(row))]
 
 

@@ -6,12 +6,16 @@ from gpurun.errors import GpurunError
 from gpurun.gpu.doctor_host import Finding, cdi_files, device_program, mig, modules, nodes, other_cards
 from gpurun.gpu.host.driver import Driver, module_version, read_driver
 from gpurun.gpu.host.gpus import read_gpus
+from gpurun.gpu.host.health import unwell
+from gpurun.gpu.host.nvml import USAGE, find_nvml, query
 from gpurun.gpu.host.roots import Roots
 from gpurun.gpu.request.settings import read_settings, settings_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from gpurun.gpu.host.gpus import Gpu
 
 
 def examine(env: Mapping[str, str]) -> tuple[Finding, ...]:
@@ -69,11 +73,24 @@ def _gpus(roots: Roots) -> list[Finding]:
         text = "the driver has no GPU: is one in the machine (lspci -d 10de:), and is it bound to vfio-pci or nouveau?"
         return [Finding("GPUs", "fail", text)]
     found = [Finding("GPUs", "ok", f"{len(gpus)}: " + ", ".join([f"{g.index} = {g.model}" for g in gpus]))]
+    found += [Finding("GPUs", "fail", f"GPU {g.index} is not well: {ill}") for g, ill in _unwell(roots, gpus)]
     nameless = [str(g.index) for g in gpus if "?" in g.uuid]
     if nameless:
         text = f"GPU {', '.join(nameless)} has no UUID yet: run nvidia-smi once, or nvidia-persistenced always"
         found.append(Finding("GPUs", "note", text))
     return found
+
+
+def _unwell(roots: Roots, gpus: tuple[Gpu, ...]) -> list[tuple[Gpu, str]]:
+    answer = None
+    try:
+        answer = query(find_nvml(roots), USAGE)
+    except GpurunError:
+        pass  # then the bus and the kernel's log say what they know
+    ill = unwell(roots, gpus, answer, silent=answer is None)
+    what = "`dmesg` says more (NVRM, Xid); reset it (`nvidia-smi -r -i {}`) or reboot"
+    known = [(gpu, ill.get(gpu.bus_id.lower(), "")) for gpu in gpus]
+    return [(gpu, f"{why}: {what.format(gpu.bus_id)}") for gpu, why in known if why]
 
 
 def _compute(driver: Driver | str) -> Finding:

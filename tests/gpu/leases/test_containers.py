@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from gpurun.gpu.host.nvml import TIMEOUT_S
 from gpurun.gpu.leases.store import Store, directory
 from tests.conftest import MakeBundle
 from tests.gpu.leases.asked import end, leases
@@ -203,6 +204,29 @@ def test_without_an_answer_of_nvml(start: Start, make_host: MakeHost, mode: str)
     container = start("free:2", on=make_host(2, nvml=mode))
     assert len(got(container)) == 2 and time.monotonic() - begin < 30
     assert "without knowing which processes of the host compute: NVML" in container.err
+
+
+def test_a_gpu_that_is_lost_is_not_leased(runtime: Runtime, bundle: MakeBundle, start: Start, make_host: MakeHost) -> None:
+    """The stub's second GPU has fallen off the bus."""
+    host = make_host(3, nvml="lost")
+    assert got(start("free:2", on=host)) == [uuid(0), uuid(2)]
+    assert "GPU 1: not well: NVML cannot use it: GPU is lost" in refused(runtime, bundle(), host, "free")
+    env = ENVIRONMENT | host.env
+    listed = json.loads(runtime("gpu", "list", "--processes", "--json", env=env).out)["gpus"]
+    assert [(gpu["problem"] or "")[:15] for gpu in listed] == ["", "NVML cannot use", ""]
+    assert "not well: NVML cannot use it: GPU is lost" in runtime("gpu", "list", "--processes", env=env).out
+    assert "GPU 1 is not well: NVML cannot use it" in runtime("gpu", "doctor", env=env).text
+
+
+def test_on_a_gpu_that_hangs_a_container_ends_all_the_same(start: Start, make_host: MakeHost) -> None:
+    """Whoever asks NVML of such a host waits for ever; kill and delete do not ask."""
+    host = make_host(2, nvml="hang")
+    container = start("1", on=host)
+    begin = time.monotonic()
+    assert container.kill("KILL").rc == 0
+    container.wait()
+    assert container.delete().rc == 0
+    assert time.monotonic() - begin < TIMEOUT_S, "NVML's time to answer"
 
 
 def test_mig_devices(runtime: Runtime, bundle: MakeBundle, start: Start, make_host: MakeHost) -> None:

@@ -46,7 +46,8 @@ def query(library: str, what: str = DEVICES, timeout_s: float = TIMEOUT_S) -> di
     (as procfs writes it), ``minor``, ``name``, ``brand`` (as ``NVIDIA_REQUIRE_*`` has it), ``architecture``,
     ``computeCapability``, ``coherent``, ``migMode`` and ``migDevices`` (``index``, ``uuid``, ``gpuInstance``,
     ``computeInstance``, ``profile``); ``usage`` adds ``memoryTotal`` and ``memoryUsed`` (bytes), ``utilization`` (percent)
-    and ``processes`` (``pid``, ``kind``, ``memory``, ``gpuInstance``, ``computeInstance``); ``leases`` adds
+    and ``processes`` (``pid``, ``kind``, ``memory``, ``gpuInstance``, ``computeInstance``), and ``recoveryAction``
+    (``none``, ``reset``...) and ``rowRemapFailure``; ``leases`` adds
     ``nvlinks`` as well (indices of the GPUs that NVLink leads to).  What this driver cannot tell is None; a GPU that fails
     has ``error``.
 

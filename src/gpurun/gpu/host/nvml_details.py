@@ -69,8 +69,7 @@ def details(nvml: Nvml) -> dict[str, Any]:
         gpu["links"] = _links(nvml, device)
         others = [(other["busId"], handles.get(other["index"])) for other in answer["gpus"] if other is not gpu]
         gpu["topology"] = {bus: how for bus, other in others if bus and other and (how := _ancestor(nvml, device, other))}
-        action = field(nvml, device, FIELD_RECOVERY_ACTION)
-        gpu["recoveryAction"] = None if action is None else RECOVERY_ACTIONS.get(action, str(action))
+        gpu["recoveryAction"] = _recovery(nvml, device)
         for mig in gpu["migDevices"]:
             _add_mig(nvml, device, mig)
     return answer
@@ -110,6 +109,23 @@ def sensors(nvml: Nvml, device: c_void_p) -> dict[str, float | None]:
         "uncorrectableRows": rows[1].value if remapped else None,
         "rowRemapFailure": rows[3].value if remapped else None,
     }
+
+
+def add_health(nvml: Nvml, answer: dict[str, Any]) -> None:
+    """Give each GPU of *answer* ``recoveryAction`` (None: not known) and ``rowRemapFailure``."""
+    handles = _handles(nvml, answer)
+    for gpu in answer["gpus"]:
+        device = handles.get(gpu["index"])
+        if device is not None:
+            rows = [c_uint() for _ in range(4)]
+            remapped = nvml.call("nvmlDeviceGetRemappedRows", device, *[byref(row) for row in rows]) == SUCCESS
+            gpu["recoveryAction"] = _recovery(nvml, device)
+            gpu["rowRemapFailure"] = bool(rows[3].value) if remapped else None
+
+
+def _recovery(nvml: Nvml, device: c_void_p) -> str | None:
+    action = field(nvml, device, FIELD_RECOVERY_ACTION)
+    return None if action is None else RECOVERY_ACTIONS.get(action, str(action))
 
 
 def field(nvml: Nvml, device: c_void_p, number: int) -> int | None:

@@ -40,7 +40,12 @@ def _answer(nvml: Nvml, what: str, out: int) -> dict[str, Any]:
         from gpurun.gpu.host.nvml_events import events
 
         events(nvml, out)
-    return describe(nvml, what in ("usage", "leases"), links=what == "leases")
+    found = describe(nvml, what in ("usage", "leases"), links=what == "leases")
+    if what in ("usage", "leases"):
+        from gpurun.gpu.host.nvml_details import add_health
+
+        add_health(nvml, found)
+    return found
 
 
 def main() -> int:

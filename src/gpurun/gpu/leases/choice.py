@@ -37,6 +37,7 @@ class Unit(Record):
     links: tuple[int, ...] = ()
     mig: bool = False
     profile: str = ""
+    unwell: str = ""  # why the GPU cannot work
     nodes: tuple[tuple[int, int], ...] = ()  # (major, minor) of the device nodes that open it, all of them
 
     @property
@@ -75,6 +76,8 @@ def judge(
         why = _unfit(wish, unit, divided)
         if why is None:
             continue  # no candidate at all: the other kind is asked for
+        if unit.unwell:
+            why = f"not well: {unit.unwell}"
         if not why and (unit.key in never or unit.gpu_key in never):
             why = "the site never leases it"
         if why:

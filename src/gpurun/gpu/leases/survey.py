@@ -10,6 +10,7 @@ import posix
 from gpurun.errors import GpuError
 from gpurun.formats.globs import matches
 from gpurun.gpu.host.gpus import gpus_of
+from gpurun.gpu.host.health import unwell
 from gpurun.gpu.host.nodes import read_majors
 from gpurun.gpu.host.nvml import LEASES, find_nvml, query
 from gpurun.gpu.host.roots import bus_order, dev_root
@@ -17,7 +18,7 @@ from gpurun.gpu.leases import seen
 from gpurun.gpu.leases.choice import Unit
 from gpurun.gpu.leases.granted import Grants
 from gpurun.gpu.leases.names import of_cgroup
-from gpurun.record import Record
+from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def survey(roots: Roots, ask_nvml: bool = True) -> Survey:
     majors = read_majors(roots)
     gpus = gpus_of(roots, dev_root(roots), majors, graphics=False)
     told: dict[tuple[int, ...], dict[str, Any]] = {}
+    answer: dict[str, Any] | None = None
     problem = "" if ask_nvml else "NVML was not asked"
     if ask_nvml and gpus:
         try:
@@ -59,6 +61,7 @@ def survey(roots: Roots, ask_nvml: bool = True) -> Survey:
             told = {bus_order(str(gpu["busId"])): gpu for gpu in answer["gpus"] if gpu.get("busId")}
         except GpuError as e:
             problem = str(e)
+    ill = unwell(roots, gpus, answer, silent=ask_nvml and answer is None)
     numbers = {gpu.get("index"): bus for bus, gpu in told.items()}
     by_bus = {bus_order(gpu.bus_id): gpu.index for gpu in gpus}
     units: list[Unit] = []
@@ -67,8 +70,9 @@ def survey(roots: Roots, ask_nvml: bool = True) -> Survey:
     for gpu in gpus:
         known = told.get(bus_order(gpu.bus_id), {})
         peers = [by_bus.get(numbers.get(n, ()), -1) for n in known.get("nvlinks") or ()]
-        units += _units(gpu, known, tuple(sorted([peer for peer in peers if peer >= 0])))
         key = gpu.bus_id.lower()
+        made = _units(gpu, known, tuple(sorted([peer for peer in peers if peer >= 0])))
+        units += [replace(unit, unwell=ill[key]) for unit in made] if key in ill else made
         computing += [(_computed_on(key, gpu, p), p["pid"]) for p in known.get("processes") or () if p["kind"] == "compute"]
         if known.get("memoryTotal"):
             loads.append((key, _load(known)))
