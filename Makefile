@@ -137,7 +137,7 @@ manifests: setup
 test-packages: setup-test build
 	$(PYTEST) -m "packages$(if $(SHORT), and not slow)" tests/packages
 
-# Everything, beside the runc and crun on PATH; BENCH=--short for a look, RUNTIMES="path ..." for others.
+# gpurun beside the runc and crun on PATH, or beside RUNTIMES="path ..."; BENCH=--short for a look.
 bench: setup-test build
 	PYTHONPATH=src $(PY) -m benchmarks $(BENCH) $(RUNTIMES)
 

@@ -6,7 +6,7 @@ falls on all alike.  Prints two Markdown tables: medians in milliseconds, and ra
 NVIDIA's stack takes part where its nvidia-container-runtime is among the runtimes and nvidia-cdi-hook lies beside it; the
 runc that it calls is the one on PATH.
 
-    python -m benchmarks [--rounds N | --short] [--only CASE] [--json FILE] [RUNTIME ...]
+    python -m benchmarks [--rounds N | --short] [--only CASE] [--json FILE] [PEER ...]
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import shutil
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.bed import REPOSITORY, Failed, Runtime, become_subreaper, enter_private_namespace, memory_directory
@@ -30,11 +31,18 @@ SHORT_ROUNDS = 3
 WARM_UP = 2  # rounds that only fill caches
 
 
-def default_runtimes() -> list[str]:
-    """The compiled front and the pure launcher of this tree, as far as they are built, then the peers from PATH."""
-    ours = [str(REPOSITORY / "build" / name) for name in ("gpurun-fast", "gpurun")]
-    peers = [shutil.which("runc"), shutil.which("crun")]
-    return [path for path in [*(o for o in ours if os.path.exists(o)), *peers] if path]
+def chosen_runtimes(peers: Sequence[str], build: Path = REPOSITORY / "build") -> list[str]:
+    """The compiled front and the pure launcher in *build*, as far as they are there, then the *peers*; where none are named,
+    runc and crun from PATH.
+
+    What is measured is gpurun: without one of its own the figures would be a peer's beside itself.  Raises SystemExit.
+    """
+    ours = [str(build / name) for name in ("gpurun-fast", "gpurun") if os.path.exists(build / name)]
+    if not ours:
+        raise SystemExit(f"benchmarks: there is no gpurun in {build}: `make build`")
+    found = list(peers) or [path for name in ("runc", "crun") if (path := shutil.which(name))]
+    known = {os.path.realpath(path) for path in ours}
+    return [*ours, *[path for path in found if os.path.realpath(path) not in known]]
 
 
 def bare_python() -> float:
@@ -79,7 +87,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--short", action="store_true", help=f"{SHORT_ROUNDS} rounds, few containers: whether it runs")
     parser.add_argument("--only", action="append", choices=[*(c.name for c in CASES), "memory"], help="this case alone")
     parser.add_argument("--json", type=Path, help="write all times there")
-    parser.add_argument("runtimes", nargs="*", help="paths (default: this tree's own, and runc and crun from PATH)")
+    parser.add_argument("runtimes", nargs="*", help="peers, by their paths (default: runc and crun from PATH)")
     return parser.parse_args()
 
 
@@ -92,7 +100,7 @@ def main() -> int:
     rounds = SHORT_ROUNDS if options.short else options.rounds
     floor: list[float] = []
     with memory_directory() as directory:
-        paths = options.runtimes or default_runtimes()
+        paths = chosen_runtimes(options.runtimes)
         runtimes = [Runtime(path, Path(directory, str(i))) for i, path in enumerate(paths)]
         try:
             for case in CASES:
@@ -103,7 +111,7 @@ def main() -> int:
             for runtime in runtimes:
                 runtime.remove()
     measured = [Measured(runtime.title, runtime.times) for runtime in runtimes]
-    peers = {r.name: m for m, r in zip(measured, runtimes, strict=True) if r.kind != "gpurun"}
+    peers = {r.name: m for m, r in reversed(list(zip(measured, runtimes, strict=True))) if r.kind != "gpurun"}
     print(f"{rounds} rounds, {os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}\n")
     if options.short:
         small = [f"{c.name}: {c.short_containers} containers" for c in CASES if c.short_containers != c.containers]
