@@ -9,8 +9,11 @@ __version__ = "0.1.0"
 #: The names of the library, and the module that each is in; ``__init__.pyi`` tells type checkers the same.
 _LIBRARY = {
     "Bundle": "gpurun.library.bundle",
+    "ConfigError": "gpurun.errors",
     "Container": "gpurun.library.container",
+    "ContainerNotFound": "gpurun.errors",
     "Gpu": "gpurun.gpu.host.gpus",
+    "GpuError": "gpurun.errors",
     "GpurunError": "gpurun.errors",
     "Plan": "gpurun.engine.plan.container",
     "Problem": "gpurun.oci.schema",

@@ -1,4 +1,7 @@
 from gpurun.engine.plan.container import Plan as Plan
+from gpurun.errors import ConfigError as ConfigError
+from gpurun.errors import ContainerNotFound as ContainerNotFound
+from gpurun.errors import GpuError as GpuError
 from gpurun.errors import GpurunError as GpurunError
 from gpurun.gpu.host.gpus import Gpu as Gpu
 from gpurun.library.bundle import Bundle as Bundle

@@ -149,7 +149,7 @@ def _failed(error: BaseException) -> int:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, GpurunError):
         text = _usage(error) if isinstance(error, (CommandUsageError, UnknownCommand)) else str(error)
-        log.error(text, bare=isinstance(error, SignalTooLate))
+        log.error(text, bare=isinstance(error, SignalTooLate), kind=type(error).__name__)
         return error.exit_code
     if isinstance(error, OSError):
         log.error(oserror_text(error))

@@ -75,12 +75,18 @@ def close() -> None:
     _Log.waiting = []
 
 
-def error(message: str, bare: bool = False) -> None:
+def error(message: str, bare: bool = False, kind: str = "") -> None:
     """Say why the command failed: once, as the last thing.  With *bare* stderr has the text alone, also without ``--log``,
-    unless JSON is asked for or people read it."""
+    unless JSON is asked for or people read it.
+
+    Under GPURUN_LIBRARY the log alone has it, with *kind*, the name of the exception: stderr is the container's there.
+    """
     _Log.waiting = []
     _copy("error", message)
     elsewhere = _Log.fd != _STDERR or _Log.send is not None
+    if _Log.json and _Log.fd != _STDERR and b"GPURUN_LIBRARY" in posix.environ:
+        _write(_Log.fd, record("error", message).replace("{", f'{{"kind":"{kind}",', 1))
+        return
     bare = bare and not elsewhere and not _Log.json and not posix.isatty(_STDERR)
     if not bare:
         _put("error", message)

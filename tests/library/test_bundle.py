@@ -13,6 +13,7 @@ import pytest
 
 import gpurun
 from gpurun.library import bundle, host
+from tests.images.making import CONFIG, USERS, layer, layout
 from tests.native.bundle import base_config
 from tests.simdriver import SimulatedDriver
 
@@ -106,3 +107,18 @@ def test_importing_gpurun_imports_nothing_else() -> None:
         [sys.executable, "-c", code], env={"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, check=True
     )
     assert said.stdout == "[]\n"
+
+
+def test_from_image(tmp_path: Path) -> None:
+    config = {**CONFIG, "config": {**CONFIG["config"], "Labels": {"run.oci.keep_original_groups": "1"}}}
+    source = layout(tmp_path / "image", layer(*USERS, ("srv", "dir", None)), config=config)
+    bundle = gpurun.Bundle.from_image(source, tmp_path / "out", command=["cat", "/etc/passwd"])
+    assert bundle.path == str(tmp_path / "out") and (tmp_path / "out/rootfs/etc/passwd").exists()
+    assert bundle.config["process"]["args"] == ["/bin/sh", "-c", "cat", "/etc/passwd"]
+    assert len(bundle.warnings) == 1 and "run.oci.keep_original_groups" in bundle.warnings[0]
+    assert [problem for problem in bundle.validate() if problem.fatal] == []
+    with pytest.raises(gpurun.GpurunError, match="is there already"):
+        gpurun.Bundle.from_image(source, tmp_path / "out")
+    with pytest.raises(TypeError, match="command is one string"):
+        gpurun.Bundle.from_image(source, tmp_path / "other", command="cat /etc/passwd")
+    assert not (tmp_path / "other").exists()

@@ -104,7 +104,7 @@ def test_errors_are_the_commands_sentences(runtime: Runtime, bundle: MakeBundle,
     assert "nothing-of-that-name" in lines[4] and lines[4].startswith("GpurunError")
     assert lines[5] == "TimeoutError sleep in container e has not ended after 0.5 s"
     assert lines[6:8] == ["137", "GpurunError container not running"]
-    assert lines[8].startswith("GpurunError") and "/nonexistent" in lines[8]
+    assert lines[8] == "ConfigError JSON specification file config.json not found in /nonexistent"
 
 
 def test_an_exception_leaves_nothing(runtime: Runtime, bundle: MakeBundle, bed: Bed) -> None:
@@ -188,3 +188,115 @@ def test_the_document_runs(bed: Bed) -> None:
         assert done.returncode == 0, f"{block}\n{done.stderr}"
         said.append(done.stdout)
     assert len(said) == 3 and "hostname  hello" in said[1]
+
+
+def test_signals_by_name(runtime: Runtime, bundle: MakeBundle, bed: Bed) -> None:
+    b = bundle()
+    b.linux["cgroupsPath"] = f"{bed.subtree}/library-signals"
+    b.args("sleep", "60")
+    said = program(
+        """
+        for signal in ("SIGKILL", "kill", 9):
+            with gpurun.Container(BUNDLE, root=ROOT) as c:
+                c.create(); c.start()
+                for wrong in ("SIGNONE", "", 65, -1, 10**400, 1.5, None, True):
+                    try:
+                        c.kill(wrong)
+                        print("sent", wrong)
+                    except gpurun.GpurunError as e:
+                        assert not isinstance(e, ValueError), e
+                c.kill(signal)
+                print(c.wait(timeout=30))
+        """,
+        b,
+        runtime,
+        bed,
+    )
+    assert said.split() == ["137", "137", "137"]
+
+
+def test_a_command_line_is_no_string(runtime: Runtime, bundle: MakeBundle, bed: Bed) -> None:
+    b = bundle()
+    b.linux["cgroupsPath"] = f"{bed.subtree}/library-strings"
+    b.args("sleep", "60")
+    said = program(
+        """
+        with gpurun.Container(BUNDLE, "s", root=ROOT) as c:
+            c.create(); c.start()
+            for args in ("echo hi", b"echo", [], [b"echo"], ["echo", 1], ["a\\0b"]):
+                try:
+                    c.exec(args)
+                    print("ran", args)
+                except gpurun.GpurunError as e:
+                    print(isinstance(e, TypeError), e)
+            try:
+                c.exec(["cat"], input="text")
+            except gpurun.GpurunError as e:
+                print(e)
+            done = c.exec(["sh", "-c", "cat; printf '\\\\377'"], input="h\u00e9", text=True)
+            print(ascii(done.stdout))
+            print(repr(c) == f"<gpurun.Container 's' of {BUNDLE!r}>")
+            print(repr(gpurun.Bundle.load(BUNDLE)) == f"<gpurun.Bundle {BUNDLE!r}>")
+        """,
+        b,
+        runtime,
+        bed,
+    )
+    lines = said.splitlines()
+    assert lines[0] == "True args is one string, and must be a sequence of them: shlex.split() makes one"
+    assert all(line.startswith("True args ") for line in lines[:6])
+    assert lines[6] == "input must be bytes: text=False"
+    assert lines[7:] == [r"'h\xe9\ufffd'", "True", "True"]
+
+
+def test_streams_of_text(runtime: Runtime, bundle: MakeBundle, bed: Bed) -> None:
+    b = bundle()
+    b.linux["cgroupsPath"] = f"{bed.subtree}/library-text"
+    b.args("sh", "-c", "read word; echo got $word")
+    said = program(
+        """
+        with gpurun.Container(BUNDLE, root=ROOT) as c:
+            c.create(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            c.start()
+            c.stdin.write("it\\n"); c.stdin.close()
+            print(repr(c.stdout.read()), c.wait(timeout=30))
+        """,
+        b,
+        runtime,
+        bed,
+    )
+    assert said == "'got it\\n' 0\n"
+
+
+def test_errors_have_their_classes_and_stderr_stays_empty(runtime: Runtime, bundle: MakeBundle, bed: Bed) -> None:
+    b = bundle()
+    b.config["process"]["cwd"] = "relative"
+    b.write()
+    text = """
+        try:
+            gpurun.Container(BUNDLE, root=ROOT).create()
+        except gpurun.ConfigError as e:
+            print(e.where)
+        bundle = gpurun.Bundle.load(BUNDLE)
+        bundle.config["process"]["cwd"] = "/"
+        bundle.config["process"]["env"] = ["NVIDIA_VISIBLE_DEVICES=all"]
+        bundle.save()
+        try:
+            gpurun.Container(BUNDLE, root=ROOT, environ={"PATH": "/bin", "GPURUN_SYSROOT": "/nonexistent"}).create()
+        except gpurun.GpuError as e:
+            print("gpu")
+        try:
+            gpurun.Container(BUNDLE, root=ROOT).state()
+        except gpurun.ContainerNotFound as e:
+            print(e)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", HEAD + textwrap.dedent(text), str(b.directory), str(runtime.root)],
+        env={"PYTHONPATH": str(REPOSITORY / "src")},
+        preexec_fn=bed.enter(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("process.cwd\ngpu\ncontainer does not exist\n", "")

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import os
-import posix
 
 from gpurun import log
-from gpurun.engine.caller.device_edits import own_environment
-from gpurun.engine.caller.site_config import read_leases, site_path
 from gpurun.errors import GpurunError, UsageError
-from gpurun.gpu.request.settings import site_settings
-from gpurun.images.bundle import BundleRequest, make_bundle
-from gpurun.images.config import SiteLabels
+from gpurun.images.bundle import BundleRequest, make_bundle, site_labels
 from gpurun.images.unpack import Limits
 
 TYPE_CHECKING = False
@@ -28,19 +23,11 @@ def bundle(invocation: Invocation) -> int:
     size = invocation.option("max-size")
     asked = BundleRequest(
         source, output, tuple(command), invocation.option("tag"), invocation.option("architecture"),
-        Limits(_bytes(size)) if size else Limits(), _site_labels(),
+        Limits(_bytes(size)) if size else Limits(), site_labels(os.environ),
     )  # fmt: skip
     for warning in make_bundle(asked, os.environ):
         log.warning(warning)
     return 0
-
-
-def _site_labels() -> SiteLabels:
-    own_env = own_environment()
-    return SiteLabels(
-        site_settings(own_env).annotation_prefixes,
-        tuple([name for name, _ in read_leases(site_path(posix.environ)).per_label]),
-    )
 
 
 def _bytes(text: str) -> int:

@@ -8,7 +8,9 @@ import posix
 import shutil
 import tempfile
 
+from gpurun.engine.caller.site_config import read_leases, site_path
 from gpurun.errors import GpurunError, oserror_text, shown
+from gpurun.gpu.request.settings import site_settings
 from gpurun.images.config import NO_SITE, SiteLabels, container_config, reader
 from gpurun.images.source import read_source
 from gpurun.images.unpack import Limits, unpack
@@ -37,6 +39,15 @@ class BundleRequest(Record):
     architecture: str = ""
     limits: Limits = Limits()
     site: SiteLabels = NO_SITE
+
+
+def site_labels(environ: Mapping[str, str]) -> SiteLabels:
+    """What this host has a use for, by its configuration files; *environ* is gpurun's own environment.
+
+    Raises :class:`GpurunError`.
+    """
+    path = site_path({os.fsencode(name): os.fsencode(value) for name, value in environ.items()})
+    return SiteLabels(site_settings(environ).annotation_prefixes, tuple([name for name, _ in read_leases(path).per_label]))
 
 
 def make_bundle(asked: BundleRequest, environ: Mapping[str, str]) -> tuple[str, ...]:

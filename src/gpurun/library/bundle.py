@@ -8,6 +8,9 @@ from typing import Any
 
 from gpurun.engine.caller.bundle import CreateOptions, plan_config
 from gpurun.errors import ConfigError, GpurunError
+from gpurun.images.bundle import BundleRequest, make_bundle, site_labels
+from gpurun.images.unpack import MAX_SIZE, Limits
+from gpurun.library.arguments import words
 from gpurun.library.explanation import sections
 from gpurun.library.validation import check_text
 from gpurun.linux.files import write_atomically
@@ -16,17 +19,22 @@ from gpurun.oci.reader import MAX_DOCUMENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from gpurun.engine.plan.container import Plan
     from gpurun.oci.schema import Problem
 
 
+#: What external programs are looked up in, when the caller gives no PATH.
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
 class Bundle:
     """A directory with a config.json and a root file system (OCI runtime specification, "Filesystem Bundle").
 
-    *path* is absolute; *config* is the document, which may be changed: :meth:`validate`, :meth:`plan` and :meth:`explain`
-    are of the document as it is here, :meth:`save` writes it back for who runs the bundle.
+    *path* is absolute; :attr:`warnings` are those of :meth:`from_image`.  *config* is the document, which may be changed:
+    :meth:`validate`, :meth:`plan` and :meth:`explain` are of the document as it is here, :meth:`save` writes it back for who
+    runs the bundle.
 
     >>> bundle = Bundle("/tmp", {"ociVersion": "1.2.0", "root": {"path": "."}, "process": {"cwd": "/", "args": ["true"]}})
     >>> [problem.what for problem in bundle.validate() if problem.fatal]
@@ -40,6 +48,46 @@ class Bundle:
         self.path = os.path.abspath(path)
         self.config = config
         self.name = name
+        self.warnings: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<gpurun.Bundle {self.path!r}>"
+
+    @classmethod
+    def from_image(
+        cls,
+        source: str | os.PathLike[str],
+        output: str | os.PathLike[str],
+        *,
+        command: Sequence[str] = (),
+        tag: str = "",
+        architecture: str = "",
+        max_size: int = MAX_SIZE,
+        environ: Mapping[str, str] | None = None,
+    ) -> Bundle:
+        """A bundle of an image, as ``gpurun bundle`` makes it, in the new directory *output* (docs/images.md).
+
+        *source* is what skopeo takes (``docker://…``, ``oci:…``), or a path of a layout, an archive or a root.  *command*
+        stands in place of the image's own, *tag* chooses among several images, *architecture* (Go's name) among several
+        machines; *max_size* in bytes.  *environ* is the environment of skopeo and umoci, which has a PATH and nothing else
+        by default.  :attr:`warnings` of the bundle say what of the image was left out.
+
+        Raises :class:`gpurun.GpurunError`; then there is no *output*.
+        """
+        own = {"PATH": PATH} if environ is None else dict(environ)
+        asked = BundleRequest(
+            os.fspath(source),
+            os.fspath(output),
+            words(command, "command") if command else (),
+            tag,
+            architecture,
+            Limits(max_size),
+            site_labels(own),
+        )
+        warnings = make_bundle(asked, own)
+        made = cls.load(output)
+        made.warnings = warnings
+        return made
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], name: str = "config.json") -> Bundle:

@@ -9,13 +9,16 @@ import shutil
 import signal as signals
 import subprocess
 import tempfile
+from typing import Literal, overload
 
 from gpurun.cgroup.manager import oom_kill_count
 from gpurun.cgroup.stats import read_stats
 from gpurun.engine import state as store
-from gpurun.errors import ContainerNotFound, GpurunError
+from gpurun.engine.signals import parse_signal
+from gpurun.errors import ConfigError, ContainerNotFound, GpuError, GpurunError, UnsupportedError
 from gpurun.launcher.fresh_interpreter import MAIN_ENTRY, MONITOR_ENTRY, child_command
-from gpurun.library.bundle import Bundle
+from gpurun.library.arguments import ArgumentError, words
+from gpurun.library.bundle import PATH, Bundle
 from gpurun.library.stats import Stats, stats_of
 
 TYPE_CHECKING = False
@@ -24,8 +27,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import IO, Any, Self
 
-#: What create's hooks and external programs are looked up in, when the caller gives no PATH.
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+#: The errors of commands that come out of the library as they are; every other one is a :class:`gpurun.GpurunError`.
+_DOCUMENT_ERRORS = {one.__name__: one for one in (ConfigError, UnsupportedError)}
 
 
 class Container:
@@ -59,14 +62,17 @@ class Container:
         self.bundle = bundle.path if isinstance(bundle, Bundle) else os.path.abspath(bundle)
         self.id = container_id or f"gpurun-{secrets.token_hex(6)}"
         self.root = os.path.abspath(root)
-        self.environ = {"PATH": _PATH} if environ is None else dict(environ)
-        self.stdin: IO[bytes] | None = None
-        self.stdout: IO[bytes] | None = None
-        self.stderr: IO[bytes] | None = None
+        self.environ = {"PATH": PATH} if environ is None else dict(environ)
+        self.stdin: IO[Any] | None = None
+        self.stdout: IO[Any] | None = None
+        self.stderr: IO[Any] | None = None
         self._runtime = tuple(runtime or _own_program())
         self._globals = ("--root", self.root, *(("--systemd-cgroup",) if systemd_cgroup else ()))
-        self._monitor: subprocess.Popen[bytes] | None = None
+        self._monitor: subprocess.Popen[Any] | None = None
         self._directory = ""
+
+    def __repr__(self) -> str:
+        return f"<gpurun.Container {self.id!r} of {self.bundle!r}>"
 
     def create(
         self,
@@ -74,11 +80,13 @@ class Container:
         stdin: int | IO[Any] | None = subprocess.DEVNULL,
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
+        text: bool = False,
     ) -> None:
         """Make the container, up to the moment before its program starts.
 
         The streams are what :class:`subprocess.Popen` takes: None for this process's own, ``subprocess.DEVNULL``, a file, or
-        ``subprocess.PIPE``, whose other end is :attr:`stdin`, :attr:`stdout` or :attr:`stderr` then.
+        ``subprocess.PIPE``, whose other end is :attr:`stdin`, :attr:`stdout` or :attr:`stderr` then.  They are of bytes, or
+        with *text* of strings in UTF-8, in which what is none is U+FFFD.
         """
         if self._monitor is not None:
             raise GpurunError(f"container {self.id} has been created already: make another Container")
@@ -96,8 +104,9 @@ class Container:
                 stdin=stdin,
                 stdout=stdout,
                 stderr=stderr,
-                env=self.environ,
+                env=self._environ(),
                 pass_fds=kept,
+                **_streams(text),
                 start_new_session=True,  # Ctrl-C at this program's terminal is not the container's
             )
         finally:
@@ -109,9 +118,9 @@ class Container:
             for stream in (monitor.stdin, monitor.stdout, monitor.stderr):
                 if stream is not None:
                     stream.close()
-            text = _last_error(self._directory)
+            error = _last_error(self._directory)
             self._forget()
-            raise _error(text)
+            raise error or _error("")
         self._monitor = monitor
         self.stdin, self.stdout, self.stderr = monitor.stdin, monitor.stdout, monitor.stderr
 
@@ -131,6 +140,18 @@ class Container:
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"container {self.id} has not ended after {timeout} s") from None
 
+    @overload
+    def exec(
+        self, args: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = "", user: str = "",
+        input: bytes | None = None, timeout: float | None = None, text: Literal[False] = False,
+    ) -> subprocess.CompletedProcess[bytes]: ...  # fmt: skip
+
+    @overload
+    def exec(
+        self, args: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str = "", user: str = "",
+        input: str | None = None, timeout: float | None = None, text: Literal[True],
+    ) -> subprocess.CompletedProcess[str]: ...  # fmt: skip
+
     def exec(
         self,
         args: Sequence[str],
@@ -138,22 +159,28 @@ class Container:
         env: Mapping[str, str] | None = None,
         cwd: str = "",
         user: str = "",
-        input: bytes | None = None,
+        input: bytes | str | None = None,
         timeout: float | None = None,
-    ) -> subprocess.CompletedProcess[bytes]:
+        text: bool = False,
+    ) -> subprocess.CompletedProcess[Any]:
         """Run another program in the container and wait for it; its output and its exit status are in the result.
 
-        *env* comes on top of the container's, *user* is ``uid[:gid]``.  A program that cannot be run raises, as does
-        *timeout* (:class:`TimeoutError`; the program is killed then).
+        *args* is a sequence of strings: one string is refused.  Input and output are bytes, or with *text* strings in
+        UTF-8, in which what is none is U+FFFD.  *env* comes on top of the container's, *user* is ``uid[:gid]``.  A program
+        that cannot be run raises, as does *timeout* (:class:`TimeoutError`; the program is killed then).
         """
+        args = words(args, "args")
+        if input is not None and isinstance(input, str) is not text:
+            raise ArgumentError(f"input must be {'a string' if text else 'bytes'}: text={text}")
         options = [word for name, value in (env or {}).items() for word in ("--env", f"{name}={value}")]
         options += [*(("--cwd", cwd) if cwd else ()), *(("--user", user) if user else ())]
         with tempfile.TemporaryDirectory(prefix="gpurun-") as directory:
             pid_file = f"{directory}/pid"
-            words = self._words(directory, "exec", *options, "--pid-file", pid_file, self.id, *args)
-            running = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.environ
-            )
+            command = self._words(directory, "exec", *options, "--pid-file", pid_file, self.id, *args)
+            running: subprocess.Popen[Any] = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self._environ(),
+                **_streams(text),
+            )  # fmt: skip
             late = False
             try:
                 out, err = running.communicate(input, timeout)
@@ -163,14 +190,17 @@ class Container:
                 running.communicate()
             if late:
                 raise TimeoutError(f"{args[0]} in container {self.id} has not ended after {timeout} s")
-            text = _last_error(directory) if running.returncode else ""
-        if text:
-            raise _error(text)
+            error = _last_error(directory) if running.returncode else None
+        if error is not None:
+            raise error
         return subprocess.CompletedProcess(list(args), running.returncode, out, err)
 
-    def kill(self, signal: int | signals.Signals = signals.SIGTERM) -> None:
-        """Send the container's first process *signal*."""
-        self._call("kill", self.id, str(int(signal)))
+    def kill(self, signal: int | str = signals.SIGTERM) -> None:
+        """Send the container's first process *signal*: a number, or a name such as ``"SIGKILL"`` or ``"term"``."""
+        if isinstance(signal, bool) or not isinstance(signal, int | str):
+            raise ArgumentError("signal must be a number, or a name such as SIGTERM")
+        number = parse_signal(signal) if isinstance(signal, str) else parse_signal(str(int(signal)))
+        self._call("kill", self.id, str(number))
 
     def pause(self) -> None:
         """Stop all processes of the container, until :meth:`resume`."""
@@ -220,6 +250,10 @@ class Container:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = ""
 
+    def _environ(self) -> dict[str, str]:
+        """The environment of a command: its errors go to the log alone, for stderr is the container's."""
+        return {**self.environ, "GPURUN_LIBRARY": "1"}
+
     def _words(self, directory: str, *words: str) -> list[str]:
         """The command line for *words*, whose errors go to a log in *directory*."""
         return [*self._runtime, *self._globals, "--log", f"{directory}/log", "--log-format", "json", *words]
@@ -228,10 +262,14 @@ class Container:
         """Standard output of one command, which must succeed."""
         with tempfile.TemporaryDirectory(prefix="gpurun-") as directory:
             done = subprocess.run(
-                self._words(directory, *words), stdin=subprocess.DEVNULL, capture_output=True, env=self.environ, check=False
+                self._words(directory, *words),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                env=self._environ(),
+                check=False,
             )
             if done.returncode:
-                raise _error(_last_error(directory))
+                raise _last_error(directory) or _error("")
         return done.stdout.decode()
 
 
@@ -250,21 +288,33 @@ def _own_program() -> tuple[str, ...]:
     return (child.executable, *child.argv[1:])
 
 
-def _error(text: str) -> GpurunError:
-    """The error with the sentence *text* of a command."""
+def _streams(text: bool) -> dict[str, Any]:
+    """What :class:`subprocess.Popen` is told of the streams."""
+    return {"encoding": "utf-8", "errors": "replace"} if text else {}
+
+
+def _error(text: str, kind: str = "") -> GpurunError:
+    """The error with the sentence *text* of a command, of the class *kind*."""
     missing = ContainerNotFound()
-    return missing if text == str(missing) else GpurunError(text or "gpurun failed and did not say why")
+    if text == str(missing):
+        return missing
+    if kind in _DOCUMENT_ERRORS:
+        where, colon, what = text.partition(": ")
+        return _DOCUMENT_ERRORS[kind](where if colon else "", what if colon else text)
+    if kind == GpuError.__name__:
+        return GpuError(text)
+    return GpurunError(text or "gpurun failed and did not say why")
 
 
-def _last_error(directory: str) -> str:
-    """The text of the last error in the log in *directory*; empty when there is none."""
-    found = ""
+def _last_error(directory: str) -> GpurunError | None:
+    """The last error in the log in *directory*; None when there is none."""
+    found = None
     try:
         with open(f"{directory}/log", encoding="utf-8", errors="replace") as log:
             for line in log:
                 record = json.loads(line)
                 if record.get("level") == "error":
-                    found = record["msg"]
+                    found = _error(str(record["msg"]), str(record.get("kind", "")))
     except (OSError, ValueError):
         pass  # nothing was written, or not all of it
     return found
