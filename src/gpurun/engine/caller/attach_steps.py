@@ -109,10 +109,13 @@ def undo_failed(one: Running, begun: GpuChange, journal: int = -1) -> None:
     is gone."""
     try:
         undo(one, begun, journal)
-    except NotRunning:
-        if journal >= 0:
-            undo_since(one, begun.journal, journal)  # delete has taken back what was there then
     except (GpurunError, OSError) as e:
+        if journal >= 0:
+            undo_since(one, begun.journal, journal)  # a delete has taken back what was there when it came
+        try:
+            one.check_not_deleted()
+        except NotRunning:
+            return
         text = oserror_text(e) if isinstance(e, OSError) else str(e)
         log.warning(f"the devices of {one.id} are not as they were before: {text}: the next change takes it up")
 
