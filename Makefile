@@ -43,6 +43,11 @@ test-faults: setup-test build
 	GPURUN_FAULTS=$(GPURUN_FAULTS) $(PYTEST) --long -rA tests/faults/test_every_call.py
 	GPURUN_FAULTS=$(GPURUN_FAULTS) RUNTIME=build/gpurun-fast $(PYTEST) --long -rA tests/faults/test_every_call.py
 
+# The tests of what has changed since BASE (HEAD): a first look, before `make test`.
+.PHONY: test-changed
+test-changed: setup-test build
+	$(PYTEST) $$(tools/test-changed $(BASE))
+
 unit: setup
 	$(PYTEST) -m "not native and not clients and not vm and not slow and not packages"
 

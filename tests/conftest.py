@@ -50,6 +50,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     forms.add_option(parser)
 
 
+def check_build() -> None:
+    """Fail where the program under test is older than its source: another program would be tested."""
+    program = Path(runtime_path())
+    suffixes = (".py", ".c") if program.name == "gpurun-fast" else (".py",)
+    if program.parent != REPOSITORY / "build" or not program.exists():
+        return  # the fixture `runtime` says what is missing
+    made = program.stat().st_mtime
+    for path in (REPOSITORY / "src").rglob("*.*"):
+        if path.suffix in suffixes and path.stat().st_mtime > made:
+            older = f"{program.relative_to(REPOSITORY)} is older than {path.relative_to(REPOSITORY)}"
+            raise pytest.UsageError(f"{older}: run `make build` first")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     forms.configure(config)
     # Under nohup(1), or as a job of a shell in the background, all that tests start would ignore these, daemons that are to
@@ -72,6 +85,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     forms.choose(config, items)
+    if not hasattr(config, "workerinput") and any(item.get_closest_marker("native") for item in items):
+        check_build()
     name, version = os.path.basename(runtime_path()), runtime_version()
     for item in items:
         if name not in ("gpurun", "gpurun-fast") and item.get_closest_marker("gpurun_only"):
@@ -92,6 +107,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for need in (need for marker in item.iter_markers("needs") for need in marker.args):
         if why := missing(need):
             pytest.skip(why)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Called once, before the workers of ``-n NUMBER`` start, which cannot end the run with a sentence."""
+    if "not native" not in config.option.markexpr:
+        check_build()
 
 
 @pytest.hookimpl(optionalhook=True)

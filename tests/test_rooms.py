@@ -13,21 +13,18 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "src/gpurun"
+from tests.source_tree import FILES, PACKAGE, module_name, parsed
+
 DOCUMENT = PACKAGE.parents[1] / "ARCHITECTURE.md"
-TREE = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 
 #: The only files that name functions of rooms above them, as texts: what is typed, and what a fresh interpreter begins with.
 ENTRY_TABLES = ("gpurun.cli.table", "gpurun.toolkit.names", "gpurun.launcher.fresh_interpreter", "gpurun.launcher.boot")
 ENTRY_POINT = re.compile(r"(gpurun(?:\.\w+)*):(\w+)")
 
 
-def module_name(path: Path) -> str:
-    parts = ("gpurun", *path.relative_to(PACKAGE).with_suffix("").parts)
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {module_name(path): path for path in TREE}
+def trees() -> dict[Path, ast.Module]:
+    """Each file of the source with its syntax tree."""
+    return {path: parsed(path) for path in FILES.values()}
 
 
 def rooms_of(document: str) -> list[tuple[str, ...]]:
@@ -66,7 +63,7 @@ def imports_of(tree: ast.AST) -> Iterator[tuple[str, int]]:
             if node.module and node.module.split(".")[0] == "gpurun":
                 for alias in node.names:
                     inner = f"{node.module}.{alias.name}"
-                    yield (inner if inner in MODULES else node.module), node.lineno
+                    yield (inner if inner in FILES else node.module), node.lineno
 
 
 def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
@@ -102,24 +99,24 @@ def test_circles_are_found() -> None:
     assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-@pytest.mark.parametrize("path", TREE, ids=module_name)
+@pytest.mark.parametrize("path", FILES.values(), ids=FILES)
 def test_imports_point_down(path: Path) -> None:
     own = room_of(module_name(path))
-    upward = [f"{path}:{line} imports {name}" for name, line in imports_of(TREE[path]) if room_of(name) < own]
+    upward = [f"{path}:{line} imports {name}" for name, line in imports_of(parsed(path)) if room_of(name) < own]
     assert not upward
 
 
 def test_no_circle_of_files() -> None:
-    graph = {module_name(path): {name for name, _ in imports_of(tree)} - {module_name(path)} for path, tree in TREE.items()}
+    graph = {name: {other for other, _ in imports_of(parsed(path))} - {name} for name, path in FILES.items()}
     assert not circles(graph)
 
 
 def test_no_circle_of_folders() -> None:
     def folder(module: str) -> str:
-        return module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+        return module if FILES[module].name == "__init__.py" else module.rpartition(".")[0]
 
     graph: dict[str, set[str]] = {}
-    for path, tree in TREE.items():
+    for path, tree in trees().items():
         own = folder(module_name(path))
         if own != "gpurun":  # its files are the ground and the entry point: rooms of their own
             graph.setdefault(own, set()).update({folder(n) for n, _ in imports_of(tree)} - {own, "gpurun"})
@@ -129,15 +126,15 @@ def test_no_circle_of_folders() -> None:
 def test_the_document_names_each_room_once() -> None:
     names = [name for row in ROOMS for name in row]
     assert len(names) == len(set(names)) > 20
-    assert all(name in MODULES for name in names), "a room that is not there"
-    packages = {name for name, path in MODULES.items() if path.name == "__init__.py"} - {"gpurun"}
+    assert all(name in FILES for name in names), "a room that is not there"
+    packages = {name for name, path in FILES.items() if path.name == "__init__.py"} - {"gpurun"}
     assert packages <= set(names), "a folder without a row of its own"
 
 
 @pytest.mark.parametrize(("one", "other"), [("caller", "inside"), ("inside", "caller")])
 def test_the_two_sides_of_the_engine_do_not_know_each_other(one: str, other: str) -> None:
     # They are two processes, and speak by engine/messages.py about the records of engine/plan/.
-    files = {path: tree for path, tree in TREE.items() if path.parent.relative_to(PACKAGE).as_posix() == f"engine/{one}"}
+    files = {path: tree for path, tree in trees().items() if path.parent.relative_to(PACKAGE).as_posix() == f"engine/{one}"}
     assert files and not [
         f"{path}:{line}" for path, tree in files.items() for name, line in imports_of(tree) if f".engine.{other}" in name
     ]
@@ -145,7 +142,7 @@ def test_the_two_sides_of_the_engine_do_not_know_each_other(one: str, other: str
 
 def test_entry_points_are_named_in_tables_and_are_there() -> None:
     found = 0
-    for path, tree in TREE.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and (m := ENTRY_POINT.fullmatch(node.value)):
                 assert module_name(path) in ENTRY_TABLES, f"{path}:{node.lineno}: {node.value}"
@@ -165,25 +162,25 @@ def texts_of(tree: ast.AST) -> set[str]:
     return {node.value.lower() for node in constants if isinstance(node.value, str)}
 
 
-@pytest.mark.parametrize("path", TREE, ids=module_name)
+@pytest.mark.parametrize("path", FILES.values(), ids=FILES)
 def test_few_rooms_know_nvidia(path: Path) -> None:
     rooms = ("gpu", "hook", "cli", "commands", "kubernetes", "metrics", "toolkit", "__main__.py")
     if path.relative_to(PACKAGE).parts[0] not in rooms:
-        assert not {text for text in texts_of(TREE[path]) if "nvidia" in text}
+        assert not {text for text in texts_of(parsed(path)) if "nvidia" in text}
 
 
 def test_the_rule_about_nvidia_is_asked_of_texts_and_of_most_rooms() -> None:
     assert "nvidia" not in texts_of(ast.parse('"""nvidia"""\nx = "NVML"')) and "nvidia" in texts_of(
         ast.parse('x = "NVIDIA"')
     )
-    rooms = {path.relative_to(PACKAGE).parts[0] for path in TREE}
+    rooms = {path.relative_to(PACKAGE).parts[0] for path in FILES.values()}
     assert {"linux", "ns", "cgroup", "oci", "cdi", "engine", "launcher", "formats"} <= rooms
 
 
 def test_no_two_records_share_a_name() -> None:
     # They go over pipes by name (record.py), and two modules that are never imported together would not notice.
     found: dict[str, list[str]] = {}
-    for path, tree in TREE.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and any(
                 isinstance(base, ast.Name) and base.id == "Record" for base in node.bases
@@ -193,5 +190,5 @@ def test_no_two_records_share_a_name() -> None:
 
 
 def test_no_file_outgrows_one_subject() -> None:
-    long = {str(path): lines for path in TREE if (lines := path.read_text(encoding="utf-8").count("\n")) > 450}
+    long = {str(path): lines for path in FILES.values() if (lines := path.read_text(encoding="utf-8").count("\n")) > 450}
     assert not long

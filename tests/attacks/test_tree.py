@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[2] / "src/gpurun"
-TREE = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+from tests.source_tree import Tree
+
+TREE = Tree()
 
 #: Modules that have a rootfs, or a directory in one, in their hands.
 IN_THE_IMAGE = (

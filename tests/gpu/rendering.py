@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from gpurun.cdi.edits import ContainerEdits
+from tests.golden import same_as_golden
 from tests.simdriver import MULTIARCH, SimulatedDriver
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -41,9 +42,6 @@ def _size(content: bytes) -> int:
     return len(content.replace(os.uname().machine.encode(), b"x86_64"))
 
 
-def same_as_golden(name: str, text: str) -> None:
-    file = GOLDEN / f"{name}.txt"
-    if os.environ.get("UPDATE_GOLDEN"):
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text)
-    assert text == file.read_text()
+def same_plan(name: str, text: str) -> None:
+    """Fails where *text* is not the plan that ``golden/`` keeps under *name*."""
+    same_as_golden(GOLDEN / f"{name}.txt", text)

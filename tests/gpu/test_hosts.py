@@ -11,7 +11,7 @@ import pytest
 from gpurun.errors import GpuError
 from gpurun.gpu.request.settings import Settings
 from tests.gpu.planning import paths, plan
-from tests.gpu.rendering import rendered, same_as_golden
+from tests.gpu.rendering import rendered, same_plan
 from tests.simdriver import Options, SimulatedDriver, bus_id, make, make_tegra, make_thor, make_wsl, mig_uuid, uuid
 from tests.simdriver.layouts import WSL_STORE
 
@@ -77,7 +77,7 @@ def test_the_plan_for_all_that_the_host_has(name: str, tmp_path: Path) -> None:
     build, settings = HOSTS[name]
     host = build(tmp_path)
     made = plan(host, settings, "NVIDIA_VISIBLE_DEVICES=all", f"NVIDIA_DRIVER_CAPABILITIES={ASKED.get(name, 'all')}")
-    same_as_golden(f"hosts/{name}", rendered(made, host))
+    same_plan(f"hosts/{name}", rendered(made, host))
 
 
 @pytest.mark.parametrize("name", HOSTS)
@@ -129,7 +129,7 @@ def test_requests_by_capabilities(tmp_path: Path) -> None:
             counted = " ".join([f"{n} {k}" for k, n in counts.items() if n])
             lines.append(f"{request} | {capabilities} | {nodes} | {counted} | {shown} | {len(made.warnings)}\n")
     head = "request | capabilities | nodes | files | /proc/driver/nvidia | warnings\n"
-    same_as_golden("requests-by-capabilities", head + "".join(lines))
+    same_plan("requests-by-capabilities", head + "".join(lines))
 
 
 def test_a_mig_uuid_and_the_old_name_are_the_same_device(tmp_path: Path) -> None:

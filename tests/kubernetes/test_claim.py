@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from gpurun.errors import ConfigError
 from gpurun.kubernetes.dra.claim import Allocated, DeviceConfig, read_claim, read_config
 from gpurun.kubernetes.dra.opaque import bytes_of, schema
+from tests.golden import same_as_golden
 
 VERSION = "resource.nvidia.com/v1beta1"
 
@@ -129,8 +129,6 @@ def test_the_schema_of_the_documents_is_the_models() -> None:
     """UPDATE_GOLDEN=1 writes it anew."""
     file = Path(__file__).resolve().parents[2] / "docs/gpu-config.schema.json"
     made = json.dumps(schema(), indent=2, sort_keys=True) + "\n"
-    if os.environ.get("UPDATE_GOLDEN"):
-        file.write_text(made)
-    assert file.read_text() == made
+    same_as_golden(file, made)
     sharing = schema()["$defs"]["Sharing"]["properties"]["strategy"]
     assert sharing["enum"] == ["TimeSlicing", "MPS"]

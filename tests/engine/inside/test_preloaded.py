@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[3] / "src"
+from tests.source_tree import FILES, parsed
+
 ROOTS = ("gpurun.engine.inside.init", "gpurun.engine.inside.exec_init")
 #: The functions that import for later.
 PRELOADERS = ("_import_all", "_import_for_edits")
@@ -28,17 +28,6 @@ NOT_LATER = {
     ("gpurun.ns.options", "likely_option"): "the plan's, and the caller's for an error of the init's",
     ("gpurun.oci.reader", "parse_json"): "the caller's",
 }
-
-
-def module_files() -> dict[str, Path]:
-    found = {}
-    for path in (SOURCE / "gpurun").rglob("*.py"):
-        parts = path.relative_to(SOURCE).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-FILES = module_files()
 
 
 def imports_in(tree: ast.AST, function: str = "", condition: str = "") -> Iterator[tuple[str, str, str]]:
@@ -60,7 +49,7 @@ def imports_in(tree: ast.AST, function: str = "", condition: str = "") -> Iterat
 
 @functools.cache  # not while tests are collected, which each process of a run does
 def imports() -> dict[str, list[tuple[str, str, str]]]:
-    return {name: list(imports_in(ast.parse(path.read_text(encoding="utf-8")))) for name, path in FILES.items()}
+    return {name: list(imports_in(parsed(path))) for name, path in FILES.items()}
 
 
 def loaded(names: list[str]) -> set[str]:

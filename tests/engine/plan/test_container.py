@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from gpurun.formats.jsontext import dumps
 from gpurun.oci.default_spec import default_spec
 from gpurun.record import from_wire, replace, to_plain, to_wire
 from tests.engine.plan.planning import HOST, base, plan, refusal, set_path
+from tests.golden import same_as_golden
 
 GOLDEN = Path(__file__).with_name("golden_spec_plan.json")
 MAPS = [{"containerID": 0, "hostID": 100000, "size": 65536}]
@@ -275,8 +275,6 @@ def test_plans_can_be_sent() -> None:
 
 
 def test_golden_plan_of_the_bundle_that_spec_writes() -> None:
-    """A change of this file is a change of what every container gets.  To accept it: GPURUN_UPDATE_GOLDEN=1 pytest."""
+    """A change of this file is a change of what every container gets.  To accept it: UPDATE_GOLDEN=1."""
     text = dumps(to_plain(plan(default_spec())), 1) + "\n"
-    if os.environ.get("GPURUN_UPDATE_GOLDEN"):
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+    same_as_golden(GOLDEN, text)

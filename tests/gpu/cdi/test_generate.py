@@ -22,6 +22,7 @@ from gpurun.gpu.request.injected import Injected
 from gpurun.gpu.request.settings import Settings
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from gpurun.oci.config import Device, OciHook
+from tests.golden import same_as_golden
 from tests.gpu.cdi.generating import MakeSim, gpurun, hooks, made, names
 from tests.simdriver import MULTIARCH, Options, SimulatedDriver, bus_id, mig_minor, mig_uuid, minor, uuid
 
@@ -30,14 +31,11 @@ GOLDEN = Path(__file__).with_name("golden.yaml")
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the golden file has the paths of x86_64")
 def test_golden(sim: SimulatedDriver) -> None:
-    """What other runtimes are told of the simulated host.  To accept a change: GPURUN_UPDATE_GOLDEN=1 pytest."""
+    """What other runtimes are told of the simulated host.  To accept a change: UPDATE_GOLDEN=1."""
     if not sim.real_nodes:
         pytest.skip("device nodes need root")
     text = to_text(made(sim), "yaml").replace(str(sim.path), "/SYSROOT")
-    if os.environ.get("GPURUN_UPDATE_GOLDEN"):
-        GOLDEN.parent.mkdir(exist_ok=True)
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+    same_as_golden(GOLDEN, text)
 
 
 def test_twice_the_same_bytes_and_no_pyyaml_to_read_them(sim: SimulatedDriver) -> None:

@@ -18,7 +18,7 @@ from gpurun.gpu.request.environment import read_request
 from gpurun.gpu.request.records import GpuRequest, Policy
 from gpurun.gpu.request.settings import Settings
 from gpurun.gpu.resolve import Inquiry, gpu_edits
-from tests.gpu.rendering import rendered, same_as_golden
+from tests.gpu.rendering import rendered, same_plan
 from tests.simdriver import Options, SimulatedDriver, bus_id, make, uuid
 
 ALL = "compat32,compute,display,graphics,ngx,utility,video"
@@ -51,7 +51,7 @@ def test_plan(name: str, layout: str, tmp_path: Path) -> None:
         pytest.skip("the nodes of the simulated driver need root")
     sim = make(tmp_path, Options(layout=layout))
     text = rendered(plan(sim, *CASES[name]), sim)
-    same_as_golden(f"{name}-{layout}", text)
+    same_plan(f"{name}-{layout}", text)
 
 
 def test_the_same_plan_from_a_driver_read_for_everything(sim: SimulatedDriver) -> None:
