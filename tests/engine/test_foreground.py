@@ -15,8 +15,8 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -26,11 +26,13 @@ TIMEOUT = 30.0  # seconds; only a hang gets there
 WRITE = 1 if os.uname().machine == "x86_64" else 64  # the number of write(2)
 
 
-class Session(NamedTuple):
+@dataclass
+class Session:
     """Somebody's terminal with ``serve_foreground`` at it, which serves a process at a terminal of its own."""
 
     pid: int
     terminal: int
+    ahead: bytes = b""  # what has been read beyond the text that was waited for
 
     def wait(self) -> int:
         """Its exit code."""
@@ -43,8 +45,8 @@ class Session(NamedTuple):
         raise AssertionError("the foreground does not end")
 
     def shows(self, text: str) -> str:
-        """What is shown until *text*, or until the end where that is empty."""
-        shown = b""
+        """What is shown until *text*, or until the end where that is empty; the next call begins behind it."""
+        shown, self.ahead = self.ahead, b""
         while not text or text.encode() not in shown:
             assert select.select([self.terminal], [], [], TIMEOUT)[0], f"the terminal shows only {shown!r}"
             try:
@@ -54,6 +56,8 @@ class Session(NamedTuple):
             if not data:
                 break
             shown += data
+        end = shown.find(text.encode()) + len(text) if text and text.encode() in shown else len(shown)
+        shown, self.ahead = shown[:end], shown[end:]
         return shown.decode()
 
 
@@ -197,6 +201,27 @@ def test_a_second_signal_loses_no_output_that_is_taken(at_terminal: Callable[...
         os.kill(session.pid, signal.SIGTERM)
     assert "line 299" in session.shows("line 299")
     assert session.wait() == 5
+
+
+def test_who_makes_haste_gets_what_the_terminal_holds(tmp_path: Path) -> None:
+    """The process has ended and a second signal has come before its last output was read."""
+    out = tmp_path / "out"
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            master, slave = pty.openpty()
+            os.write(slave, b"last words")
+            os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT), 1)
+            served = foreground.Foreground(master)
+            served.over = True
+            served.hurry()
+            served.serve(os.pipe()[0], lambda: None)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert out.read_bytes() == b"last words"
 
 
 def test_keys_are_the_programs(at_terminal: Callable[..., Session]) -> None:

@@ -65,7 +65,8 @@ def serve_foreground(pid: int, pidfd: int, master: int) -> int:
             elif number in (SIGWINCH, SIGURG):
                 continue
             elif code is not None:
-                foreground.hurried = foreground.hurried or number in ENDING
+                if number in ENDING:
+                    foreground.hurry()
             else:
                 if number == _SIGCONT:
                     foreground.make_raw()  # the shell had the terminal meanwhile
@@ -87,7 +88,8 @@ class Foreground:
 
     def __init__(self, master: int) -> None:
         self.over = False  # the process has ended
-        self.hurried = False  # and somebody does not want to wait for its last output
+        self._hurried = False  # and somebody does not want to wait for its last output
+        self._left = -1  # bytes that are still read of it then
         self._master = master
         fcntl(master, F_SETFL, fcntl(master, F_GETFL) | posix.O_NONBLOCK)  # nobody shares this description with us
         self._tty = next((fd for fd in (2, 1, 0) if posix.isatty(fd)), -1)
@@ -101,6 +103,14 @@ class Foreground:
                 _signal.signal(number, _signal.SIG_DFL)
             self.resize()
             self.make_raw()
+
+    def hurry(self) -> None:
+        """Wait for nothing any more: what the terminal holds is passed on as far as it can be written at once.
+
+        Others may go on writing to it, so that is at most :data:`LIMIT` bytes, as much as a terminal holds (pty(7)).
+        """
+        if not self._hurried:
+            self._hurried, self._left = True, LIMIT
 
     def resize(self) -> None:
         """Give the container's terminal the size of ours."""
@@ -131,7 +141,7 @@ class Foreground:
     def serve(self, wake_fd: int, on_wake: Callable[[], None]) -> None:
         """Pass bytes until the process has ended and all of its output is out.
 
-        *on_wake* is called when *wake_fd* can be read; it sets :attr:`over` and :attr:`hurried`.
+        *on_wake* is called when *wake_fd* can be read; it sets :attr:`over` and calls :meth:`hurry`.
         """
         poller = poll()
         watched: dict[int, int] = {}
@@ -145,7 +155,7 @@ class Foreground:
                 if watched.get(fd) != events:
                     poller.register(fd, events)
             watched = wanted
-            finishing = self.over and (self.hurried or not self._output)
+            finishing = self.over and (self._hurried or not self._output)
             ready = dict(poller.poll(0 if finishing else None))
             if wake_fd in ready:
                 on_wake()
@@ -163,7 +173,7 @@ class Foreground:
 
     def _wanted(self, wake_fd: int) -> dict[int, int]:
         """Descriptor to the events (poll(2)) that it is to be asked for now."""
-        read = POLLIN if len(self._output) < LIMIT and not self.hurried else 0
+        read = POLLIN if len(self._output) < LIMIT and self._left else 0
         wanted = {wake_fd: POLLIN}
         if self._reopened is not None:
             wanted[self._reopened.fileno()] = 0 if self.over else read
@@ -194,7 +204,9 @@ class Foreground:
                 self._keys = self._keys[posix.write(self._master, self._keys) :]
             if len(self._output) >= LIMIT or not events & ~POLLOUT:
                 return
-            self._output += posix.read(self._master, LIMIT)
+            data = posix.read(self._master, LIMIT if self._left < 0 else self._left)
+            self._left -= len(data) if self._left > 0 else 0
+            self._output += data
         except BlockingIOError:
             return
         except OSError as e:
