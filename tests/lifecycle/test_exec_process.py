@@ -6,6 +6,8 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -14,6 +16,8 @@ from tests.native.execs import FOREVER, execute, mask, output, status
 from tests.native.runtime import Container, Runtime
 
 pytestmark = pytest.mark.native
+
+KEYCTL = 250 if os.uname().machine == "x86_64" else 219
 
 
 def test_empty_home_is_replaced(container: Container) -> None:
@@ -101,13 +105,29 @@ def test_the_session_keyring_is_the_containers(runtime: Runtime, bundle: MakeBun
     container = runtime.start(b.sh("cat /proc/keys; echo up; sleep 1000"))
 
     def keyrings(shown: str) -> list[tuple[str, str]]:
-        lines = [line.split() for line in shown.splitlines() if f"_ses.{container.id}:" in line]
+        lines = [line.split() for line in shown.splitlines() if f"_ses.{container.id}" in line]
         return [(line[0], line[4]) for line in lines]
 
     (made,) = keyrings(container.wait_for("up"))
     assert int(made[1], 16) & 0x80008, "it may be searched, which is what joining it takes"
     for options in ((), ("--user", "1000")):
         assert keyrings(output(container, "cat", "/proc/keys", options=options)) == [made]
+
+
+@pytest.mark.gpurun_only  # under the others a neighbour that knows the id is in
+def test_the_session_keyring_cannot_be_joined_by_its_neighbours(runtime: Runtime, bundle: MakeBundle) -> None:
+    """A process of the same user that knows the container's id: it finds neither the keyring nor its name."""
+    b = bundle()
+    b.linux["maskedPaths"] = []
+    container = runtime.start(b.sh("cat /proc/keys; echo up; sleep 1000"))
+    (serial,) = [line.split()[0] for line in container.wait_for("up").splitlines() if f"_ses.{container.id}" in line]
+    join = f"""
+import ctypes
+call = ctypes.CDLL(None).syscall
+print(call({KEYCTL}, 1, b"_ses.{container.id}"), "{container.id}." in open("/proc/keys").read())
+"""
+    joined, named = subprocess.run([sys.executable, "-c", join], capture_output=True, text=True, check=True).stdout.split()
+    assert int(joined) > 0 and int(joined) != int(serial, 16) and named == "False"
 
 
 def test_signals_are_at_their_defaults(container: Container) -> None:

@@ -95,6 +95,27 @@ def test_passwd_as_a_link_to_the_host(runtime: Runtime, bundle: MakeBundle, outs
     assert "leaked" not in attempt(runtime, b)
 
 
+@pytest.mark.gpurun_only  # runc: invalid argument, and argument list too long
+@pytest.mark.parametrize("home", [b"/root\0/x", b"/" + b"x" * 200_000], ids=["a NUL", "200 kB"])
+def test_a_home_that_is_no_path(runtime: Runtime, bundle: MakeBundle, home: bytes) -> None:
+    """Neither can be a variable's value: the process gets / as if it had none, in create and in exec."""
+    b = bundle().sh("echo home $HOME; sleep 1000")
+    (b.rootfs / "etc").mkdir(exist_ok=True)
+    (b.rootfs / "etc/passwd").write_bytes(b"root:x:0:0::" + home + b":/bin/sh\n")
+    container = runtime.start(b)
+    assert container.wait_for("home") == "home /\n"
+    assert runtime("exec", container.id, "sh", "-c", "echo $HOME").out == "/\n"
+
+
+@pytest.mark.gpurun_only
+def test_a_home_of_other_bytes(runtime: Runtime, bundle: MakeBundle) -> None:
+    """What is no UTF-8 is a path all the same."""
+    b = bundle().sh("printf %s $HOME | od -An -tx1")
+    (b.rootfs / "etc").mkdir(exist_ok=True)
+    (b.rootfs / "etc/passwd").write_bytes(b"root:x:0:0::/h\xff:/bin/sh\n")
+    assert runtime.output(b).split() == ["2f", "68", "ff"]
+
+
 @pytest.mark.gpurun_only
 @pytest.mark.parametrize("kind", ["fifo", "endless"])
 def test_passwd_that_never_ends(runtime: Runtime, bundle: MakeBundle, kind: str) -> None:

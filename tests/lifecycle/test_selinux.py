@@ -6,9 +6,10 @@ this in a guest with it.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,14 @@ from tests.native.terminal import Listener, read_all
 
 pytestmark = needs_selinux
 
-KEYCTL, GET_SECURITY = 250, 17  # keyctl(2) on x86_64
+#: Joins the session keyring of that name, and says its label (keyctl(2) on x86_64).
+OWN_LABEL = """
+import ctypes, sys
+libc, text = ctypes.CDLL(None), ctypes.create_string_buffer(4096)
+assert libc.syscall(250, 1, sys.argv[1].encode()) > 0
+assert libc.syscall(250, 17, -3, text, len(text)) > 0
+print(text.value.decode())
+"""
 
 #: What a container has of its own: each with the label of its file system, of the policy, or of its mount.
 PLACES = (
@@ -57,17 +65,17 @@ def attributes(pid: int) -> dict[str, str]:
     }
 
 
-def keyring_label(container_id: str) -> str:
-    """Of the session keyring, which runtimes call ``_ses.ID``."""
-    number = next(
-        (line.split()[0] for line in Path("/proc/keys").read_text().splitlines() if f"_ses.{container_id}:" in line), ""
-    )
-    if not number:
-        return "none"
-    text = ctypes.create_string_buffer(4096)
-    length = ctypes.CDLL(None, use_errno=True).syscall(KEYCTL, GET_SECURITY, int(number, 16), text, len(text))
-    assert length > 0, os.strerror(ctypes.get_errno())
-    return text.value.decode()
+def keyring_label(container: Container) -> str:
+    """Of the session keyring, which runc calls ``_ses.ID``; gpurun's is seen by who joins it, and its state has the name."""
+    state = container.runtime.root / container.id / "state"
+    if state.is_file():
+        name = next(line for line in state.read_text().splitlines() if line.startswith("session_keyring=")).partition("=")[2]
+    else:
+        name = f"_ses.{container.id}"
+        if f"{name}:" not in Path("/proc/keys").read_text():
+            return "none"
+    done = subprocess.run([sys.executable, "-c", OWN_LABEL, name], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def context_options(container: Container) -> dict[str, str]:
@@ -95,7 +103,7 @@ def test_labels_of_the_process_its_keys_mounts_and_files(runtime: Runtime, peer:
         assert running == dict.fromkeys(running, "") | {"current": PROCESS}
         seen.append(
             {
-                "of the keyring": keyring_label(container.id),
+                "of the keyring": keyring_label(container),
                 "of files": places(container),
                 "of mounts": context_options(container),
             }

@@ -70,7 +70,7 @@ class State(Record):
     created: str = ""
     annotations: str = "{}"  # JSON text
     unit: str = ""  # the systemd unit whose cgroup it is; empty when gpurun has made the cgroup itself
-    session_keyring: bool = True  # whether its processes have a session keyring of their own
+    session_keyring: str = ""  # the name of its processes' own session keyring; "" for none
     manager: str = ""  # where the unit's service manager is reached, if it is not the system's
     keeper: int = 0  # the placeholder process in the cgroup, which is none of the container's; 0 for none
     oom_kills: int = -1  # linux.proc.oom_kills when it was made, if it is in a unit: more by now may tell of its end
@@ -240,8 +240,9 @@ def _typed(values: dict[str, str]) -> State:
     typed: dict[str, Any] = {name: values[name] for name in State._fields}
     for name in _NUMBERS:
         typed[name] = _number(name, values[name])
-    for name in ("private_pid", "session_keyring"):
-        typed[name] = values[name] == "1"
+    typed["private_pid"] = values["private_pid"] == "1"
+    if values["session_keyring"] in ("0", "1"):  # of an older gpurun, whose keyrings all had such a name
+        typed["session_keyring"] = f"_ses.{values['id']}" if values["session_keyring"] == "1" else ""
     return State(**typed)
 
 

@@ -40,7 +40,7 @@ PR_CAP_AMBIENT_CLEAR_ALL = 4
 
 
 _KEYCTL_JOIN_SESSION_KEYRING, _KEYCTL_SETPERM, _KEYCTL_DESCRIBE = 1, 5, 6
-_KEY_USR_SEARCH = 0x80000
+_KEY_USR_SEARCH, _KEY_USR_ALL = 0x80000, 0x3F0000
 
 
 def clone3(flags: int, cgroup_fd: int = -1, pidfd: bool = True) -> tuple[int, int]:
@@ -141,7 +141,11 @@ def capset(effective: int, permitted: int, inheritable: int) -> None:
 
 
 def make_session_keyring(name: str) -> None:
-    """Join the session keyring *name*, and let others of its user join it: a container must not hold the runtime's keys."""
+    """Join the session keyring *name*: a container must not hold the runtime's keys.
+
+    Others of its user that know the name may join it, as exec does.  They may not view it, which would tell them the name,
+    nor read it or link to it (keyrings(7)).
+    """
     keyring = join_session_keyring(name)
     if not keyring:
         return
@@ -149,7 +153,7 @@ def make_session_keyring(name: str) -> None:
         described = buffer(1024)
         syscall(NR["keyctl"], _KEYCTL_DESCRIBE, keyring, described, 1024, 0)
         permissions = int(described.raw.split(b";")[3], 16)  # "type;uid;gid;perm;description"
-        syscall(NR["keyctl"], _KEYCTL_SETPERM, keyring, permissions | _KEY_USR_SEARCH, 0, 0)
+        syscall(NR["keyctl"], _KEYCTL_SETPERM, keyring, (permissions & ~_KEY_USR_ALL) | _KEY_USR_SEARCH, 0, 0)
 
 
 def join_session_keyring(name: str) -> int:

@@ -93,12 +93,15 @@ def plan_namespaces(linux: Linux, joined_maps: tuple[str, str] | None = None) ->
             "user namespace mappings specified, but user namespace isn't enabled in the config",
         )
     if new & CLONE_NEWUSER:
-        # As crun does: a new user namespace without maps gets the identity, rather than a container without any user.
-        identity = (IdMapping(0, 0, 4294967295),)
+        if not uid and not gid:  # the identity would be a container whose root is the host's
+            raise ConfigError(
+                "linux.uidMappings",
+                "user namespaces enabled, but no namespace path to join nor mappings to apply specified: "
+                "add uidMappings and gidMappings, or a path to the namespace",
+            )
         if bool(uid) != bool(gid):
             missing = "gidMappings" if uid else "uidMappings"
             raise ConfigError(f"linux.{missing}", "is missing: a user namespace needs both uidMappings and gidMappings")
-        uid, gid = uid or identity, gid or identity
     uids, gids = map_lines(uid, "linux.uidMappings"), map_lines(gid, "linux.gidMappings")
     if joined_maps is not None:
         _check_same(uids, joined_maps[0], "linux.uidMappings")

@@ -44,7 +44,7 @@ def options(**given: Any) -> ExecOptions:
 def plan(
     given: ExecOptions, config: SavedConfig | None = None, edits: tuple[tuple[str, ...], tuple[int, ...]] = NO_EDITS
 ) -> ProcessPlan:
-    return plan_exec(given, config or saved(), edits, HOST, "/rootfs", True)[0].process
+    return plan_exec(given, config or saved(), edits, HOST, "/rootfs", "_ses.c1")[0].process
 
 
 def of_file(**process: Any) -> ExecOptions:
@@ -117,7 +117,7 @@ def test_added_capabilities_are_ambient_where_the_container_has_inheritable_ones
 def test_added_capabilities_that_cannot_be_ambient_are_warnings() -> None:
     sets = {**PROCESS["capabilities"], "inheritable": ["CAP_KILL"], "ambient": ["CAP_KILL"]}  # type: ignore[dict-item]
     config = saved({"capabilities": sets})
-    found, warnings = plan_exec(options(capabilities=("CAP_NET_RAW",)), config, NO_EDITS, HOST, "/rootfs", True)
+    found, warnings = plan_exec(options(capabilities=("CAP_NET_RAW",)), config, NO_EDITS, HOST, "/rootfs", "_ses.c1")
     assert found.process.capabilities is not None and found.process.capabilities.ambient == bit("CAP_KILL")
     assert warnings == ("can't raise ambient capability CAP_NET_RAW: operation not permitted",)
 
@@ -176,30 +176,30 @@ def test_devices_bring_variables_and_groups_to_every_process() -> None:
 
 
 def test_namespaces_and_root() -> None:
-    found = plan_exec(options(), saved(), NO_EDITS, HOST, "/rootfs", False)[0]
+    found = plan_exec(options(), saved(), NO_EDITS, HOST, "/rootfs", "")[0]
     assert found.namespaces == CLONE_NEWNS | CLONE_NEWPID
     assert found.rootfs == ""
     assert not found.session_keyring
     bare = saved(namespaces=[{"type": "user", "path": "/proc/1/ns/user"}])
-    assert plan_exec(options(), bare, NO_EDITS, HOST, "/rootfs", True)[0].rootfs == "/rootfs"
+    assert plan_exec(options(), bare, NO_EDITS, HOST, "/rootfs", "_ses.c1")[0].rootfs == "/rootfs"
     assert bare.namespaces == CLONE_NEWUSER
 
 
 def test_unknown_capabilities_are_warnings() -> None:
-    _, warnings = plan_exec(options(capabilities=("CAP_TELEPATHY",)), saved(), NO_EDITS, HOST, "/rootfs", True)
+    _, warnings = plan_exec(options(capabilities=("CAP_TELEPATHY",)), saved(), NO_EDITS, HOST, "/rootfs", "_ses.c1")
     assert "CAP_TELEPATHY" in warnings[0]
 
 
 def test_affinity() -> None:
     config = saved({"execCPUAffinity": {"initial": "0-1", "final": "3"}})
-    found = plan_exec(options(), config, NO_EDITS, HOST, "/rootfs", True)[0]
+    found = plan_exec(options(), config, NO_EDITS, HOST, "/rootfs", "_ses.c1")[0]
     assert found.affinity == (b"\x03", b"\x08")
-    own = plan_exec(of_file(execCPUAffinity={"final": "0"}), config, NO_EDITS, HOST, "/rootfs", True)[0]
+    own = plan_exec(of_file(execCPUAffinity={"final": "0"}), config, NO_EDITS, HOST, "/rootfs", "_ses.c1")[0]
     assert own.affinity == (b"", b"\x01")
 
 
 def test_plan_can_be_sent() -> None:
-    found = plan_exec(options(preserved=(3, 5)), saved(), NO_EDITS, HOST, "/rootfs", True, (b"\1" * 8, 3))[0]
+    found = plan_exec(options(preserved=(3, 5)), saved(), NO_EDITS, HOST, "/rootfs", "_ses.c1", (b"\1" * 8, 3))[0]
     assert found.process.seccomp == (b"\1" * 8, 3)
     received: ExecPlan = from_wire(to_wire(found))
     assert received == found

@@ -63,7 +63,7 @@ def create(options: CreateOptions, started: Started) -> Created:
         data, plan = plan_bundle(options, check, started, granted)
         if edits_come_first(plan):
             tell(started, "edits", to_wire(plan.init.edits), plan.rootfs, plan.init.propagation, plan.init.mount_label)
-        plan = with_filter(plan, options.root)
+        plan = with_secret_keyring(with_filter(plan, options.root))
         log.debug(f"planned: rootfs {plan.rootfs}, cgroup {plan.cgroup.path or 'of the caller'}")
         return _Creation(options, plan, started, rollback).apply(data, granted)
     except BaseException:
@@ -204,6 +204,16 @@ def with_filter(plan: Plan, root: str) -> Plan:
 
     process = replace(plan.init.process, seccomp=make_filter(plan.seccomp, root))
     return replace(plan, init=replace(plan.init, process=process))
+
+
+def with_secret_keyring(plan: Plan) -> Plan:
+    """*plan* with a name for its session keyring that nobody can guess.
+
+    Every process of the keyring's user that knows the name can join it, those of another container among them.
+    """
+    if not plan.init.session_keyring:
+        return plan
+    return replace(plan, init=replace(plan.init, session_keyring=f"{plan.init.session_keyring}.{posix.urandom(16).hex()}"))
 
 
 def check_rootfs(plan: Plan) -> None:

@@ -19,7 +19,7 @@ from gpurun.criu.swrk import FIRST_EXTRA, Swrk, find_criu
 from gpurun.engine import state as store
 from gpurun.engine.caller import cgroup, host_resources
 from gpurun.engine.caller.bundle import CreateOptions, plan_checked, read_bundle
-from gpurun.engine.caller.create import Created, check_rootfs, record, with_filter
+from gpurun.engine.caller.create import Created, check_rootfs, record, with_filter, with_secret_keyring
 from gpurun.engine.caller.criu_options import (
     DESCRIPTORS,
     EXTERNAL_NAMESPACES,
@@ -193,6 +193,7 @@ class _Asked(Record):
 
 def _apply(options: RestoreOptions, plan: Plan, data: bytes, asked: _Asked, rollback: Rollback, devices: Devices) -> Created:
     create = options.create
+    plan = with_secret_keyring(plan)
     state = record(create, plan, data, rollback)
     directory = store.directory(create.root, create.id)
     root = f"{directory}/root"

@@ -189,7 +189,7 @@ def _set(plan: ExecPlan, fds: ExecDescriptors, proc_fd: int, root_fd: int) -> tu
     else:
         sched.reset_affinity()
     if plan.session_keyring:
-        join_session_keyring(f"_ses.{plan.id}")
+        join_session_keyring(plan.session_keyring)
     if root_fd >= 0:
         posix.fchdir(root_fd)
         posix.chroot(".")

@@ -372,12 +372,12 @@ def _import_for_edits() -> None:
 def _join_keyring(plan: InitPlan, proc_fd: int) -> None:
     label = plan.process.selinux_label
     if not label:
-        make_session_keyring(f"_ses.{plan.id}")
+        make_session_keyring(plan.session_keyring)
         return
     from gpurun.security.lsm import apply_selinux
 
     apply_selinux(proc_fd, label, "keycreate")
-    make_session_keyring(f"_ses.{plan.id}")
+    make_session_keyring(plan.session_keyring)
     apply_selinux(proc_fd, "", "keycreate")
 
 

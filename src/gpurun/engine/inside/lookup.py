@@ -12,6 +12,8 @@ from gpurun.errors import GpurunError, StepError, strerror_lower
 from gpurun.linux.files import Fd, read_fd
 from gpurun.ns.path import UNUSABLE, open_file
 
+_PATH_MAX = 4096
+
 
 def find_executable(name: str, path: str) -> str:
     """The file to execute for the command *name*, searched in the container's PATH *path*; raises with runc's texts."""
@@ -42,7 +44,8 @@ def _problem(path: str) -> str:
 
 
 def home_directory(root_fd: int, proc_fd: int, uid: int) -> str:
-    """The home directory of *uid* by the container's /etc/passwd (at most 1 MiB of it), ``/`` if it has none.
+    """The home directory of *uid* by the container's /etc/passwd (at most 1 MiB of it), ``/`` if it has none that can be
+    the path of a directory.
 
     Raises :class:`StepError` when that cannot be told.
     """
@@ -60,7 +63,8 @@ def home_directory(root_fd: int, proc_fd: int, uid: int) -> str:
     for line in data.split(b"\n"):
         fields = line.split(b":")
         if len(fields) >= 6 and fields[2] == wanted:
-            return fields[5].decode("utf-8", "surrogateescape") or "/"
+            home = fields[5] if len(fields[5]) < _PATH_MAX and b"\0" not in fields[5] else b""
+            return home.decode("utf-8", "surrogateescape") or "/"
     return "/"
 
 

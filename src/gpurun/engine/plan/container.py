@@ -179,7 +179,7 @@ def make_plan(
         annotations=_annotations(config.annotations),
         cgroup_path=cgroup.path,
         cgroup_view=_cgroup_view(namespaces, cgroup),
-        session_keyring=options.new_keyring,
+        session_keyring=f"_ses.{container_id}" if options.new_keyring else "",
         preserved=options.preserved,
         mount_label=linux.mount_label,
     )

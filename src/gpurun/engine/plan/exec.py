@@ -99,7 +99,7 @@ def plan_exec(
     edits: tuple[tuple[str, ...], tuple[int, ...]],
     host: ExecHost,
     rootfs: str,
-    session_keyring: bool,
+    session_keyring: str,
     seccomp: tuple[bytes, int] | None = None,
 ) -> tuple[ExecPlan, tuple[str, ...]]:
     """The plan and its warnings.  *edits* are the variables and groups of the container's devices: as at create, they go

@@ -19,7 +19,7 @@ class ExecPlan(Record):
     process: ProcessPlan
     namespaces: int
     rootfs: str  # where the container has no mount namespace of its own: what its root is
-    session_keyring: bool
+    session_keyring: str  # the name of the container's; "" where it has none of its own
     preserved: tuple[int, ...] = ()  # descriptors of the caller's that the process inherits
     affinity: tuple[bytes, bytes] = (b"", b"")  # CPU masks before and after the cgroup is entered
     root: tuple[int, int] | None = None  # (device, inode) of the init's root directory, if create gave it that
@@ -53,7 +53,7 @@ class InitPlan(Record):
     annotations: str  # JSON text
     cgroup_path: str
     cgroup_view: str  # the host's cgroup tree, to be bound where the container has no cgroup namespace; else ""
-    session_keyring: bool
+    session_keyring: str  # its name; "" for none of its own
     preserved: tuple[int, ...]  # descriptors from 3 on that the process is to inherit
     mount_label: str = ""  # the SELinux context of file systems that are made for it, besides those of its mounts
 
