@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gpurun.cli.parse import parse
+from gpurun.clients import ledger
 from gpurun.clients.files import KEPT, apply
 from gpurun.clients.install import CLIENTS, Wish, installed, uninstalled
 from gpurun.clients.toml_files import RuntimeEntry
@@ -190,6 +191,14 @@ def test_a_broken_file_is_not_touched(client: str, text: str, words: str, tmp_pa
         installed(wish(client, tmp_path))
 
 
+@pytest.fixture(autouse=True)
+def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where `install` notes what it tells clients: not this machine's own place."""
+    directory = tmp_path.parent / f"{tmp_path.name}.noted"
+    monkeypatch.setattr(ledger, "_path", lambda: f"{directory}/clients.json")
+    return directory / "clients.json"
+
+
 def call(*words: str, expect: int = 0) -> None:
     invocation = parse(words)
     assert (install if words[0] == "install" else uninstall)(invocation) == expect
@@ -227,17 +236,24 @@ def test_who_may_not_write_is_told_what_to_do(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_a_client_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: bool) -> None:
+def test_a_client_that_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], running: bool
+) -> None:
     """systemctl's own words for a reload of a service that is stopped do not say that nothing is wrong."""
     systemctl = tmp_path / "bin/systemctl"
     systemctl.parent.mkdir()
     systemctl.write_text(f"#!/bin/sh\n[ $1 = is-active ] && exit {0 if running else 3}\necho broken >&2; exit 1\n")
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", str(systemctl.parent))
-    monkeypatch.setattr("gpurun.toolkit.install.os.path.isdir", lambda _: True)
-    words = "failed: broken" if running else "docker does not run; it reads its configuration when it starts: systemctl st"
-    with pytest.raises(GpurunError, match=words):
-        call("install", "docker", "--config", str(tmp_path / "d.json"), "--path", PROGRAM, "--no-names", "--restart")
+    monkeypatch.setattr("gpurun.clients.restart._systemd", lambda: True)
+    monkeypatch.setattr(ledger, "_LOCK", f"../{tmp_path}/lock")
+    words = ("install", "docker", "--config", str(tmp_path / "d.json"), "--path", PROGRAM, "--no-names", "--restart")
+    if running:
+        with pytest.raises(GpurunError, match="`systemctl reload docker` failed: broken"):
+            call(*words)
+    else:
+        call(*words)
+        assert "docker does not run; it reads its configuration when it starts: systemctl start" in capfd.readouterr().err
 
 
 def test_what_the_client_does_not_take_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +303,8 @@ def test_podman_reads_it(tmp_path: Path) -> None:
     script = """mount -t tmpfs etc /etc/containers && cp "$2" /etc/containers/policy.json 2>/dev/null
         cd /; "$1" install podman --default && podman info --format '{{.Host.OCIRuntime.Name}} {{.Host.OCIRuntime.Path}}'
         podman run --rm --ulimit nofile=64:64 --ulimit nproc=64:64 --cgroups=disabled --network none \
-            --rootfs "$3" /bin/busybox echo without a cgroup"""
+            --rootfs "$3" /bin/busybox echo without a cgroup
+        "$1" uninstall podman; find /etc/containers -name '*gpurun*'"""
     program = Path(__file__).resolve().parents[2] / "build/gpurun"
     (rootfs := tmp_path / "rootfs/bin").mkdir(parents=True)
     shutil.copy(shutil.which("busybox") or "", rootfs)

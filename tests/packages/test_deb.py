@@ -155,13 +155,27 @@ def test_it_conflicts_with_the_real_one(debs: Path) -> None:
     assert "nvidia-container-toolkit" in said["Provides"].split(", ")
 
 
-def test_one_that_is_still_named_says_so(debs: Path) -> None:
-    """Removed while Docker's configuration names it: whose containers would not start any more is said."""
-    script = """dpkg -i $1/gpurun.deb >/dev/null; mkdir -p /etc/docker
-        echo '{"runtimes": {"gpurun": {"path": "/usr/bin/gpurun"}}}' >/etc/docker/daemon.json; dpkg --remove gpurun"""
+def test_engines_that_know_it_are_told_when_it_goes(debs: Path) -> None:
+    """What install wrote goes, so that Docker starts containers again; what an administrator wrote stays, and is named."""
+    script = """dpkg -i $1/gpurun.deb >/dev/null; mkdir -p /etc/docker /etc/cdi /etc/containers/containers.conf.d
+        mount -t tmpfs none /usr/local/bin; rm -rf /etc/containerd
+        echo '{"debug": true}' >/etc/docker/daemon.json
+        gpurun install docker --default; gpurun install podman; gpurun install containerd; ls /usr/local/bin | wc -l
+        sh -c 'reads() { echo Docker reads $(cat /etc/docker/daemon.json); }; trap reads HUP; printf dockerd >/proc/$$/comm
+            echo up >/run/up; while [ ! -e /run/down ]; do sleep .1; done' & echo $! >/run/docker.pid
+        while [ ! -e /run/up ]; do sleep .1; done
+        echo 'hooks: [{path: /usr/bin/gpurun}]' >/etc/cdi/nvidia.yaml; touch /etc/cdi/other.json
+        echo '[engine.runtimes]\nmine = ["/usr/bin/gpurun"]' >/etc/containers/containers.conf.d/mine.conf
+        dpkg --remove gpurun; touch /run/down; wait
+        echo left:; ls -A /usr/local/bin; cd /etc
+        ls -d 2>/dev/null /var/lib/gpurun containerd docker/*gpurun */*.d/gpurun* || :"""
     done = run(HERE, script, debs, show=(debs,))
     assert done.returncode == 0, done.stderr
-    assert "gpurun: /etc/docker/daemon.json still names /usr/bin/gpurun" in done.stderr
+    assert done.stdout.splitlines()[0] == "8" and 'Docker reads {"debug": true}' in done.stdout
+    for line in ("/etc/containers/containers.conf.d/mine.conf still names", "/etc/cdi/nvidia.yaml has hooks that call"):
+        assert f"gpurun: {line} /usr/bin/gpurun" in done.stderr
+    assert done.stdout.endswith("left:\n")
+    assert "daemon.json still names" not in done.stderr and "other.json" not in done.stderr
 
 
 @pytest.mark.slow

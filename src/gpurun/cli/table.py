@@ -59,7 +59,13 @@ _CRIU = (
 )
 _CLIENT = (
     ("dry-run", "", "switch", "show what would be changed, as a diff, and change nothing"),
-    ("restart", "", "switch", "let systemd restart the client, or reload where that is enough"),
+    (
+        "restart",
+        "",
+        "switch",
+        "let systemd restart the client, or reload it; ends Docker's containers, unless live-restore is on",
+    ),
+    ("reload", "", "switch", "docker: have it read its runtimes again, which ends no container; `--gpus` needs a restart"),
     ("name", "", "text", "the name of the runtime (default: gpurun)"),
     ("path", "", "file", "the program that the client is to call (default: this one)"),
     ("config", "", "file", "the client's configuration (default: the usual file in /etc)"),
@@ -272,8 +278,9 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
         ),
     ),
     "uninstall": (
-        "docker|containerd|podman|crio|kubernetes", 1, 1, False, "gpurun.toolkit.install:uninstall",
-        "take this runtime out of a client's configuration: untouched since, that is again what it was before `install`",
+        "docker|containerd|podman|crio|kubernetes|all", 1, 1, False, "gpurun.toolkit.install:uninstall",
+        "take this runtime out of a client's configuration: untouched since, that is again what it was before "
+        "`install`; all: out of every client that `install` has told",
         (*_CLIENT, ("drop-in", "", "file", "containerd: the FILE of `install --drop-in`, which goes")),
     ),
     "install-names": (

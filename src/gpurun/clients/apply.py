@@ -2,41 +2,68 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
+import tempfile
 
 from gpurun.clients import files
 from gpurun.clients.files import Change
-from gpurun.clients.install import Wish, check_command
-from gpurun.errors import GpurunError
+from gpurun.clients.install import Wish, check_command, places
+from gpurun.errors import GpurunError, strerror_lower
 
 
 def apply_all(wish: Wish, changes: tuple[Change, ...]) -> None:
-    """Write *changes* and let the client read them.  Raises :class:`GpurunError`, OSError: then everything is as it was."""
-    command = check_command(wish.client, wish.file()) if changes else ()
-    done: list[Change] = []
+    """Write *changes* and let the client read them.  Raises :class:`GpurunError`: then everything is as it was.
+
+    Whoever ends us half-way (SIGINT too) leaves old files and new ones, each of them whole: the next `install` or
+    `uninstall` goes on from there.
+    """
+    for path in {*places(wish), *[change.path for change in changes]}:
+        files.remove_strays(path)
+    done: list[tuple[Change, str]] = []
     try:
         for change in changes:
-            files.apply(change)
-            done.append(change)
-        if command:
-            _check(command)
-    except (OSError, GpurunError):
-        for change in reversed(done):
-            files.take_back(change)
+            done.append((change, files.make(change)))
+        if changes:
+            _check(check_command(wish.client, wish.file()))
+    except BaseException as e:
+        left = _taken_back(done)
+        if left:
+            raise GpurunError(f"{e}; and this could not be put back: {'; '.join(left)}") from None
         raise
+    for change, saved in done:
+        files.settle(change, saved)
 
 
-def forget_kept(changes: tuple[Change, ...]) -> None:
-    """After an uninstall: what was kept of a file goes once the file is that again.  Raises OSError."""
-    for change in changes:
-        kept = files.read(change.path + files.KEPT)
-        if kept is not None and kept == change.text:
-            os.unlink(change.path + files.KEPT)
+def refused(wish: Wish, changes: tuple[Change, ...]) -> str:
+    """What the client's own program says against *changes* that are not made yet; empty where it can't be asked so."""
+    if wish.client != "docker" or not changes or changes[0].text is None:  # the others read several files together
+        return ""
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+        file.write(changes[0].text)
+        file.flush()
+        try:
+            _check(check_command(wish.client, file.name))
+        except GpurunError as e:
+            return str(e).replace(file.name, changes[0].path)
+    return ""
+
+
+def _taken_back(done: list[tuple[Change, str]]) -> list[str]:
+    """Put back the files of *done*; for each where that fails, where it is now and why."""
+    left = []
+    for change, saved in reversed(done):
+        try:
+            files.take_back(change, saved)
+        except (OSError, GpurunError) as e:
+            why = str(e) if isinstance(e, GpurunError) else strerror_lower(e.errno or 0)
+            left.append(f"{change.path}{f' (it is {saved})' if saved else ''}: {why}")
+    return left
 
 
 def _check(command: tuple[str, ...]) -> None:
+    if not command:
+        return
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError) as e:

@@ -45,6 +45,12 @@ def entry(text: str, path: str, name: str) -> RuntimeEntry | None:
     )
 
 
+def entries(text: str, path: str) -> list[RuntimeEntry]:
+    """The runtimes that daemon.json names."""
+    runtimes = _document(text, path).get("runtimes", {})
+    return [found for name in runtimes if (found := entry(text, path, name)) is not None]
+
+
 def _document(text: str | None, path: str) -> dict[str, Any]:
     try:
         document = json.loads(text) if text and text.strip() else {}

@@ -1,4 +1,4 @@
-"""What to change in a client's configuration so that it knows gpurun, or knows it no more; what checks and restarts it.
+"""What to change in a client's configuration so that it knows gpurun, or knows it no more; what checks it; who calls gpurun.
 
 Reading decides everything, and changes nothing: :func:`installed` and :func:`uninstalled` return the changes.
 """
@@ -10,6 +10,7 @@ import glob
 import os
 import re
 import shutil
+import stat
 import subprocess
 
 from gpurun.clients import docker, toml_files
@@ -34,6 +35,8 @@ _PODMANS = {
     toml_files.PODMAN_NO_CGROUP: ("crun", "krun"),
 }
 _PODMAN_FILES = ("/usr/share/containers/containers.conf", "/etc/containers/containers.conf")
+#: How much of a runtime's program is read to see whether it is a script that calls gpurun.
+_SCRIPT = 65536
 _VERSION = re.compile(r"\bv?(\d+)\.(\d+)")
 
 
@@ -63,7 +66,16 @@ def runtime_class(name: str) -> str:
 def installed(wish: Wish) -> tuple[Change, ...]:
     """The changes after which the client knows the runtime; none where it does.  Raises :class:`ConfigError`, OSError."""
     made = [change for change in _installed(wish) if change.text != change.before]
-    return tuple(made)
+    return tuple([replace(change, keep=change.keep and not _told_already(wish, change)) for change in made])
+
+
+def _told_already(wish: Wish, change: Change) -> bool:
+    """Whether the file of *change* names gpurun already, and so is none that was there before gpurun."""
+    if wish.client not in ("docker", "containerd"):
+        return True  # a file of our own
+    ours = wish.entry.binary
+    known = [entry.binary for entry in _entries(wish.client, change.before, change.path)]
+    return any(_calls(binary, {ours}) or (binary.startswith("/") and _calls(ours, {binary})) for binary in known)
 
 
 def _installed(wish: Wish) -> list[Change]:
@@ -82,20 +94,27 @@ def _installed(wish: Wish) -> list[Change]:
     if wish.client == "containerd":
         return _containerd(wish, path)
     drop_in = _beside(path, wish.client)
+    own = read(drop_in)
     if wish.client == "podman":
-        text = toml_files.podman(wish.entry, *[_podman_list(key, path, drop_in, wish.entry.name) for key in _PODMANS])
-        return [Change(drop_in, text, read(drop_in))]
-    made = toml_files.crio(path, read(path), drop_in, wish.entry)
-    return [Change(file, text, read(file)) for file, text in made]
+        text = toml_files.podman(drop_in, own, wish.entry, _podman_lists(path, drop_in))
+        return [Change(drop_in, text, own)]
+    made = toml_files.crio(path, read(path), drop_in, wish.entry, own=own)
+    return [Change(file, text, own) for file, text in made]
 
 
 def uninstalled(wish: Wish) -> tuple[Change, ...]:
     """The changes after which the client knows the runtime no more."""
     path, name = wish.file(), wish.entry.name
     if wish.client in ("podman", "crio"):
+        if binary_of(wish) is None:
+            return ()
         drop_in = _beside(path, wish.client)
-        before = read(drop_in)
-        return (Change(drop_in, None, before),) if before is not None else ()
+        there = read(drop_in) or ""
+        if wish.client == "podman":
+            left = toml_files.without_podman(there, drop_in, name, _podman_lists(path, drop_in))
+        else:
+            left = toml_files.without_crio(there, drop_in, name)
+        return (Change(drop_in, left or None, there, False),)
     if wish.client == "containerd" and wish.drop_in and (ours := _drop_in_taken_out(wish, path)):
         return ours  # else a file of version 1, which imports nothing
     made = []
@@ -107,22 +126,23 @@ def uninstalled(wish: Wish) -> tuple[Change, ...]:
         if found is None:
             continue
         kept = read(file + KEPT)
-        if kept is not None and _is_ours(wish.client, file, kept, before, found):
+        if _is_ours(wish.client, file, kept, before, found):
             made.append(Change(file, kept, before))
             continue
         text = (docker.taken_out if wish.client == "docker" else toml_files.without_containerd)(before, file, name)
-        made.append(Change(file, text or (None if kept is None else kept), before))
+        made.append(Change(file, text or (None if kept is None else kept), before, False))
     return tuple(made)
 
 
-def _is_ours(client: str, file: str, kept: str, text: str, found: RuntimeEntry) -> bool:
-    """Whether *text* is what gpurun has made of *kept*, and nobody has changed it since."""
+def _is_ours(client: str, file: str, kept: str | None, text: str, found: RuntimeEntry) -> bool:
+    """Whether *text* is what gpurun has made of *kept* (None: of no file), and nobody has changed it since."""
     for cdi in (False, True):
         wanted = replace(found, cdi=cdi)
         if client == "docker":
             made = docker.added(kept, file, wanted)
         else:
-            made = toml_files.containerd(file, kept, "", wanted)[0][1]
+            start = f"version = {toml_files.version_of(text, file)}\n" if kept is None else kept
+            made = toml_files.containerd(file, start, "", wanted)[0][1]
         if made == text:
             return True
     return False
@@ -219,31 +239,87 @@ def _beside(path: str, client: str) -> str:
     return f"{os.path.dirname(os.path.abspath(path))}/{DROP_INS[client]}"
 
 
-def _podman_list(key: str, path: str, own: str, name: str) -> tuple[str, ...]:
-    """Podman's list *key* of runtimes, without the file *own* and without the runtime *name*."""
-    names = _PODMANS[key]
-    for file in (_PODMAN_FILES[0], path, *sorted(glob.glob(f"{os.path.dirname(own)}/*.conf"))):
-        if file != own:
-            names = toml_files.podman_list(read(file) or "", file, key, names)
-    return tuple([known for known in names if known != name])
+def _podman_lists(path: str, own: str) -> dict[str, tuple[str, ...]]:
+    """Podman's lists of runtimes, by their keys, without what the file *own* says."""
+    files = [_PODMAN_FILES[0], path, *sorted(glob.glob(f"{os.path.dirname(own)}/*.conf"))]
+    lists = dict(_PODMANS)
+    for key in lists:
+        for file in files:
+            if file != own:
+                lists[key] = toml_files.podman_list(read(file) or "", file, key, lists[key])
+    return lists
+
+
+def binary_of(wish: Wish) -> str | None:
+    """The program that the client calls for the runtime of *wish*, None where it knows no such runtime."""
+    name = wish.entry.name
+    if wish.client in ("podman", "crio"):
+        drop_in = _beside(wish.file(), wish.client)
+        return (toml_files.podman_binary if wish.client == "podman" else toml_files.crio_binary)(
+            read(drop_in) or "", drop_in, name
+        )
+    return next(
+        (entry.binary for file in places(wish) for entry in _entries(wish.client, read(file), file) if entry.name == name),
+        None,
+    )
+
+
+def places(wish: Wish) -> list[str]:
+    """The files that `install` may change."""
+    path = wish.file()
+    if wish.client == "docker":
+        return [path]
+    if wish.client == "containerd":
+        return list(dict.fromkeys([*_files_of_containerd(path), wish.drop_in or _beside(path, "containerd")]))
+    return [_beside(path, wish.client)]
+
+
+def callers(client: str, changes: tuple[Change, ...], programs: set[str], path: str = "") -> list[str]:
+    """The names of the runtimes of *client* after *changes* that call one of *programs*, also by way of a script."""
+    after = {change.path: change.text for change in changes}
+    found = []
+    for main in {path or FILES[client], FILES[client]}:
+        for file in places(Wish(client, RuntimeEntry("", ""), main)):
+            text = after[file] if file in after else read(file)
+            found += [entry.name for entry in _entries(client, text, file) if _calls(entry.binary, programs)]
+    return found
+
+
+def _entries(client: str, text: str | None, file: str) -> list[RuntimeEntry]:
+    return (docker.entries if client == "docker" else toml_files.containerd_entries)(text or "", file)
+
+
+def _calls(binary: str, programs: set[str]) -> bool:
+    """Whether *binary* is one of *programs*, or a script in which one of them stands."""
+    if not binary.startswith("/"):  # somebody else's: gpurun writes absolute paths
+        return False
+    if binary in programs or os.path.realpath(binary) in {os.path.realpath(program) for program in programs}:
+        return True
+    try:
+        fd = os.open(binary, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            text = file.read(_SCRIPT) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    except OSError:
+        return False
+    return text.startswith(b"#!") and any(program.encode() in text for program in programs)
 
 
 def check_command(client: str, path: str) -> tuple[str, ...]:
-    """What lets the client itself read its configuration; empty where it has nothing for that, or is not here."""
+    """What lets the client itself read its configuration *path*; empty where it has nothing for that, or is not here.
+
+    Without a file a client has its built-in configuration, which needs no check; but each refuses a file that is named to it
+    and not there.
+    """
     if not shutil.which({"docker": "dockerd"}.get(client, client)):
+        return ()
+    if client == "podman":
+        return ("podman", "--version")
+    if client == "crio":  # which reads its directory of drop-ins also without the main file
+        main = path if os.path.exists(path) else ""
+        return ("crio", "--config", main, "--config-dir", f"{os.path.dirname(path)}/crio.conf.d", "config")
+    if not os.path.exists(path):
         return ()
     if client == "containerd":
         return ("containerd", "--config", path, "config", "dump")
-    if client == "docker":
-        done = subprocess.run(["dockerd", "--help"], capture_output=True, text=True, timeout=30)
-        return ("dockerd", "--validate", "--config-file", path) if "--validate" in done.stdout else ()
-    if client == "crio":
-        return ("crio", "--config", path, "--config-dir", f"{os.path.dirname(path)}/crio.conf.d", "config")
-    return ("podman", "--version")
-
-
-def restart_command(client: str, whole: bool) -> tuple[str, ...]:
-    """What makes the running client read its configuration; *whole*: more has changed than it reads again when told to."""
-    if client == "podman":
-        return ()
-    return ("systemctl", "reload" if client == "docker" and not whole else "restart", client)
+    done = subprocess.run(["dockerd", "--help"], capture_output=True, text=True, timeout=30)
+    return ("dockerd", "--validate", "--config-file", path) if "--validate" in done.stdout else ()

@@ -124,14 +124,20 @@ def imports_of(text: str, path: str) -> list[str]:
 
 def containerd_entry(text: str, path: str, name: str) -> RuntimeEntry | None:
     """What containerd's file *path* says of the runtime *name*; None when that is nothing."""
+    return next((entry for entry in containerd_entries(text, path) if entry.name == name), None)
+
+
+def containerd_entries(text: str, path: str) -> list[RuntimeEntry]:
+    """The runtimes that containerd's file *path* names."""
     document = _parse(text, path)
+    found = []
     for names in _CRI.values():
         section = _find(document, (*names, "containerd"))
-        entry = _find(section, ("runtimes", name))
-        if entry:
-            binary = str(_find(entry, ("options",)).get("BinaryName", ""))
-            return RuntimeEntry(name, binary, section.get("default_runtime_name") == name)
-    return None
+        for name, entry in _find(section, ("runtimes",)).items():
+            if isinstance(entry, dict) and entry:
+                binary = str(_find(entry, ("options",)).get("BinaryName", ""))
+                found.append(RuntimeEntry(name, binary, section.get("default_runtime_name") == name))
+    return found
 
 
 def without_containerd(text: str, path: str, name: str) -> str:
@@ -162,21 +168,64 @@ def version_of(text: str, path: str) -> int:
     return _version(_parse(text, path), path)
 
 
-def podman(wanted: RuntimeEntry, json_runtimes: tuple[str, ...], no_cgroup_runtimes: tuple[str, ...]) -> str:
-    """A file for Podman's directory of drop-ins, containers.conf(5).
+def podman(path: str, text: str | None, wanted: RuntimeEntry, lists: dict[str, tuple[str, ...]]) -> str:
+    """Our file *path* of Podman's drop-ins, containers.conf(5), with the runtime *wanted* besides those that *text* has.
 
-    *json_runtimes* are the other runtimes that report errors as JSON, *no_cgroup_runtimes* the others that Podman may call
-    for ``--cgroups=disabled``.
+    *lists* has the other runtimes that report errors as JSON (:data:`PODMAN_JSON`), and those that Podman calls for
+    ``--cgroups=disabled`` (:data:`PODMAN_NO_CGROUP`).
     """
+    engine = _find(_parse(text or "", path), ("engine",))
+    runtimes = {
+        **{name: _plain(value) for name, value in _find(engine, ("runtimes",)).items()},
+        wanted.name: [wanted.binary],
+    }
+    default = str(engine.get("runtime", ""))
+    if default == wanted.name:
+        default = ""
+    return _podman_text(wanted.name if wanted.default else default, runtimes, lists)
+
+
+def without_podman(text: str, path: str, name: str, lists: dict[str, tuple[str, ...]]) -> str:
+    """Our file *path* without the runtime *name*; empty when it has no other one."""
+    engine = _find(_parse(text, path), ("engine",))
+    runtimes = {key: _plain(value) for key, value in _find(engine, ("runtimes",)).items() if key != name}
+    default = str(engine.get("runtime", ""))
+    return _podman_text("" if default == name else default, runtimes, lists) if runtimes else ""
+
+
+def _podman_text(default: str, runtimes: dict[str, Any], lists: dict[str, tuple[str, ...]]) -> str:
     engine = tomlkit.table()
-    if wanted.default:
-        engine["runtime"] = wanted.name
-    engine[PODMAN_JSON] = [*json_runtimes, wanted.name]
-    engine[PODMAN_NO_CGROUP] = [*no_cgroup_runtimes, wanted.name]
-    engine["runtimes"] = {wanted.name: [wanted.binary]}
+    if default:
+        engine["runtime"] = default
+    for key, others in lists.items():
+        engine[key] = [*[name for name in others if name not in runtimes], *runtimes]
+    engine["runtimes"] = runtimes
     document = tomlkit.document()
     document["engine"] = engine
     return tomlkit.dumps(document)
+
+
+def podman_binary(text: str, path: str, name: str) -> str | None:
+    """The first program of the runtime *name* in Podman's file *path*; None where it has no such runtime."""
+    paths = _find(_parse(text, path), ("engine", "runtimes")).get(name)
+    return str(paths[0]) if isinstance(paths, list) and paths else None
+
+
+def crio_binary(text: str, path: str, name: str) -> str | None:
+    """The program of the runtime *name* in CRI-O's file *path*; None where it has no such runtime."""
+    entry = _find(_parse(text, path), ("crio", "runtime", "runtimes")).get(name)
+    return str(entry.get("runtime_path", "")) if isinstance(entry, dict) else None
+
+
+def without_crio(text: str, path: str, name: str) -> str:
+    """Our file *path* of CRI-O's drop-ins without the runtime *name*; empty when it has no other one."""
+    document = _parse(text, path)
+    runtime = _find(document, ("crio", "runtime"))
+    runtimes = _find(runtime, ("runtimes",))
+    runtimes.pop(name, None)
+    if runtime.get("default_runtime") == name:
+        del runtime["default_runtime"]
+    return tomlkit.dumps(document) if runtimes else ""
 
 
 def podman_list(text: str, path: str, key: str, before: tuple[str, ...]) -> tuple[str, ...]:
@@ -193,14 +242,17 @@ def podman_list(text: str, path: str, key: str, before: tuple[str, ...]) -> tupl
 
 
 def crio(
-    path: str, text: str | None, drop_in: str, wanted: RuntimeEntry, effective: str | None = None
+    path: str, text: str | None, drop_in: str, wanted: RuntimeEntry, effective: str | None = None, own: str | None = None
 ) -> list[tuple[str, str]]:
-    """(file, content) to write for CRI-O, which reads the files of ``crio.conf.d`` by itself.  CDI is always on there."""
+    """(file, content) to write for CRI-O, which reads the files of ``crio.conf.d`` by itself.  CDI is always on there.
+
+    *own* is what *drop_in* has already: other runtimes in it stay.
+    """
     main = _parse(text or "", path)
     source = main if effective is None else _parse(effective, "`crio status config`")
     section = _find(source, ("crio", "runtime"))
     like = _like(_find(source, ("crio", "runtime", "runtimes")), section.get("default_runtime"), wanted) or {}
-    target = tomlkit.document() if drop_in else main
+    target = _parse(own or "", drop_in) if drop_in else main
     where = drop_in or path
     runtime = _table(target, ("crio", "runtime"), where)
     _set_default(runtime, "default_runtime", wanted)

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 
-from gpurun.clients import files
-from gpurun.clients.apply import apply_all, forget_kept
+from gpurun.clients import files, ledger, restart
+from gpurun.clients.apply import apply_all, refused
 from gpurun.clients.files import Change
 from gpurun.clients.install import (
     CLIENTS,
     KUBERNETES,
     Wish,
+    binary_of,
+    callers,
     client_of_kubernetes,
     installed,
-    restart_command,
+    places,
     runtime_class,
     uninstalled,
 )
@@ -28,12 +29,14 @@ from gpurun.clients.toml_files import RuntimeEntry
 from gpurun.errors import GpurunError, UsageError, oserror_text
 from gpurun.invocation import Invocation
 from gpurun.output import write_document, write_stderr, write_stdout
-from gpurun.toolkit.names import is_one_file, link_names, links_to, own_path
+from gpurun.toolkit.names import is_one_file, link_names, links_to, missing_links, own_path
 
 NAMES_DIRECTORY = "/usr/local/bin"
 HOOK = "nvidia-container-runtime-hook"
 #: Where systemd lets a service look for programs.
 SERVICE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
+#: Of `uninstall`: every client that `install` has told.
+ALL = "all"
 _ASK_FOR_GPUS = ("docker", "containerd")  # the clients that look for NVIDIA's programs themselves
 
 
@@ -43,57 +46,148 @@ def install(invocation: Invocation) -> int:
         write_stdout(runtime_class(invocation.option("name") or "gpurun"))
         return 0
     what, wish = _wish(invocation)
-    changes = installed(wish)
-    names = "" if invocation.flag("no-names") or wish.client not in _ASK_FOR_GPUS else _missing_names()
-    if invocation.flag("dry-run"):
-        _show(changes)
-        if names:
-            write_stdout(f"# and links of NVIDIA's names in {names}, for --gpus\n")
-        return 0
-    _apply(wish, changes)
-    for path, target in link_names(names, own_path(), force=False) if names else ():
-        _say(f"{path} -> {target}")
-    name = wish.entry.name
+    asked = _asked(invocation, {wish.client})
+    no_names = invocation.flag("no-names") or wish.client not in _ASK_FOR_GPUS
+    with ledger.alone():
+        changes = installed(wish)
+        names = "" if no_names else _missing_names()
+        missing = missing_links(names, own_path(), force=False) if names else []
+        whole = bool(missing) or wish.entry.cdi
+        entry = ledger.told(wish, own_path() if is_one_file() else wish.entry.binary, whole)
+        before = ledger.find(entry)
+        again = False
+        if before is not None and not changes:  # somebody who was killed may not have come to the restart
+            unread = ledger.since(before.unread)
+            again = bool(asked) and unread is not None and not restart.has_read(wish.client, unread)
+            whole = whole or (again and before.needs == restart.RESTART)
+        if invocation.flag("dry-run"):
+            _show(changes)
+            if missing:
+                write_stdout(f"# and links of NVIDIA's names in {names}, for --gpus\n")
+            _show_restart(wish.client, bool(changes or missing or again), whole, asked)
+            if problem := refused(wish, changes):
+                raise GpurunError(problem)
+            return 0
+        if changes:
+            ledger.note(entry)
+            try:
+                _apply(wish, changes)
+            except BaseException:
+                ledger.note(before) if before is not None else ledger.forget(entry)
+                raise
+        for path, target in link_names(names, own_path(), force=False) if missing else ():
+            _say(f"{path} -> {target}")
     if not changes:
-        _say(f"{wish.client} knows the runtime {name} already ({wish.file()})")
-    _restart(invocation, wish, changes, bool(names) or wish.entry.cdi)
+        _say(f"{wish.client} knows the runtime {wish.entry.name} already ({wish.file()})")
+    if (changes or missing or again) and _restart(wish.client, whole, asked):
+        with ledger.alone():
+            ledger.read_by_client(entry)
     if what == KUBERNETES:
+        name = wish.entry.name
         _say(f"pods name it by `runtimeClassName: {name}`, once for each cluster: gpurun install kubernetes --runtime-class")
     return 0
 
 
 def uninstall(invocation: Invocation) -> int:
-    """``uninstall CLIENT``: the inverse, which also takes away names that no client is left to use."""
-    what, wish = _wish(invocation)
-    changes = uninstalled(wish)
-    others = [client for client in _ASK_FOR_GPUS if client != wish.client and uninstalled(Wish(client, wish.entry))]
-    names: list[str] = []
-    if wish.client in _ASK_FOR_GPUS and not others:  # install has linked them to itself, whatever the client calls
-        targets = {wish.entry.binary, *([own_path()] if is_one_file() else [])}
-        names = [path for target in sorted(targets) for path in links_to(NAMES_DIRECTORY, target)]
-    if invocation.flag("dry-run"):
-        _show(changes)
-        for path in names:
-            write_stdout(f"# and {path} goes\n")
+    """``uninstall CLIENT``: the inverse, which also takes away names that no client is left to use.
+
+    ``uninstall all`` takes back what `install` of this program has noted, as far as it stands as it was written.
+    """
+    if invocation.args[0] != ALL:
+        what, wish = _wish(invocation)
+        _uninstall(invocation, wish, _asked(invocation, {wish.client}), own_path() if is_one_file() else wish.entry.binary)
+        if what == KUBERNETES:
+            _say(f"in the cluster: kubectl delete runtimeclass {wish.entry.name}")
         return 0
-    _apply(wish, changes)
-    forget_kept(changes)
-    for path in names:
-        os.unlink(path)
-        _say(f"{path} is gone")
+    if given := [name for name in ("name", "path", "config", "drop-in") if invocation.option(name)]:
+        raise UsageError(f"uninstall all: --{given[0]} is for one client")
+    program = own_path()
+    noted = [entry for entry in ledger.entries() if entry.program == program]
+    if not noted:
+        _say("nothing is noted that `install` of this program has told a client")
+        return 0
+    asked = _asked(invocation, {"docker"} if invocation.flag(restart.RELOAD) else {entry.client for entry in noted})
+    failed = []
+    for entry in noted:
+        try:
+            wish = entry.wish()
+            if binary_of(wish) not in (entry.binary, None):
+                _say(f"{wish.file()}: {entry.name} is another program now, and stays")
+                continue
+            reload = asked != restart.RELOAD or entry.client == "docker"
+            _uninstall(invocation, wish, asked if reload else "", program)
+        except (GpurunError, OSError) as e:
+            failed.append(str(e) if isinstance(e, GpurunError) else oserror_text(e))
+    if failed:
+        raise GpurunError("; ".join(failed))
+    return 0
+
+
+def _uninstall(invocation: Invocation, wish: Wish, asked: str, program: str) -> None:
+    with ledger.alone():
+        changes = uninstalled(wish)
+        names = _names_to_go(wish, changes)
+        entry = ledger.told(wish, program, bool(names))
+        before = ledger.find(entry)
+        again = not changes and bool(asked) and before is not None
+        whole = bool(names) or (again and before is not None and before.needs == restart.RESTART)
+        if invocation.flag("dry-run"):
+            _show(changes)
+            for path in names:
+                write_stdout(f"# and {path} goes\n")
+            _show_restart(wish.client, bool(changes or names or again), whole, asked)
+            if problem := refused(wish, changes):
+                raise GpurunError(problem)
+            return
+        kept = places(wish)
+        if asked and changes:
+            ledger.note(entry)  # until the client has read it
+        _apply(wish, changes)
+        for path in {*kept, *[change.path for change in changes]}:
+            files.forget_kept(path)
+        for path in names:
+            os.unlink(path)
+            _say(f"{path} is gone")
+        if not asked:
+            ledger.forget(entry)
     if not changes:
         _say(f"{wish.client} does not know the runtime {wish.entry.name} ({wish.file()})")
-    _restart(invocation, wish, changes, bool(names))
-    if what == KUBERNETES:
-        _say(f"in the cluster: kubectl delete runtimeclass {wish.entry.name}")
-    return 0
+    if changes or names or again:
+        _restart(wish.client, whole, asked)
+    if asked:
+        with ledger.alone():
+            ledger.forget(entry)
+
+
+def _names_to_go(wish: Wish, changes: tuple[Change, ...]) -> list[str]:
+    """The links of NVIDIA's names that no runtime of a client is left to need: --gpus works with any of them."""
+    if wish.client not in _ASK_FOR_GPUS:
+        return []
+    # install has linked them to itself, whatever the client calls
+    targets = {wish.entry.binary, *([own_path()] if is_one_file() else [])}
+    for client in _ASK_FOR_GPUS:
+        ours = client == wish.client
+        if callers(client, changes if ours else (), targets, wish.path if ours else ""):
+            return []
+    return [path for target in sorted(targets) for path in links_to(NAMES_DIRECTORY, target)]
+
+
+def _asked(invocation: Invocation, clients: set[str]) -> str:
+    """What the client is to be made to do afterwards: ``restart``, ``reload``, or nothing.  Raises :class:`GpurunError`."""
+    if invocation.flag(restart.RESTART) and invocation.flag(restart.RELOAD):
+        raise UsageError("--restart and --reload: one of them")
+    asked = next((name for name in (restart.RESTART, restart.RELOAD) if invocation.flag(name)), "")
+    if not invocation.flag("dry-run"):
+        restart.check(clients, asked)
+    return asked
 
 
 def _wish(invocation: Invocation) -> tuple[str, Wish]:
     """What is asked for, and of which client."""
     what = invocation.args[0]
     if what not in (*CLIENTS, KUBERNETES):
-        raise UsageError(f'{invocation.command}: no client "{what}": {", ".join(CLIENTS)} or {KUBERNETES} is meant')
+        others = f", {KUBERNETES} or {ALL}" if invocation.command == "uninstall" else f" or {KUBERNETES}"
+        raise UsageError(f'{invocation.command}: no client "{what}": {", ".join(CLIENTS)}{others} is meant')
     name = invocation.option("name") or "gpurun"
     binary = invocation.option("path") or own_path()
     if not binary.startswith("/"):
@@ -120,29 +214,39 @@ def _apply(wish: Wish, changes: tuple[Change, ...]) -> None:
 
 
 def _missing_names() -> str:
-    """The directory that NVIDIA's names are to be linked in; empty where a daemon finds such a program already."""
-    return "" if shutil.which(HOOK, path=SERVICE_PATH) else NAMES_DIRECTORY
+    """The directory that NVIDIA's names are to be linked in; empty where a daemon finds somebody else's hook already."""
+    found = shutil.which(HOOK, path=SERVICE_PATH)
+    ours = not found or (is_one_file() and found in links_to(NAMES_DIRECTORY, own_path()))  # some may lack after a kill
+    return NAMES_DIRECTORY if ours else ""
 
 
-def _restart(invocation: Invocation, wish: Wish, changes: tuple[Change, ...], whole: bool) -> None:
-    """Restart the client, or say how, if it has something new to read."""
-    command = restart_command(wish.client, whole)
-    if not command or not (changes or whole):
+def _show_restart(client: str, needed: bool, whole: bool, asked: str) -> None:
+    """What a dry run says of the restart."""
+    command = restart.command(client, whole, asked)
+    if not needed or not command:
         return
-    if not invocation.flag("restart"):
-        ends = " (running containers end, but with live-restore)" if wish.client == "docker" and "restart" in command else ""
-        _say(f"{wish.client} reads it after: {' '.join(command)}{ends}")
-        return
-    if not os.path.isdir("/run/systemd/system"):
-        raise GpurunError(f"--restart needs systemd, which does not run here: restart {wish.client} by hand")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
-    if done.returncode != 0:
-        unit = command[-1]
-        if subprocess.run(["systemctl", "is-active", "--quiet", unit], timeout=60, stdin=subprocess.DEVNULL).returncode:
-            todo = f"it reads its configuration when it starts: systemctl start {unit}"
-            raise GpurunError(f"`{' '.join(command)}` failed, because {unit} does not run; {todo}")
-        raise GpurunError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
-    _say(f"done: {' '.join(command)}")
+    done = "would be run" if asked else "is for you to run"
+    write_stdout(f"# `{' '.join(command)}` {done}\n")
+    for line in (restart.consequences(command), restart.not_reloaded(command, whole)):
+        if line:
+            write_stdout(f"# {line}\n")
+
+
+def _restart(client: str, whole: bool, asked: str) -> bool:
+    """Restart or reload the client, or say how; whether it has read all of its configuration."""
+    command = restart.command(client, whole, asked)
+    if not command:
+        return True
+    ends, later = restart.consequences(command), restart.not_reloaded(command, whole)
+    if not asked:
+        _say(f"{client} reads it after: {' '.join(command)}{f' ({ends})' if ends else ''}")
+        return False
+    if ends:
+        _say(f"{' '.join(command)}: {ends}")
+    _say(restart.run(command))
+    if later:
+        _say(f"{later}: systemctl restart docker")
+    return not later
 
 
 def _say(text: str) -> None:

@@ -54,6 +54,17 @@ def link_names(directory: str, target: str, force: bool) -> list[tuple[str, str]
 
     Raises :class:`GpurunError` when a name is taken and not to be replaced by *force*, OSError; then no link is made.
     """
+    missing = missing_links(directory, target, force)
+    _remove_strays(directory)
+    made = []
+    for path, replaced in missing:
+        _link(path, target)
+        made.append((path, f"{target}{' (replaced)' if replaced else ''}"))
+    return made
+
+
+def missing_links(directory: str, target: str, force: bool) -> list[tuple[str, bool]]:
+    """The links to *target* that *directory* lacks, each with whether it replaces something.  Raises as link_names does."""
     wanted = []
     for name in (*RUNTIMES, *PROGRAMS):
         path = f"{directory}/{name}"
@@ -65,11 +76,7 @@ def link_names(directory: str, target: str, force: bool) -> list[tuple[str, str]
                 f"{path} exists and is not this program: --force replaces it (the package it is of may put its own back)"
             )
         wanted.append((path, there is not None))
-    made = []
-    for path, replaced in wanted:
-        _link(path, target)
-        made.append((path, f"{target}{' (replaced)' if replaced else ''}"))
-    return made
+    return wanted
 
 
 def links_to(directory: str, target: str) -> list[str]:
@@ -105,6 +112,18 @@ def _target(path: str) -> str | None:
         return None
     except OSError:
         return ""
+
+
+def _remove_strays(directory: str) -> None:
+    """Remove the links that somebody who was killed in :func:`_link` has left."""
+    try:
+        there = posix.listdir(directory)
+    except OSError:  # the next step says so
+        return
+    for name in there:
+        base, _, pid = name.partition(".gpurun.")
+        if pid.isdigit() and (base in RUNTIMES or base in PROGRAMS) and _target(f"{directory}/{name}"):
+            posix.unlink(f"{directory}/{name}")
 
 
 def _link(path: str, target: str) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from gpurun import log
 from gpurun.clients import files
-from gpurun.clients.apply import apply_all, forget_kept
+from gpurun.clients.apply import apply_all
 from gpurun.clients.files import Change
 from gpurun.clients.install import installed, uninstalled
 from gpurun.errors import GpurunError, strerror_lower
@@ -75,7 +75,7 @@ def _remove(before: Installed) -> str:
         apply_all(client, changes)
         told += [f"{change.path} is {'gone' if change.text is None else 'as before'}" for change in changes]
     if wish.config:
-        _forget_kept(wish)
+        files.forget_kept(wish.config)
     if note.restart:
         restart(wish.engine, wish.restart, wish.socket)
         write_installed(replace(note, restart=False))
@@ -104,12 +104,6 @@ def _same_place(old: NodeWish, new: NodeWish) -> bool:
     """Whether nothing that *old* has written is left when *new* has been."""
     places = ("engine", "directory", "name", "config", "drop_in", "default", "cdi")
     return all(getattr(old, place) == getattr(new, place) for place in places)
-
-
-def _forget_kept(wish: NodeWish) -> None:
-    """The file before ours that was kept goes once the file is that again."""
-    text = files.read(wish.config)
-    forget_kept((Change(wish.config, text),) if text is not None else ())
 
 
 @contextmanager

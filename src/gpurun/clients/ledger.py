@@ -1,0 +1,162 @@
+"""What `install` has told clients, noted before it is told: for `uninstall all`, for the package's removal, and for an
+install that was killed before the client had read its new configuration.
+
+The note of root is /var/lib/gpurun/clients.json, that of another user in ``$XDG_STATE_HOME/gpurun`` (~/.local/state).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from gpurun import log
+from gpurun.clients import files
+from gpurun.clients.install import Wish
+from gpurun.clients.toml_files import RuntimeEntry
+from gpurun.errors import ConfigError, GpurunError, strerror_lower
+from gpurun.record import Record, replace
+
+_NAME = "gpurun/clients.json"
+_LOCK = ".gpurun.install"
+#: How long one install waits for another: seconds.  It writes some files and asks the client's own program for a check.
+PATIENCE = 120.0
+
+
+class Told(Record):
+    """*client* has been told, in its file *path* (*drop_in*: in that one), of the runtime *name*, the program *binary*.
+
+    *program* is the gpurun that did it.  *unread* is empty once the client has read it; else the boot and the nanosecond of
+    CLOCK_MONOTONIC in which it was written, and *needs* what makes the client read it: ``restart`` or ``reload``.
+    """
+
+    client: str
+    name: str
+    path: str
+    drop_in: str
+    binary: str
+    program: str
+    unread: str = ""
+    needs: str = ""
+
+    def wish(self) -> Wish:
+        """What `uninstall` takes back."""
+        return Wish(self.client, RuntimeEntry(self.name, self.binary), self.path, self.drop_in)
+
+    def same_place(self, other: Told) -> bool:
+        return (self.client, self.name, self.path) == (other.client, other.name, other.path)
+
+
+def told(wish: Wish, program: str, whole: bool) -> Told:
+    """The note of *wish*, written now and read by nobody; *whole*: a reload is not enough for it."""
+    drop_in = os.path.abspath(wish.drop_in) if wish.drop_in else ""
+    path, needs = os.path.abspath(wish.file()), "restart" if whole else "reload"
+    return Told(wish.client, wish.entry.name, path, drop_in, wish.entry.binary, program, now(), needs)
+
+
+def entries() -> tuple[Told, ...]:
+    """All notes.  One that cannot be read is none, with a warning."""
+    path = _path()
+    try:
+        return tuple(
+            [Told(**{name: str(entry[name]) for name in Told._fields}) for entry in json.loads(files.read(path) or "[]")]
+        )
+    except (OSError, ConfigError, ValueError, TypeError, KeyError) as e:
+        log.warning(f"{path}, where `install` notes what it does, cannot be read and begins anew: {e}")
+        return ()
+
+
+def find(entry: Told) -> Told | None:
+    """The note of the same client, file and runtime as *entry*."""
+    return next((other for other in entries() if other.same_place(entry)), None)
+
+
+def note(entry: Told) -> None:
+    """Note *entry*, in place of the one of the same client, file and runtime.  Raises :class:`GpurunError`."""
+    _write([*[other for other in entries() if not other.same_place(entry)], entry])
+
+
+def read_by_client(entry: Told) -> None:
+    """The client has read what *entry* noted.  Raises :class:`GpurunError`."""
+    if find(entry) is not None:
+        note(replace(entry, unread=""))
+
+
+def forget(entry: Told) -> None:
+    """*entry* has been taken back.  Raises :class:`GpurunError`."""
+    known = entries()
+    left = [other for other in known if not other.same_place(entry)]
+    if len(left) != len(known):
+        _write(left)
+
+
+def now() -> str:
+    """This moment, as :attr:`Told.unread` says it."""
+    return f"{_boot()} {time.monotonic_ns()}"
+
+
+def since(unread: str) -> int | None:
+    """The nanosecond of CLOCK_MONOTONIC of *unread*; None when that was before this boot, or is nothing."""
+    boot, _, moment = unread.partition(" ")
+    return int(moment) if moment.isdecimal() and moment.isascii() and len(moment) < 20 and boot == _boot() else None
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One install or uninstall of a user at a time.  Raises :class:`GpurunError` when the other one takes too long."""
+    folder = "/run" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", "")
+    if not folder:  # nowhere that is this user's own
+        yield
+        return
+    path = f"{folder}/{_LOCK}"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as e:
+        raise GpurunError(f"lock {path}: {strerror_lower(e.errno or 0)}") from None
+    try:
+        _lock(fd, path)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, path: str) -> None:
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                text = f"another `gpurun install` or `uninstall` has been at work for {PATIENCE:.0f} s (it holds {path})"
+                raise GpurunError(f"{text}: wait until it is through") from None
+            time.sleep(0.1)
+
+
+def _write(left: list[Told]) -> None:
+    path = _path()
+    files.remove_strays(path)
+    if left:
+        document = [{name: getattr(entry, name) for name in Told._fields} for entry in left]
+        files.write(path, json.dumps(document, indent=1) + "\n")
+        return
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    with suppress(OSError):  # layers of bundles are there, too
+        os.rmdir(os.path.dirname(path))
+
+
+def _path() -> str:
+    if os.geteuid() == 0:
+        return f"/var/lib/{_NAME}"
+    return f"{os.environ.get('XDG_STATE_HOME') or os.path.expanduser('~/.local/state')}/{_NAME}"
+
+
+def _boot() -> str:
+    try:
+        return (files.read("/proc/sys/kernel/random/boot_id") or "").strip()
+    except OSError:
+        return ""
