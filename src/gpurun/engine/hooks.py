@@ -84,7 +84,8 @@ def run_hook(
         posix.close(fd)
     deadline = time.monotonic() + hook.timeout if hook.timeout else None
     with Fd(output_r), Fd(exec_r):
-        return _watch(hook, pid, state.encode("utf-8", "surrogateescape"), (stdin_w, output_r, exec_r), deadline)
+        pipes = (stdin_w, output_r, exec_r)
+        return HookRun(hook, pid, state.encode("utf-8", "surrogateescape"), pipes, deadline).wait()
 
 
 def in_directory(path: str) -> Callable[[], None]:
@@ -125,64 +126,88 @@ def _exec_hook(
         posix._exit(127)
 
 
-def _watch(hook: OciHook, pid: int, state: bytes, pipes: tuple[int, int, int], deadline: float | None) -> str:
-    """Feed and drain the hook until it ends or its time is over."""
-    stdin_w, output_r, exec_r = pipes
-    pidfd = posix.pidfd_open(pid, 0)
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    poll.register(output_r, select.POLLIN)
-    poll.register(stdin_w, select.POLLOUT)
-    posix.set_blocking(stdin_w, False)
-    output = b""
-    ended = timed_out = False
-    stdin_open = output_open = True
-    try:
-        while not ended or output_open:
-            wait = None if deadline is None else max(0.0, deadline - time.monotonic())
-            events = dict(poll.poll(None if wait is None else wait * 1000))
-            if not events:
-                if ended:
+class HookRun:
+    """A hook that runs: its stdin is fed, its output drained, and its end waited for, all by one poll(2).
+
+    *pipes* are the write end of its stdin, the read end of its output, and of what says why it could not be executed.
+    *deadline* is a time of the monotonic clock in seconds, None for none.
+    """
+
+    def __init__(self, hook: OciHook, pid: int, state: bytes, pipes: tuple[int, int, int], deadline: float | None) -> None:
+        self._hook, self._pid, self._state, self._deadline = hook, pid, state, deadline
+        self._stdin, self._output_fd, self._report = pipes
+        self._output = b""
+        self._ended = self._timed_out = False
+        self._pidfd = posix.pidfd_open(pid, 0)
+        posix.set_blocking(self._stdin, False)
+        self._poll = select.poll()
+        self._poll.register(self._pidfd, select.POLLIN)
+        self._poll.register(self._output_fd, select.POLLIN)
+        self._poll.register(self._stdin, select.POLLOUT)
+
+    def wait(self) -> str:
+        """Serve the hook to its end, or to the end of its time; returns "" or what went wrong.  Raises OSError."""
+        try:
+            while not self._ended or self._output_fd >= 0:
+                wait_ms = None if self._deadline is None else max(0.0, self._deadline - time.monotonic()) * 1000
+                events = dict(self._poll.poll(wait_ms))
+                if not events and self._ended:
                     break  # someone the hook left behind holds its output: what came is enough
-                timed_out = True
-                posix.kill(pid, SIGKILL)
-                deadline = None
-                continue
-            if stdin_w in events and stdin_open:
-                try:
-                    state = state[posix.write(stdin_w, state) :]
-                except BrokenPipeError:
-                    state = b""  # a hook need not read its stdin
-                except BlockingIOError:
-                    pass  # the pipe is full, poll says when it is not
-                if not state:
-                    poll.unregister(stdin_w)
-                    posix.close(stdin_w)
-                    stdin_open = False
-            if output_r in events and output_open:
-                chunk = posix.read(output_r, 65536)
-                if not chunk:
-                    poll.unregister(output_r)
-                    output_open = False
-                elif len(output) < _OUTPUT_LIMIT:
-                    output += chunk
-            if pidfd in events and not ended:
-                ended = True
-                poll.unregister(pidfd)
-                deadline = time.monotonic() + _DRAIN_SECONDS
-    finally:
-        posix.close(pidfd)
-        if stdin_open:
-            posix.close(stdin_w)
-    status = posix.waitpid(pid, 0)[1]
-    if timed_out:
-        return f"hook ran past specified timeout of {float(hook.timeout or 0):.1f}s"
-    failed = posix.read(exec_r, 1000)
-    if failed:
-        return f"{hook.path}: {failed.decode()}"
-    if status == 0:
-        return ""
-    code = posix.waitstatus_to_exitcode(status)
-    text = output.decode("utf-8", "replace").strip()
-    how = f"exit status {code}" if code >= 0 else f"signal: {(_signal.strsignal(-code) or str(-code)).lower()}"
-    return f"{how}, stdout: , stderr: {text}"
+                if not events:
+                    self._kill()
+                if self._stdin in events:
+                    self._feed()
+                if self._output_fd in events:
+                    self._drain()
+                if self._pidfd in events:
+                    self._end()
+        finally:
+            posix.close(self._pidfd)
+            if self._stdin >= 0:
+                posix.close(self._stdin)
+        return self._reap()
+
+    def _kill(self) -> None:
+        """Its time is over."""
+        self._timed_out, self._deadline = True, None
+        posix.kill(self._pid, SIGKILL)
+
+    def _feed(self) -> None:
+        try:
+            self._state = self._state[posix.write(self._stdin, self._state) :]
+        except BrokenPipeError:
+            self._state = b""  # a hook need not read its stdin
+        except BlockingIOError:
+            return  # the pipe is full, poll says when it is not
+        if not self._state:
+            self._poll.unregister(self._stdin)
+            posix.close(self._stdin)
+            self._stdin = -1
+
+    def _drain(self) -> None:
+        chunk = posix.read(self._output_fd, 65536)
+        if not chunk:
+            self._poll.unregister(self._output_fd)
+            self._output_fd = -1
+        elif len(self._output) < _OUTPUT_LIMIT:
+            self._output += chunk
+
+    def _end(self) -> None:
+        """It has ended; a daemon that it left behind may hold its output open."""
+        self._ended = True
+        self._poll.unregister(self._pidfd)
+        self._deadline = time.monotonic() + _DRAIN_SECONDS
+
+    def _reap(self) -> str:
+        status = posix.waitpid(self._pid, 0)[1]
+        if self._timed_out:
+            return f"hook ran past specified timeout of {float(self._hook.timeout or 0):.1f}s"
+        failed = posix.read(self._report, 1000)
+        if failed:
+            return f"{self._hook.path}: {failed.decode()}"
+        if status == 0:
+            return ""
+        code = posix.waitstatus_to_exitcode(status)
+        text = self._output.decode("utf-8", "replace").strip()
+        how = f"exit status {code}" if code >= 0 else f"signal: {(_signal.strsignal(-code) or str(-code)).lower()}"
+        return f"{how}, stdout: , stderr: {text}"
