@@ -19,10 +19,10 @@ def edits(tmp_path: Path) -> ContainerEdits:
     return ContainerEdits(mounts=(EditMount(str(tmp_path), "/tmp/nvidia-mps", ("bind",), reason=MPS_REASON),))
 
 
-@pytest.mark.parametrize(("pid", "is_there"), [(None, True), (f"{os.getpid()}\n", True), (str(1 << 22), False), ("", False)])
+@pytest.mark.parametrize(("pid", "is_there"), [(None, True), ("OWN\n", True), (str(1 << 22), False), ("", False)])
 def test_by_its_pid(tmp_path: Path, edits: ContainerEdits, pid: str | None, is_there: bool) -> None:
     if pid is not None:
-        (tmp_path / "nvidia-cuda-mps-control.pid").write_text(pid)
+        (tmp_path / "nvidia-cuda-mps-control.pid").write_text(pid.replace("OWN", str(os.getpid())))
     assert host_daemon(edits) == (edits.mounts[0] if is_there else None)
 
 
