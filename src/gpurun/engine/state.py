@@ -3,7 +3,7 @@
     state       one ``name=value`` a line (see :class:`State`), written by rename
     config.json a copy of the bundle's, as it was at create: later changes to the bundle must not matter
     exec.fifo   there from create until start
-    created     the journal of what gpurun makes in the rootfs for devices, undone by delete (:mod:`gpurun.ns.journal`)
+    created     the journal of what gpurun makes in the rootfs for devices, undone by delete (:mod:`gpurun.ns.journal_store`)
     edits       the variables and groups that the container's devices brought, if any: exec gives them too
     exclusive   the CPUs that cgroups above leave to this one, and these cgroups
     gpus        the minors of the GPUs' device nodes, if it has any

@@ -29,7 +29,7 @@ from gpurun.linux.procfs import parse_cgroups
 from gpurun.ns.devices import take_nodes
 from gpurun.ns.helper_process import join_container, run_in_child
 from gpurun.ns.journal import Journal
-from gpurun.ns.journal_store import open_journal, undo_traces
+from gpurun.ns.journal_store import open_journal, undo_earlier_boots, undo_traces
 from gpurun.ns.outside import is_outside, other_than_the_containers
 from gpurun.oci.reader import as_object, get_array, get_object, get_string, get_string_map, get_strings, parse_json, require
 from gpurun.output import write_stderr, write_stdout
@@ -132,6 +132,7 @@ def _open_journal(state: dict[str, Any], rootfs: str) -> int:
     if not _is_name(container_id) or not rootfs.startswith("/") or posix.geteuid() != 0:
         return -1
     mkdir_p(f"{_JOURNALS}/{container_id}", 0o700)
+    undo_earlier_boots(rootfs)
     undo_traces(_JOURNALS, container_id, force=True)  # of a container of that name whose poststop never came
     return open_journal(_JOURNALS, container_id, rootfs)
 

@@ -62,7 +62,7 @@ if _machine == "x86_64":
         mount=165, umount2=166, pivot_root=155, unshare=272, setns=308, prctl=157, prlimit64=302, seccomp=317, bpf=321,
         keyctl=250, capget=125, capset=126, sethostname=170, setdomainname=171, personality=135,
         ioprio_set=251, sched_setattr=314, set_mempolicy=238, statfs=137, fstatfs=138, getcpu=309, ioctl=16,
-        sched_setaffinity=203, clone=56, syncfs=306,
+        sched_setaffinity=203, clone=56, syncfs=306, statx=332,
     )  # fmt: skip
 elif _machine == "aarch64":
     NR.update(
@@ -70,7 +70,7 @@ elif _machine == "aarch64":
         mount=40, umount2=39, pivot_root=41, unshare=97, setns=268, prctl=167, prlimit64=261, seccomp=277, bpf=280,
         keyctl=219, capget=90, capset=91, sethostname=161, setdomainname=162, personality=92,
         ioprio_set=30, sched_setattr=274, set_mempolicy=237, statfs=43, fstatfs=44, getcpu=168, ioctl=29,
-        sched_setaffinity=122, clone=220, syncfs=267,
+        sched_setaffinity=122, clone=220, syncfs=267, statx=291,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 # Kinds of records.
-ROOTFS = "rootfs"  # the host path of the rootfs: the first record
+ROOTFS = "rootfs"  # the host path of the rootfs: the first record; rest: which directory that is (ns.journal_disk)
 DIRECTORY = "directory"  # an empty directory
 FILE = "file"  # an empty file or a device node: a mount point
 LINK = "link"  # a symbolic link; rest: its text
@@ -152,6 +152,11 @@ def append(fd: int, kind: str, path: str, rest: bytes = b"", stamp: int = 0) -> 
 def append_all(fd: int, traces: Iterable[Trace]) -> None:
     """Append the records *traces* of another journal, all or none."""
     _append(fd, b"".join([_record(trace.kind, trace.path, trace.rest, trace.stamp) for trace in traces]))
+
+
+def pack(kind: str, path: str, rest: bytes = b"") -> bytes:
+    """One record, with the time that is now."""
+    return _record(kind, path, rest, time.monotonic_ns())
 
 
 def _append(fd: int, data: bytes) -> None:

@@ -1,4 +1,7 @@
-"""Where journals are kept, ``<root>/<container>/created``, and how one is undone when its container goes.
+"""Where the journal of a container is, ``<root>/<container>/created``, and how it is undone when the container goes.
+
+That name is a link to a file that outlives the boot (:mod:`gpurun.ns.journal_disk`), or the journal itself where there is no
+place for one.
 
 Containers may share a rootfs.  A mount point that is removed takes the mounts of all of them with it, so what one container
 has made is left to another one that still has the rootfs: its records move to that one's journal (they carry their time,
@@ -8,27 +11,81 @@ and undoing goes from the last to the first of all of them).
 from __future__ import annotations
 
 import posix
+from errno import EEXIST
 
 from gpurun.errors import GpurunError
-from gpurun.linux.files import O_CLOEXEC, Fd, read_fd, read_file
+from gpurun.linux.files import O_CLOEXEC, Fd, read_fd, read_file, write_all
 from gpurun.linux.fs import O_DIRECTORY
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gpurun.ns.journal import Trace
+    from gpurun.ns.journal_disk import Earlier
+    from gpurun.ns.undo import Kept
 
 _LIMIT = 256 << 20
 
 
 def open_journal(root: str, container_id: str, rootfs: str) -> int:
     """Make the journal of a container that is being created and return it, opened for appending."""
-    from gpurun.ns.journal import ROOTFS, append
-
+    path = f"{root}/{container_id}/created"
     with Fd(_lock(root)):  # not while another container looks for whom it leaves its traces to
-        flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_APPEND | O_CLOEXEC
-        fd = posix.open(f"{root}/{container_id}/created", flags, 0o600)
-        append(fd, ROOTFS, rootfs)
+        _forget_lost(path)
+        flags = posix.O_WRONLY | posix.O_APPEND | O_CLOEXEC
+        fd = _open_on_disk(root, container_id, rootfs, path, flags)
+        if fd < 0:
+            fd = posix.open(path, flags | posix.O_CREAT | posix.O_EXCL, 0o600)
+            write_all(fd, _header(rootfs, root, container_id))
     return fd
+
+
+def _open_on_disk(root: str, container_id: str, rootfs: str, path: str, flags: int) -> int:
+    """The journal at a place that outlives the boot, linked from *path*; -1 where there is none."""
+    from gpurun.ns.journal_disk import make_file
+
+    kept = make_file(root, container_id, rootfs)
+    if not kept:
+        return -1
+    fd = -1
+    try:
+        fd = posix.open(kept, flags)
+        write_all(fd, _header(rootfs, root, container_id))
+        posix.symlink(kept, path)
+    except OSError as e:
+        if fd >= 0:
+            posix.close(fd)
+        if e.errno == EEXIST:
+            raise
+        try:
+            posix.unlink(kept)  # a full disk: half a header would be no journal
+        except OSError:
+            pass
+        return -1
+    return fd
+
+
+def _header(rootfs: str, root: str, container_id: str) -> bytes:
+    """The first record: the rootfs, and in its rest which directory that is, and whose journal this is."""
+    from gpurun.ns.journal import ROOTFS, pack
+    from gpurun.ns.journal_disk import identity
+
+    try:
+        with Fd(posix.open(rootfs, posix.O_PATH | O_DIRECTORY | O_CLOEXEC)) as fd:
+            rest = f"{identity(fd)}\0{posix.readlink(f'/proc/self/fd/{fd}')}"
+    except OSError:
+        rest = "\0"
+    return pack(ROOTFS, rootfs, rest.encode("utf-8", "surrogateescape"))
+
+
+def _forget_lost(path: str) -> None:
+    """Remove a link to a journal that is there no longer: another has undone it."""
+    try:
+        if posix.readlink(path) and not posix.access(path, posix.F_OK):
+            posix.unlink(path)
+    except OSError:
+        pass  # no link
 
 
 def undo_traces(root: str, container_id: str, force: bool = False) -> tuple[str, ...]:
@@ -42,7 +99,7 @@ def undo_traces(root: str, container_id: str, force: bool = False) -> tuple[str,
     try:
         posix.stat(path)
     except FileNotFoundError:
-        return ()
+        return ()  # none was needed, or what a stopped machine has left was undone by the next create
     from gpurun.ns.journal import ROOTFS, parse
 
     with Fd(_lock(root)):
@@ -50,13 +107,119 @@ def undo_traces(root: str, container_id: str, force: bool = False) -> tuple[str,
             traces = parse(read_file(path, _LIMIT))
         except FileNotFoundError:
             return ()  # another delete was faster
-        rootfs = next((trace.path for trace in traces if trace.kind == ROOTFS), "")
+        rootfs, rest = next(((t.path, t.rest) for t in traces if t.kind == ROOTFS), ("", b""))
         traces = tuple([trace for trace in traces if trace.kind != ROOTFS])
         warnings: tuple[str, ...] = ()
-        if traces and not _leave_to_another(root, container_id, rootfs, traces):
+        if traces and _still_it(path, rootfs, rest) and not _leave_to_another(root, container_id, rootfs, traces):
             warnings = _undo_in(rootfs, traces, force)
-        posix.unlink(path)
+        _remove(path)
         return warnings
+
+
+def _still_it(path: str, rootfs: str, rest: bytes) -> bool:
+    """Whether *rootfs* is the directory that a journal of an earlier boot tells of; one of this boot need not be asked."""
+    from gpurun.ns.journal_disk import is_of_this_boot
+
+    try:
+        kept = posix.readlink(path)
+    except OSError:
+        return True  # it lies in the state directory
+    if is_of_this_boot(kept):
+        return True
+    try:
+        with Fd(posix.open(rootfs, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)) as fd:
+            return _is_it(fd, rest)
+    except OSError:
+        return False
+
+
+def _is_it(rootfs_fd: int, rest: bytes) -> bool:
+    from gpurun.ns.journal_disk import identity
+
+    found = f"{identity(rootfs_fd)}\0{posix.readlink(f'/proc/self/fd/{rootfs_fd}')}"
+    return found.encode("utf-8", "surrogateescape") == rest
+
+
+def _remove(path: str) -> None:
+    """Remove the journal *path*: what it links to first, so that what is left by a kill is a link to nothing."""
+    try:
+        posix.unlink(posix.readlink(path))
+    except OSError:
+        pass  # it is the journal itself, or another has removed it
+    posix.unlink(path)
+
+
+def undo_earlier_boots(rootfs: str, container: tuple[str, str] = ("", "")) -> tuple[str, ...]:
+    """Take back what a machine that stopped has left in *rootfs*, or what its container (state root, id) has left anywhere;
+    returns warnings of what stays, which is tried again the next time.
+
+    A journal of another directory that had the path of *rootfs* is forgotten.  While a container of this boot has the
+    rootfs nothing is done: its mounts would go.
+    """
+    from gpurun.ns import journal_disk
+
+    key = journal_disk.rootfs_key(rootfs) if rootfs else ""
+    owner = journal_disk.container_key(*container) if not rootfs else ""
+    if not (key or owner) or not journal_disk.find_earlier(key, owner):
+        return ()
+    warnings: list[str] = []
+    with Fd(journal_disk.lock()) as held:
+        if held < 0:
+            return ()
+        if rootfs:
+            by_boot: dict[str, list[Earlier]] = {}
+            for journal in journal_disk.find_earlier(key):  # the newest first
+                by_boot.setdefault(journal.folder, []).append(journal)
+            if not journal_disk.is_in_use(key):
+                for journals in by_boot.values():
+                    warnings += _undo_boot(rootfs, journals, True)
+        else:
+            for journal in journal_disk.find_earlier("", owner):
+                warnings += _undo_boot("", [journal], False)
+        journal_disk.make_room()
+    return tuple(warnings)
+
+
+def _undo_boot(rootfs: str, journals: list[Earlier], forget_others: bool) -> list[str]:
+    """Undo *journals* of one boot, together; *rootfs* "": that of the journal.  Returns warnings.
+
+    One of another directory is forgotten, with *forget_others*, else left.
+    """
+    from gpurun.ns.journal import ROOTFS, Trace, parse
+    from gpurun.ns.journal_disk import forget, is_in_use
+    from gpurun.ns.undo import undo
+
+    traces: list[Trace] = []
+    done: list[Earlier] = []
+    for journal in journals:
+        found = parse(journal.data)
+        first = next((trace for trace in found if trace.kind == ROOTFS), Trace(ROOTFS, 0, ""))
+        where = rootfs or first.path
+        try:
+            with Fd(posix.open(where, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)) as fd:
+                same = _is_it(fd, first.rest)
+        except OSError:
+            same = False
+        if same and (rootfs or not is_in_use(journal.name.partition(".")[0])):
+            traces += [trace for trace in found if trace.kind != ROOTFS]
+            done.append(journal)
+            rootfs = where
+        elif not same and forget_others:
+            forget(journal)
+    if not done:
+        return []
+    kept: tuple[Kept, ...] = ()
+    with Fd(posix.open(rootfs, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)) as fd:
+        kept = undo(fd, tuple(sorted(traces, key=_stamp)))
+    if kept:
+        return [f"the rootfs {rootfs} keeps {one}, made before the machine was started again: {one.reason}" for one in kept]
+    for journal in done:
+        forget(journal)
+    return []
+
+
+def _stamp(trace: Trace) -> int:
+    return trace.stamp
 
 
 def is_taken(root: str, journal: int) -> bool:
@@ -76,29 +239,29 @@ def undo_after(root: str, container_id: str, size: int, journal: int) -> None:
     with Fd(_lock(root)):
         posix.lseek(journal, 0, 0)
         data = read_fd(journal, _LIMIT)
-        traces = parse(data[size:])
+        traces = tuple([trace for trace in parse(data[size:]) if trace.kind != ROOTFS])
         rootfs = next((trace.path for trace in parse(data) if trace.kind == ROOTFS), "")
-        if not traces or any(_same_directory(theirs, rootfs) for theirs in _other_rootfs(root, container_id)):
+        if not traces or any(_others(root, container_id, rootfs)):
             return
         _undo_in(rootfs, traces, True)
         if posix.fstat(journal).st_nlink:
             posix.ftruncate(journal, size)
 
 
-def _other_rootfs(root: str, container_id: str) -> list[str]:
-    """The rootfs of each other container with a journal."""
+def _others(root: str, container_id: str, rootfs: str) -> Iterator[str]:
+    """The journal of each other container that has *rootfs*."""
     from gpurun.ns.journal import ROOTFS, parse
 
-    found = []
     for name in posix.listdir(root):
         if name.startswith(".") or name == container_id:
             continue
         try:
             data = read_file(f"{root}/{name}/created", _LIMIT)
         except (FileNotFoundError, NotADirectoryError):
-            continue
-        found.append(next((trace.path for trace in parse(data) if trace.kind == ROOTFS), ""))
-    return found
+            continue  # no devices, or no container
+        theirs = next((trace.path for trace in parse(data) if trace.kind == ROOTFS), "")
+        if _same_directory(theirs, rootfs):
+            yield f"{root}/{name}/created"
 
 
 def _undo_in(rootfs: str, traces: tuple[Trace, ...], force: bool) -> tuple[str, ...]:
@@ -118,19 +281,10 @@ def _undo_in(rootfs: str, traces: tuple[Trace, ...], force: bool) -> tuple[str, 
 
 
 def _leave_to_another(root: str, container_id: str, rootfs: str, traces: tuple[Trace, ...]) -> bool:
-    from gpurun.ns.journal import ROOTFS, append_all, parse
+    from gpurun.ns.journal import append_all
 
-    for name in posix.listdir(root):
-        if name.startswith(".") or name == container_id:
-            continue
-        try:
-            data = read_file(f"{root}/{name}/created", _LIMIT)
-        except (FileNotFoundError, NotADirectoryError):
-            continue  # no devices, or no container
-        theirs = next((trace.path for trace in parse(data) if trace.kind == ROOTFS), "")
-        if not _same_directory(theirs, rootfs):
-            continue
-        with Fd(posix.open(f"{root}/{name}/created", posix.O_WRONLY | posix.O_APPEND | O_CLOEXEC)) as fd:
+    for theirs in _others(root, container_id, rootfs):
+        with Fd(posix.open(theirs, posix.O_WRONLY | posix.O_APPEND | O_CLOEXEC)) as fd:
             append_all(fd, traces)
         return True
     return False

@@ -26,6 +26,7 @@ from gpurun.gpu.host.device_numbers import node_minors
 from gpurun.linux import process as lp
 from gpurun.linux import procfs
 from gpurun.linux.files import O_CLOEXEC, write_atomically
+from gpurun.ns.journal_store import undo_earlier_boots
 from gpurun.ns.spawn import open_joins
 from gpurun.record import Record, replace, to_wire
 
@@ -57,6 +58,8 @@ def create(options: CreateOptions, started: Started) -> Created:
 
         def check(plan: Plan) -> None:
             check_rootfs(plan)
+            for warning in undo_earlier_boots(plan.rootfs):  # before anything of the image is looked at
+                log.warning(warning)
             _check_console(options, plan)
 
         granted: list[GrantedLease] = []

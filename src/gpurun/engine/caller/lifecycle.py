@@ -157,8 +157,11 @@ def delete(root: str, container_id: str, force: bool = False, told: bool = False
         state = store.load(root, container_id)
     except ContainerNotFound:
         store.remove_directory(root, container_id)  # a create that was killed before it could write anything
+        from gpurun.ns.journal_store import undo_earlier_boots
+
+        warnings = undo_earlier_boots("", (root, container_id))  # what it had when the machine stopped
         if force:
-            return ()
+            return warnings
         raise
     except store.DamagedState as e:
         if not force:
