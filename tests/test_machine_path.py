@@ -36,6 +36,7 @@ HUMAN_ROOMS = (*HUMAN, "gpurun.builder.bytecode")
 LATE = {
     ("gpurun.oci.reader", "json.decoder"),  # to say where a broken document is broken
     ("gpurun.__main__", "gpurun.cli.human"),
+    ("gpurun.__main__", "gpurun.commands.containers"),  # a name, where no container has that id
     ("gpurun.__main__", "gpurun.commands.all_containers"),  # to say where the container is that is not there
     ("gpurun.commands.inspect", "gpurun.commands.all_containers"),  # list --all
     ("gpurun.commands.lifecycle", "gpurun.commands.trace"),  # --trace

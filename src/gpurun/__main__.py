@@ -12,6 +12,8 @@ from gpurun.cli.table import COMMANDS
 from gpurun.errors import ContainerNotFound, GpurunError, SignalTooLate, oserror_text
 
 _SIGINT = 2
+#: The commands whose first word is a container that is there; engines name its state directory, and always its id.
+_BY_NAME = frozenset(("checkpoint", "delete", "events", "exec", "kill", "pause", "ps", "resume", "start", "state", "update"))
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,6 +109,8 @@ def _run(words: list[str], site: str | None) -> int:
         return show_help(invocation)
     if log.debugging():  # words after the first may be secrets
         log.debug(f"{invocation.command} {' '.join(invocation.args[:1])} (state in {invocation.globals.root})")
+    if invocation.command in _BY_NAME and (not invocation.globals.root_given or "gpus" in invocation.options):
+        invocation = _named(invocation)
     try:
         return handler(invocation.command)(invocation)
     except ContainerNotFound as e:
@@ -119,6 +123,18 @@ def _run(words: list[str], site: str | None) -> int:
         except (ImportError, OSError):  # a small Python; or a host that does not let us look
             raise e from None
         raise GpurunError(f"{e}{where}") from None
+
+
+def _named(invocation: Invocation) -> Invocation:
+    """*invocation* with the id in the place of a name that a person has typed: looked up where no container has that id."""
+    word, root = invocation.args[0], invocation.globals.root
+    if not word or invocation.flag("regex") or ("/" not in word and posix.access(f"{root}/{word}", posix.F_OK)):
+        return invocation
+    try:
+        from gpurun.commands.containers import with_name
+    except ImportError:  # a small Python
+        return invocation
+    return with_name(invocation)
 
 
 def handler(command: str) -> Callable[[Invocation], int]:
