@@ -262,6 +262,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
             ("processes", "", "switch", "list: also memory, load and processes (asks the driver's NVML)"),
             ("capabilities", "", "text", "attach: what the driver is to do (default: what the container has asked for)"),
             ("force", "", "switch", "detach: end the processes that have the device open"),
+            ("expire", "", "switch", "leases: warn of those whose time is over, and end the containers if the site says so"),
             ("release", "", "switch", "lease: take the lease away, whatever the container does with its GPUs"),
         ),
     ),

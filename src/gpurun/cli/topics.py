@@ -88,7 +88,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "features": ("gpurun features",),
     "gpu": ("gpurun gpu list", "gpurun gpu doctor"),
     "gpu list": ("gpurun gpu list --processes", "gpurun gpu list --json"),
-    "gpu leases": ("gpurun gpu leases", "gpurun gpu leases --json"),
+    "gpu leases": ("gpurun gpu leases", "gpurun gpu leases --json", "gpurun gpu leases --expire"),
     "gpu lease": ("gpurun gpu lease --release web-1",),
     "gpu attach": ("gpurun gpu attach web-1 0", "gpurun gpu attach --capabilities compute,utility,video web-1 free:2"),
     "gpu detach": ("gpurun gpu detach web-1 0", "gpurun gpu detach --force web-1 0 1"),

@@ -44,8 +44,10 @@ def gpu(invocation: Invocation) -> int:
 
         return (gpu_attach.attach if what == "attach" else gpu_attach.detach)(tuple(words), invocation)
     if what in ("leases", "lease"):
-        from gpurun.commands.gpu_leases import list_leases, release
+        from gpurun.commands.gpu_leases import expire_leases, list_leases, release
 
+        if what == "leases" and invocation.flag("expire"):
+            return expire_leases(env)
         return release(tuple(words), env, invocation.flag("release")) if what == "lease" else list_leases(env, form)
     if what == "explain":
         from gpurun.commands.gpu_explain import explain

@@ -1,7 +1,8 @@
 """gpu leases, gpu lease --release: who has leased which GPU, and how an administrator takes a lease away.
 
 The JSON form is for programs and only ever grows: ``leases``, each with ``id``, ``root``, ``name``, ``engine``, ``kind``
-(``lease``, ``share``, ``named`` or ``released``), ``request``, ``since`` (RFC 3339), ``user``, ``pid`` (0: being made),
+(``lease``, ``share``, ``named`` or ``released``), ``request``, ``since`` and ``until`` (RFC 3339; null: with its container),
+``stage`` (the last step for its end: ``warned``, ``over``, ``SIGTERM``, ``SIGKILL``), ``user``, ``pid`` (0: being made),
 ``gpus`` (``uuid``, ``index``, ``minor``, ``busId``), and of a share ``memory`` (bytes) and ``threads`` (percent), null where
 they are not limited; and ``waiting``, the pids of those who wait, in order.
 """
@@ -11,10 +12,12 @@ from __future__ import annotations
 import time
 
 from gpurun.commands.inspect import table
-from gpurun.engine.caller.leases import open_store
+from gpurun.engine.caller.leases import open_store, site_policy
+from gpurun.engine.signals import send_signal
 from gpurun.errors import GpurunError, UsageError, shown
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.leases.queue import tickets
+from gpurun.gpu.leases.terms import clock_time, expire
 from gpurun.gpu.request.share import share_text
 from gpurun.output import write_stderr, write_stdout
 from gpurun.record import replace
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 
     Row = dict[str, Any]
 
+_YEAR_9999 = 253402300799
 _TITLES = ("GPUS", "CONTAINER", "ENGINE", "SINCE", "REQUEST")
 
 
@@ -48,6 +52,12 @@ def list_leases(env: Mapping[str, str], form: str) -> int:
     return 0
 
 
+def expire_leases(env: Mapping[str, str]) -> int:
+    """``gpu leases --expire``: the next step for leases whose time comes or is over; returns the exit code."""
+    expire(open_store(env), site_policy(), send_signal)
+    return 0
+
+
 def row(lease: Lease) -> Row:
     """A lease as the JSON form has it."""
     return {
@@ -58,6 +68,8 @@ def row(lease: Lease) -> Row:
         "kind": lease.kind,
         "request": lease.request or None,
         "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(lease.since // 10**9)),
+        "until": time.strftime("%Y-%m-%dT%H:%M:%SZ", _clock(lease)) if lease.until else None,
+        "stage": lease.stage or None,
         "user": lease.user,
         "pid": lease.pid,
         "gpus": [
@@ -77,7 +89,13 @@ def _cells(lease: Lease) -> tuple[str, ...]:
     asked = {"named": "by name", "released": "released"}.get(lease.kind, lease.request)
     if lease.kind == "share":
         asked = f"share: {share_text(lease.memory, lease.threads)}"
+    if lease.until:
+        asked = f"{asked}, until {time.strftime('%Y-%m-%d %H:%M:%S', _clock(lease))}"
     return gpus, shown(lease.shown, 60), lease.engine or "-", since, shown(asked, 60)
+
+
+def _clock(lease: Lease) -> time.struct_time:
+    return time.gmtime(min(max(clock_time(lease.until) // 10**9, 0), _YEAR_9999))
 
 
 def release(words: tuple[str, ...], env: Mapping[str, str], asked: bool) -> int:

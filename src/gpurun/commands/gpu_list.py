@@ -201,7 +201,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _notes(row: Row) -> list[str]:
-    ill = [f"not well: {one_line(row['problem'])}"] if row["problem"] else []
+    ill = [f"not well: {one_line(row['problem'])}"] if row.get("problem") else []
     notes = [*ill, *[_lease_line(lease) for lease in row["leases"]], *[_mig_line(mig) for mig in row["migDevices"]]]
     return [one_line(note) for note in (*notes, *_usage_lines(row))]
 

@@ -300,6 +300,25 @@ def test_limits(runtime: Runtime, bundle: MakeBundle, start: Start, host: Simula
     assert [lease["name"] for lease in leases(runtime, host)] == ["a/web", "b/web"]
 
 
+def test_a_longest_time(runtime: Runtime, bundle: MakeBundle, start: Start, host: SimulatedDriver, tmp_path: Path) -> None:
+    env = site(tmp_path, 'longest = "8h"\nat-end = "end"\ngrace = "0"')
+    everything = ENVIRONMENT | host.env | env
+    other = start("free", **env)
+    start("free;for<=1s", **env)  # the first process of a pid namespace, which SIGTERM does not end
+    times = {one["id"]: one["until"] for one in leases(runtime, host)}
+    assert all(times.values()) and "free;for<=1s, until 20" in runtime("gpu", "leases", env=everything).out
+    said = []
+
+    def is_over() -> bool:
+        said.append(runtime("gpu", "leases", "--expire", env=everything).err)
+        return [one["id"] for one in leases(runtime, host)] == [other.id]
+
+    wait_until(is_over)
+    text = "".join(said)
+    assert "is over: its container gets SIGTERM, and SIGKILL in 0s" in text and "gets SIGKILL, " in text
+    assert "the site leases GPUs for 8h at the most" in refused(runtime, bundle(), host, "free;for<=9h", **env)
+
+
 def test_waiting_in_order_of_arrival(
     runtime: Runtime, bundle: MakeBundle, start: Start, host: SimulatedDriver, tmp_path: Path
 ) -> None:

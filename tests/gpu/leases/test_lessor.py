@@ -43,7 +43,7 @@ def store(tmp_path: Path) -> Store:
 def ask(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
     """``ask("free:2", "web")``: the names of what the container gets; it is made by this process, and never has an init."""
     monkeypatch.setattr(lessor, "survey", lambda *_, **__: Survey(UNITS))
-    monkeypatch.setattr(seen, "containers_with_nodes", lambda: ())
+    monkeypatch.setattr(seen, "containers_with_nodes", lambda *_: ())
 
     def lease(text: str, name: str = "web", policy: LeasePolicy = ANYTHING, **more: object) -> tuple[str, ...]:
         asker = Asker(name, "/root", Known(name), source="NVIDIA_VISIBLE_DEVICES", **more)  # type: ignore[arg-type]

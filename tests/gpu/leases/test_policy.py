@@ -26,11 +26,17 @@ never = ["0", "GPU-1"]
 ignore = ["dcgm*"]
 wait = "2m"
 per-user = 4
+longest = "8h"
+at-end = "end"
+warn = "5m"
+grace = "30s"
 per-label = ["com.docker.compose.project=2", "example.org/team=8"]
 """
     path = written(tmp_path, text)
     limits = (("com.docker.compose.project", 2), ("example.org/team", 8))
-    assert read_leases(path) == LeasePolicy("refuse", ("0", "GPU-1"), ("dcgm*",), 120.0, 4, limits)
+    assert read_leases(path) == LeasePolicy(
+        "refuse", ("0", "GPU-1"), ("dcgm*",), 120.0, 4, limits, 28800.0, "end", 300.0, 30.0
+    )
     site = read_site(path)
     assert site is not None and site.policies == (("memory.swap", "off"),)
 
@@ -48,6 +54,10 @@ def test_none_of_it(tmp_path: Path) -> None:
         ('wait = "soon"', "must be a time such as 30s"),
         ('wait = "25h"', "must be a time such as 30s"),
         ("wait = true", "must be a time such as 30s"),
+        ('longest = "367d"', "must be a time such as 30s"),
+        ('longest = "9000h"', "must be a time such as 30s"),
+        ('at-end = "kill"', "must be one of tell, end"),
+        ('grace = "25h"', "must be a time such as 30s"),
         ("per-user = -1", "must be a number of GPUs"),
         ('per-label = ["team"]', "is no limit, write LABEL=NUMBER"),
         ("per-gpu = 1", "is unknown; there are shared"),

@@ -8,11 +8,13 @@ from __future__ import annotations
 import posix
 
 from gpurun.engine.caller.site_config import read_leases, site_path
+from gpurun.engine.signals import send_signal
 from gpurun.gpu.leases import lessor
 from gpurun.gpu.leases.lease import Lease
 from gpurun.gpu.leases.liveness import cgroup_inode
 from gpurun.gpu.leases.names import of_container
 from gpurun.gpu.leases.store import Store, directory, other_directories
+from gpurun.gpu.leases.terms import expire
 from gpurun.gpu.request.free import read_wish
 from gpurun.gpu.request.records import DEVICES
 from gpurun.gpu.request.settings import roots_of, site_settings
@@ -92,9 +94,10 @@ def grant(
     Raises :class:`GpurunError`.
     """
     wish = read_wish(request.devices[0], request.source)
-    store = open_store(own_env)
+    store, policy = open_store(own_env), site_policy()
     asker = replace(asker_of(config, container_id, root, request.source), had=had)
-    lease, names = lessor.lease(wish, roots_of(own_env, settings), site_policy(), store, asker)
+    expire(store, policy, send_signal)
+    lease, names = lessor.lease(wish, roots_of(own_env, settings), policy, store, asker)
     return replace(request, devices=names), GrantedLease(lease, store.path)
 
 

@@ -167,8 +167,14 @@ def _is_sound(lease: Lease) -> bool:
         lease.memory,
         lease.threads,
     ]
-    numbers += [lease.cgroup_inode, *[n for unit in lease.units for n in (unit.index, unit.minor)]]
+    numbers += [
+        lease.until,
+        lease.stage_at,
+        lease.cgroup_inode,
+        *[n for unit in lease.units for n in (unit.index, unit.minor)],
+    ]
     texts = [lease.id, lease.root, lease.boot, lease.kind, lease.request, lease.name, lease.engine, lease.cgroup, lease.part]
+    texts += [lease.stage]
     texts += [text for unit in lease.units for text in (unit.key, unit.name)]
     return (
         len(lease.units) <= _MAX_UNITS

@@ -49,6 +49,9 @@ class Lease(Record):
     part: str = ""  # of GPUs that came to a container that ran: such leases are beside the one that it was made with
     memory: int = 0
     threads: int = 0
+    until: int = 0  # when its time is over (gpurun.gpu.leases.terms); 0: with the container
+    stage: str = ""  # the last step that was taken for that
+    stage_at: int = 0
 
     @property
     def file(self) -> str:

@@ -18,6 +18,7 @@ from gpurun.gpu.leases.names import Known
 from gpurun.gpu.leases.policy import LeasePolicy
 from gpurun.gpu.leases.store import Store, new_lease
 from gpurun.gpu.leases.survey import Survey, described, holders, survey
+from gpurun.gpu.leases.terms import until
 from gpurun.gpu.leases.turns import Want, left
 from gpurun.gpu.leases.wording import reasons, shown_lines
 from gpurun.gpu.request.records import place
@@ -76,6 +77,7 @@ def look(wish: FreeRequest, roots: Roots, policy: LeasePolicy, store: Store, ask
 
     Raises :class:`GpuError` where it would be refused, or would have to wait.
     """
+    until(wish, policy, asker.source)
     found = survey(roots)
     leases = store.leases()
     _check_limits(wish, leases, policy, asker)
@@ -100,6 +102,7 @@ def lease(wish: FreeRequest, roots: Roots, policy: LeasePolicy, store: Store, as
 
     Raises :class:`GpuError`: too few that fit, a limit of the site, or taken, and for how long was waited.
     """
+    until(wish, policy, asker.source)  # what the site does not allow is refused at once
     found = survey(roots)
     if found.problem:
         log.warning(f"free GPUs are chosen without knowing which processes of the host compute: {found.problem}")
@@ -171,7 +174,8 @@ def _attempt(
             watched = [(one.pid, one.start_time) if one.pid else (one.maker, one.maker_start) for one in leases]
             watched += [(one.pid, one.start_time) for one in before]
             return _Attempt(None, verdicts, before if len(mine) < len(free) else (), possible, tuple(watched))
-        made = new_lease(asker.id, asker.root, leased(chosen), **about(asker, wish.text))
+        end = until(wish, policy, asker.source)
+        made = new_lease(asker.id, asker.root, leased(chosen), until=end, **about(asker, wish.text))
         store.save(made)
         keys = {unit.key for unit in chosen}
         others = [one for one in store.foreign_leases() if one.kind != "released"]

@@ -108,6 +108,17 @@ def _populated(cgroup: str, inode: int) -> bool:
         raise StepError("see whether there are processes in the cgroup", cgroup, e.errno) from None
 
 
+def is_cgroup(cgroup: str, inode: int) -> bool:
+    """Whether *cgroup* is still the cgroup v2 with this *inode*."""
+    if not cgroup or "\0" in cgroup:
+        return False
+    try:
+        with Fd(posix.open(cgroup, O_PATH | O_NOFOLLOW | O_CLOEXEC)) as found:
+            return posix.fstat(found).st_ino == inode and fstatfs_type(found) == CGROUP2_SUPER_MAGIC
+    except OSError:
+        return False
+
+
 def cgroup_inode(cgroup: str) -> int:
     """What tells the cgroup from a later one of its name; 0 where there is none."""
     try:

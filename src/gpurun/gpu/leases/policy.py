@@ -6,6 +6,10 @@ never = ["0", "GPU-5d4f..."]       # GPUs that are not leased: index, UUID or PC
 ignore = ["dcgm-exporter*"]        # containers that have GPUs and do not count, by the engine's name or by id
 wait = "30s"                       # how long a container waits for GPUs, in order of arrival (default: not at all)
 per-user = 4                       # GPUs that the containers of one user of the host may have leased at a time
+longest = "8h"                     # the longest time of a lease (default: as long as its container lives)
+at-end = "end"                     # what comes then: tell (default: only a warning in the log) or end (SIGTERM, SIGKILL)
+warn = "10m"                       # how long before that a warning is logged
+grace = "1m"                       # how long after SIGTERM a container gets SIGKILL
 per-label = ["com.docker.compose.project=4"]   # the same, of containers whose label has the same value
 
 and the table ``[shares]``, of shares of a GPU:
@@ -26,6 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+AT_END = ("tell", "end")
 SHARED = ("share", "warn", "refuse")
 TABLE = "leases."
 ALLOW = ("all", "annotations", "none")
@@ -33,11 +38,14 @@ SHARES_TABLE = "shares."
 _MIB = 1 << 20
 #: The longest wait: engines give up after a few minutes.
 MAX_WAIT_S = 24 * 3600.0
+#: The longest time that a lease can be limited to: a year.
+MAX_LEASE_S = 366 * 24 * 3600.0
+_KNOWN = "shared, never, ignore, wait, longest, at-end, warn, grace, per-user and per-label"
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
 
 class LeasePolicy(Record):
-    """The table, with its defaults; *wait* in seconds, limits 0 for none."""
+    """The table, with its defaults; times in seconds, limits 0 for none."""
 
     shared: str = "share"
     never: tuple[str, ...] = ()
@@ -45,6 +53,10 @@ class LeasePolicy(Record):
     wait: float = 0.0
     per_user: int = 0
     per_label: tuple[tuple[str, int], ...] = ()
+    longest: float = 0.0
+    at_end: str = "tell"
+    warn: float = 600.0
+    grace: float = 60.0
 
 
 def read_policy(values: dict[str, Any], path: str) -> LeasePolicy:
@@ -61,14 +73,20 @@ def read_policy(values: dict[str, Any], path: str) -> LeasePolicy:
             found["shared"] = value
         elif name in ("never", "ignore"):
             found[name] = _texts(value, where)
-        elif name == "wait":
-            found["wait"] = _seconds(value, where)
+        elif name == "at-end":
+            if value not in AT_END:
+                raise ConfigError(where, f"must be one of {', '.join(AT_END)}")
+            found["at_end"] = value
+        elif name in ("wait", "warn", "grace"):
+            found[name] = _seconds(value, where)
+        elif name == "longest":
+            found[name] = _seconds(value, where, MAX_LEASE_S)
         elif name == "per-user":
             found["per_user"] = _number(value, where)
         elif name == "per-label":
             found["per_label"] = tuple([_limit(text, where) for text in _texts(value, where)])
         else:
-            raise ConfigError(where, "is unknown; there are shared, never, ignore, wait, per-user and per-label")
+            raise ConfigError(where, f"is unknown; there are {_KNOWN}")
     return LeasePolicy(**found)
 
 
@@ -120,13 +138,13 @@ def _limit(text: str, where: str) -> tuple[str, int]:
     return label, number
 
 
-def _seconds(value: Any, where: str) -> float:
+def _seconds(value: Any, where: str, most: float = MAX_WAIT_S) -> float:
     """A duration: ``30s``, ``5m``, ``500ms``, or a number of seconds."""
     text = str(value) if type(value) is int else value
     if type(text) is str:
         digits = text.rstrip("mhs")
         unit = text[len(digits) :]
         number = decimal(digits)
-        if number is not None and unit in _UNITS and number * _UNITS[unit] <= MAX_WAIT_S:
+        if number is not None and unit in _UNITS and number * _UNITS[unit] <= most:
             return number * _UNITS[unit]
     raise ConfigError(where, "must be a time such as 30s, 5m or 0")

@@ -5,6 +5,7 @@ The grammar: ``free``, a colon and how many (1 unless said), then conditions, ea
     memory>=20GiB   its whole memory; also > < <= = and the units KiB to TiB, kB to TB, or bytes without one
     product=A100*   its model, a pattern as of a shell, upper and lower case alike, "NVIDIA " before it or not; also !=
     nvlink          those chosen are connected with each other by NVLink
+    for<=4h         for that long at the most (s, m, h, d); what comes then is the site's choice
     profile=1g.10gb MIG devices of that profile instead of whole GPUs
 """
 
@@ -25,7 +26,9 @@ _UNITS = {
     "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40,
 }  # fmt: skip
 _COMPARISONS = (">=", "<=", ">", "<", "=")
-_KNOWN = "memory>=20GiB, product=A100*, nvlink and profile=1g.10gb"
+_KNOWN = "memory>=20GiB, product=A100*, nvlink, profile=1g.10gb and for<=4h"
+_TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_MAX_DAYS = 366
 
 
 class FreeRequest(Record):
@@ -40,6 +43,7 @@ class FreeRequest(Record):
     products: tuple[tuple[str, bool], ...] = ()
     nvlink: bool = False
     profile: str = ""
+    longest: int = 0  # seconds; 0: as long as its container
 
     def product_fits(self, model: str) -> bool:
         """Whether a GPU of that *model* is one that is meant."""
@@ -64,7 +68,7 @@ def read_wish(text: str, source: str) -> FreeRequest:
         raise ConfigError(place(source), what)
     memory: list[tuple[str, int]] = []
     products: list[tuple[str, bool]] = []
-    nvlink, profile = False, ""
+    nvlink, profile, longest = False, "", 0
     for condition in conditions:
         if condition.startswith("memory"):
             memory.append(_memory(condition, text, source))
@@ -76,11 +80,13 @@ def read_wish(text: str, source: str) -> FreeRequest:
             profile = condition.partition("=")[2].strip().lower()
             if not profile:
                 raise _bad(text, source, condition, "names no profile, write profile=1g.10gb")
+        elif condition.startswith("for") and condition[3:].strip().startswith("<="):
+            longest = _duration(condition, text, source)
         elif condition:
             raise _bad(text, source, condition, f"is no condition; known are {_KNOWN}")
     if nvlink and profile:
         raise _bad(text, source, "nvlink", "cannot be asked of MIG devices, which have none")
-    return FreeRequest(text, wanted, tuple(memory), tuple(products), nvlink, profile)
+    return FreeRequest(text, wanted, tuple(memory), tuple(products), nvlink, profile, longest)
 
 
 def _bad(text: str, source: str, condition: str, what: str) -> ConfigError:
@@ -95,6 +101,15 @@ def _memory(condition: str, text: str, source: str) -> tuple[str, int]:
             if size >= 0:
                 return comparison, size
     raise _bad(text, source, condition, "compares with no size, write memory>=20GiB")
+
+
+def _duration(condition: str, text: str, source: str) -> int:
+    word = condition.partition("<=")[2].strip()
+    number = decimal(word[:-1].strip(), _MAX_DAYS * 86400)
+    seconds = (number or 0) * _TIMES.get(word[-1:], 0)
+    if not 0 < seconds <= _MAX_DAYS * 86400:
+        raise _bad(text, source, condition, f"is no time from 1s to {_MAX_DAYS}d, write for<=4h")
+    return seconds
 
 
 def read_size(text: str) -> int:
