@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -208,3 +209,49 @@ def test_without_the_programs(tmp_path: Path) -> None:
     with pytest.raises(GpurunError, match=r"there is no skopeo and no umoci here \(`apt-get install skopeo umoci`\)"):
         make_bundle(request, {"PATH": str(tmp_path / "bin")})
     assert not (tmp_path / "out").exists()
+
+
+def stand_in(directory: Path, script: str) -> dict[str, str]:
+    """An environment with a ``skopeo`` and a ``umoci`` that run *script*."""
+    directory.mkdir()
+    for name in ("skopeo", "umoci"):
+        (directory / name).write_text(f"#!/bin/sh\n{script}\n")
+        (directory / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{directory}:{os.environ['PATH']}"}
+
+
+def test_the_programs_have_limits(tmp_path: Path) -> None:
+    source = layout(tmp_path / "image", BASE)
+    env = stand_in(tmp_path / "bin", "echo memory $(ulimit -v) file $(ulimit -f) threads $GOMAXPROCS; exit 1")
+    with pytest.raises(GpurunError) as e:
+        make_bundle(BundleRequest(str(source), str(tmp_path / "out"), limits=Limits(1 << 30)), env)
+    assert re.fullmatch(rf"{source}: skopeo: memory {4 << 20} file {1 << 21} threads [1-8]", str(e.value))
+
+
+def test_ended_while_a_program_works(tmp_path: Path) -> None:
+    source = layout(tmp_path / "image", BASE)
+    os.mkfifo(tmp_path / "began")
+    env = stand_in(tmp_path / "bin", f"echo $$ >{tmp_path}/began; exec sleep 1000")
+    env["PYTHONPATH"] = os.pathsep.join(sys.path)
+    words = [sys.executable, "-m", "gpurun", "bundle", str(source), "--output", str(tmp_path / "out")]
+    with subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL) as gpurun:
+        pid = int((tmp_path / "began").read_text())
+        gpurun.terminate()
+        assert gpurun.wait(60) == 143
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_an_archive_of_which_tar_says_much(tmp_path: Path) -> None:
+    """More than a pipe holds, of keywords that tar does not know; and of errors, which are no warnings."""
+    with tarfile.open(tmp_path / "root.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        for number in range(2000):
+            member = tarfile.TarInfo(f"srv/{number}")
+            member.pax_headers = {f"UNKNOWN.{number}.{'k' * 200}": "v"}
+            archive.addfile(member)
+    make_bundle(BundleRequest(str(tmp_path / "root.tar"), str(tmp_path / "out")), os.environ)
+    assert len(os.listdir(tmp_path / "out/rootfs/srv")) == 2000
+    damaged = b"".join(b"\xff" * 512 + layer((f"srv/{number}", "file", "x"))[:1024] for number in range(8_000))
+    (tmp_path / "damaged.tar").write_bytes(damaged)
+    assert refused(tmp_path / "damaged.tar", tmp_path / "other")

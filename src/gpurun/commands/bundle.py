@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from gpurun import log
 from gpurun.errors import GpurunError, UsageError
@@ -25,9 +26,15 @@ def bundle(invocation: Invocation) -> int:
         source, output, tuple(command), invocation.option("tag"), invocation.option("architecture"),
         Limits(_bytes(size)) if size else Limits(), site_labels(os.environ),
     )  # fmt: skip
+    signal.signal(signal.SIGTERM, _ended)
     for warning in make_bundle(asked, os.environ):
         log.warning(warning)
     return 0
+
+
+def _ended(number: int, _: object) -> None:
+    """What was made is taken back, and the program that made it is ended."""
+    raise SystemExit(128 + number)
 
 
 def _bytes(text: str) -> int:

@@ -7,9 +7,9 @@ Reference: containers-transports(5); image-spec image-layout.md.
 from __future__ import annotations
 
 import os
-import resource
 import stat
 import subprocess
+import tempfile
 
 from gpurun.errors import GpurunError, shown
 from gpurun.record import Record
@@ -21,6 +21,8 @@ _MAX_FILES = 100_000
 _LINE = 4096  # characters of tar's output that are looked at: the rest of a line is a name
 #: Address space for tar(1), in bytes: it keeps a member's extended header in memory, of whatever size that is.
 _TAR_MEMORY = 1 << 30
+_TAR_SAYS = 1 << 20  # bytes of errors, which go to a file: while one of two pipes is read the other one can fill up
+_LIST = ("tar", "--list", "--verbose", "--warning=none", "--numeric-owner", "--quoting-style=escape", "--file")
 
 
 class Source(Record):
@@ -110,6 +112,15 @@ def _check_regular(path: str) -> None:
         raise GpurunError(f"{shown(path)} is no regular file")
 
 
+def limited(memory: int, file_size: int = 0) -> list[str]:
+    """The words before a command that gives it limits of address space and, unless 0, of the size of a file, in bytes.
+
+    sh(1) sets them before the program runs; what threads of ours do meanwhile does not matter.
+    """
+    limits = [f"ulimit -v {memory >> 10}", *([f"ulimit -f {-(-file_size // 512)}"] if file_size else [])]
+    return ["/bin/sh", "-c", f'{" && ".join(limits)} && exec "$0" "$@"']
+
+
 def _members(path: str) -> tuple[set[str], set[str]]:
     """(which of the files of layouts and of `docker save` are there, the kinds of all members as ls(1) writes them).
 
@@ -120,22 +131,32 @@ def _members(path: str) -> tuple[set[str], set[str]]:
     names: set[str] = set()
     kinds: set[str] = set()
     env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
-    words = ["tar", "--list", "--verbose", "--numeric-owner", "--quoting-style=escape", "--file", path]
-    try:
-        tar = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
-    except OSError as e:
-        raise GpurunError(f"tar cannot be run: {(e.strerror or '').lower()}") from None
-    with tar:
-        assert tar.stdout is not None and tar.stderr is not None
-        resource.prlimit(tar.pid, resource.RLIMIT_AS, (_TAR_MEMORY, _TAR_MEMORY))
-        at_start = True
-        while line := tar.stdout.readline(_LINE):
-            if at_start:
-                kinds.add(chr(line[0]))
-                name = line.rstrip(b"\n").rpartition(b" ")[2].decode("utf-8", "replace").removeprefix("./")
-                names |= {name} & wanted
-            at_start = line.endswith(b"\n")
-        said = tar.stderr.read(_LINE).decode("utf-8", "replace")
+    words = [
+        *limited(_TAR_MEMORY),
+        "tar",
+        "--list",
+        "--verbose",
+        "--numeric-owner",
+        "--quoting-style=escape",
+        "--file",
+        path,
+    ]
+    with tempfile.TemporaryFile() as errors:
+        try:
+            tar = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=env)
+        except OSError as e:
+            raise GpurunError(f"tar cannot be run: {(e.strerror or '').lower()}") from None
+        with tar:
+            assert tar.stdout is not None
+            at_start = True
+            while line := tar.stdout.readline(_LINE):
+                if at_start:
+                    kinds.add(chr(line[0]))
+                    name = line.rstrip(b"\n").rpartition(b" ")[2].decode("utf-8", "replace").removeprefix("./")
+                    names |= {name} & wanted
+                at_start = line.endswith(b"\n")
+        errors.seek(0)
+        said = errors.read(_LINE).decode("utf-8", "replace")
     if tar.returncode:
         why = shown((said.strip().splitlines() or [f"status {tar.returncode}"])[0])
         raise GpurunError(f"{shown(path)}: is no directory, and no archive that tar can read: {why}")

@@ -7,12 +7,11 @@ of what the file system may lose meanwhile.
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import subprocess
 
 from gpurun.errors import ConfigError, GpurunError, shown
-from gpurun.images.source import Source
+from gpurun.images.source import Source, limited
 from gpurun.linux.files import read_file
 from gpurun.oci.reader import as_object, get_array, get_object, get_string, parse_json
 from gpurun.record import Record
@@ -26,6 +25,8 @@ MAX_SIZE = 64 << 30
 _MAX_FILES = 4_000_000
 _MAX_DOCUMENT = 4 << 20  # bytes
 _MEMORY = 4 << 30  # bytes of address space, of which a program in Go uses a part
+#: Threads take address space as well, and a machine may have hundreds of processors.
+_THREADS = 8
 _LOOK_S = 0.2
 _SAID = 1 << 16  # bytes
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -105,15 +106,15 @@ def _run(words: Sequence[str], directory: str, limits: Limits, environ: Mapping[
     before = os.statvfs(directory)
     said = f"{directory}/said"
     with open(said, "wb") as output:
+        env = {"GOMAXPROCS": str(min(os.cpu_count() or 1, _THREADS)), "MALLOC_ARENA_MAX": "2", **environ}
         try:
             child = subprocess.Popen(
-                words, cwd=directory, env=dict(environ), stdin=subprocess.DEVNULL, stdout=output, stderr=output
-            )
+                [*limited(_MEMORY, limits.size), *words],
+                cwd=directory, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            )  # fmt: skip
         except OSError as e:
             raise GpurunError(f"{name} cannot be run: {(e.strerror or '').lower()}") from None
         try:
-            resource.prlimit(child.pid, resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-            resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (limits.size, limits.size))
             while True:
                 ended = _wait(child)
                 after = os.statvfs(directory)
