@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpurun.gpu.host.driver import Driver
     from gpurun.gpu.host.gpus import Gpu
     from gpurun.gpu.host.identity import Resolver
-    from gpurun.gpu.host.libraries import Library
+    from gpurun.gpu.host.libraries import HostFile, Library
     from gpurun.gpu.host.nodes import HostNode
     from gpurun.gpu.request.records import GpuRequest
     from gpurun.gpu.request.require import Properties
@@ -51,31 +51,27 @@ def edits(request: GpuRequest, driver: Driver, resolver: Resolver | None = None)
     if request.requirements:
         _check_requirements(request, driver, gpus, resolver)
     needed = library_capabilities(request.capabilities)
-    libraries = [lib for lib in driver.libraries if _wanted(lib, needed, request.capabilities)]
-    files = [f for f in driver.files if f.capability in needed or (f.kind == "firmware" and gpus)]
     graphics = "graphics" in needed
-    display = "display" in request.capabilities
-    nodes = [_control_node(n) for n in driver.nodes if _control_wanted(n, "compute" in needed, display)]
+    libraries = _library_edits([lib for lib in driver.libraries if _wanted(lib, needed, request.capabilities)], needed)
+    drm = _drm_edits(selected) if graphics else ContainerEdits()
+    files = _file_edits([f for f in driver.files if f.capability in needed or (f.kind == "firmware" and gpus)])
+    nodes = [
+        _control_node(n) for n in driver.nodes if _control_wanted(n, "compute" in needed, "display" in request.capabilities)
+    ]
     nodes += [_gpu_node(s, request.source) for s in selected]
     nodes += _mig_nodes(selected)
-    drm = [(s.gpu, n) for s in selected if _draws(s) for n in s.gpu.drm] if graphics else []
-    nodes += [_device_node(n, f"DRM node of GPU {g.index}, capability graphics or display") for g, n in drm]
-    links = [link for lib in libraries for link in library_links(lib)]
-    links += [_drm_link(g, n) for g, n in drm]
-    links += [file_link(f) for f in files if f.link]
     trees = [proc_tree(driver.proc_files, driver.proc_path, selected)]
     if graphics:
         trees.append(application_profile(tuple([gpu.minor for gpu in gpus])))
-    entries = tuple([entry for lib in libraries for entry in cache_entries(lib)])
     made = ContainerEdits(
-        device_nodes=tuple(nodes),
-        mounts=tuple([library_mount(lib, needed) for lib in libraries] + [file_mount(f) for f in files]),
-        links=tuple({link.path: link for link in links}.values()),
-        ldcache=entries,
-        image_files=conf_files(entries),
+        device_nodes=(*nodes, *drm.device_nodes),
+        mounts=(*libraries.mounts, *files.mounts),
+        links=tuple({link.path: link for link in (*libraries.links, *drm.links, *files.links)}.values()),
+        ldcache=libraries.ldcache,
+        image_files=conf_files(libraries.ldcache),
         forward_compat=_forward_compat(request, driver, needed, gpus),
         proc_trees=tuple(trees),
-        additional_gids=tuple(sorted({n.gid for _, n in drm if n.gid and n.mode & 0o006 != 0o006})),
+        additional_gids=drm.additional_gids,
         numa_nodes=tuple([gpu.numa_node for gpu in gpus]),
         warnings=request.warnings + tuple(_warnings(driver, selected, request.extras)),
     )
@@ -84,6 +80,30 @@ def edits(request: GpuRequest, driver: Driver, resolver: Resolver | None = None)
 
         return add_extras(made, driver.extras, PROC_PATH, driver.proc_path)
     return made
+
+
+def _library_edits(libraries: list[Library], needed: tuple[str, ...]) -> ContainerEdits:
+    """The libraries at the paths where the loader finds them, with their links and lines of its cache."""
+    return ContainerEdits(
+        mounts=tuple([library_mount(lib, needed) for lib in libraries]),
+        links=tuple([link for lib in libraries for link in library_links(lib)]),
+        ldcache=tuple([entry for lib in libraries for entry in cache_entries(lib)]),
+    )
+
+
+def _file_edits(files: list[HostFile]) -> ContainerEdits:
+    """The driver's programs, firmware, configuration and sockets."""
+    return ContainerEdits(mounts=tuple([file_mount(f) for f in files]), links=tuple([file_link(f) for f in files if f.link]))
+
+
+def _drm_edits(selected: tuple[Selected, ...]) -> ContainerEdits:
+    """The DRM nodes of the GPUs that draw, their names by path, and the groups that may open them."""
+    drm = [(s.gpu, n) for s in selected if _draws(s) for n in s.gpu.drm]
+    return ContainerEdits(
+        device_nodes=tuple([_device_node(n, f"DRM node of GPU {g.index}, capability graphics or display") for g, n in drm]),
+        links=tuple([_drm_link(g, n) for g, n in drm]),
+        additional_gids=tuple(sorted({n.gid for _, n in drm if n.gid and n.mode & 0o006 != 0o006})),
+    )
 
 
 def _forward_compat(

@@ -50,6 +50,32 @@ def granted(
     *nodes* are the control nodes that the host has, for ``passDeviceSpecs``; *dev* is the host's directory with ``dev/``.
     Raises :class:`GpurunError` for ids that are not there, and for more replicas than the site allows.
     """
+    devices = _chosen(offer, config, ids)
+    names = [device.index if config.id_strategy == "index" else device.uuid for device in devices]
+    cdi = tuple([f"{VENDOR}/{CLASS}={name}" for name in names])
+    by = config.list_strategies
+    parts = [
+        Granted() if mps is None else _by_mps(mps),
+        Granted(env=tuple([(name, "enabled") for name, on in _features(config) if on])),
+        _by_environment(config, names) if "envvar" in by else Granted(),
+        _by_mounts(config, names) if "volume-mounts" in by else Granted(),
+        _by_annotation(config, ids, cdi) if "cdi-annotations" in by else Granted(),
+        Granted(cdi=cdi) if "cdi-cri" in by else Granted(),
+        _by_nodes(devices, nodes, dev)
+        if config.pass_device_specs and not all(s.startswith("cdi-") for s in by)
+        else Granted(),
+    ]
+    return Granted(
+        env=tuple([pair for part in parts for pair in part.env]),
+        mounts=tuple([mount for part in parts for mount in part.mounts]),
+        devices=tuple([node for part in parts for node in part.devices]),
+        annotations=tuple([pair for part in parts for pair in part.annotations]),
+        cdi=tuple([name for part in parts for name in part.cdi]),
+    )
+
+
+def _chosen(offer: Offer, config: PluginConfig, ids: Sequence[str]) -> list[Offered]:
+    """The devices *ids* of *offer*, each once, however many replicas of it are asked for.  Raises :class:`GpurunError`."""
     known = {device.id: device for device in offer.devices}
     unknown = [identity for identity in ids if identity not in known]
     if unknown:
@@ -61,38 +87,39 @@ def granted(
             f"{offer.name}: {len(ids)} replicas are asked for, and failRequestsGreaterThanOne is set: more replicas would "
             "not be more of a GPU"
         )
-    devices: dict[str, Offered] = {known[identity].uuid: known[identity] for identity in ids}
-    names = [device.index if config.id_strategy == "index" else device.uuid for device in devices.values()]
-    env: list[tuple[str, str]] = []
-    mounts: list[tuple[str, str]] = []
-    annotations: list[tuple[str, str]] = []
-    specs: list[tuple[str, str]] = []
-    cdi = [f"{VENDOR}/{CLASS}={name}" for name in names]
-    if "cdi-annotations" in config.list_strategies:
-        annotations.append((annotation_key(config.annotation_prefix, ids), ",".join(cdi)))
-    if mps is not None:
-        env.append(("CUDA_MPS_PIPE_DIRECTORY", mps.container_pipes))
-        mounts += [(mps.pipes, mps.container_pipes), (mps.shm, "/dev/shm")]
-    env += [(name, "enabled") for name, on in _features(config) if on]
-    if "envvar" in config.list_strategies:
-        env.append(("NVIDIA_VISIBLE_DEVICES", ",".join(names)))
-        if config.imex_channels:
-            env.append(("NVIDIA_IMEX_CHANNELS", ",".join(map(str, config.imex_channels))))
-    if "volume-mounts" in config.list_strategies:
-        if "envvar" not in config.list_strategies:
-            env.append(("NVIDIA_VISIBLE_DEVICES", _VOLUME_ROOT))
-        mounts += [(_NOTHING, f"{_VOLUME_ROOT}/{name}") for name in names]
-        mounts += [(_NOTHING, f"{_VOLUME_ROOT}/imex/{channel}") for channel in config.imex_channels]
-    if config.pass_device_specs and not all(one.startswith("cdi-") for one in config.list_strategies):
-        paths = dict.fromkeys([path for device in devices.values() for path in device.paths])
-        specs = [(dev + path, path) for path in (*[p for p in CONTROL_NODES if p in nodes], *paths)]
+    return list({known[identity].uuid: known[identity] for identity in ids}.values())
+
+
+def _by_mps(mps: MpsPlace) -> Granted:
+    """A client of the daemon at *mps*."""
     return Granted(
-        tuple(env),
-        tuple(mounts),
-        tuple(specs),
-        tuple(annotations),
-        tuple(cdi) if "cdi-cri" in config.list_strategies else (),
+        env=(("CUDA_MPS_PIPE_DIRECTORY", mps.container_pipes),),
+        mounts=((mps.pipes, mps.container_pipes), (mps.shm, "/dev/shm")),
     )
+
+
+def _by_environment(config: PluginConfig, names: Sequence[str]) -> Granted:
+    """The strategy ``envvar``."""
+    channels = (("NVIDIA_IMEX_CHANNELS", ",".join(map(str, config.imex_channels))),) if config.imex_channels else ()
+    return Granted(env=(("NVIDIA_VISIBLE_DEVICES", ",".join(names)), *channels))
+
+
+def _by_mounts(config: PluginConfig, names: Sequence[str]) -> Granted:
+    """The strategy ``volume-mounts``; a variable that names the devices themselves goes before it."""
+    wanted = [*names, *[f"imex/{channel}" for channel in config.imex_channels]]
+    env = () if "envvar" in config.list_strategies else (("NVIDIA_VISIBLE_DEVICES", _VOLUME_ROOT),)
+    return Granted(env=env, mounts=tuple([(_NOTHING, f"{_VOLUME_ROOT}/{name}") for name in wanted]))
+
+
+def _by_annotation(config: PluginConfig, ids: Sequence[str], cdi: Sequence[str]) -> Granted:
+    """The strategy ``cdi-annotations``."""
+    return Granted(annotations=((annotation_key(config.annotation_prefix, ids), ",".join(cdi)),))
+
+
+def _by_nodes(devices: Sequence[Offered], nodes: Sequence[str], dev: str) -> Granted:
+    """``passDeviceSpecs``: the device nodes themselves, so that the kubelet's device cgroups know of them."""
+    paths = dict.fromkeys([path for device in devices for path in device.paths])
+    return Granted(devices=tuple([(dev + path, path) for path in (*[p for p in CONTROL_NODES if p in nodes], *paths)]))
 
 
 def annotation_key(prefix: str, ids: Sequence[str]) -> str:
