@@ -145,11 +145,12 @@ def rows(found: list[Listed]) -> list[tuple[str, ...]]:
     """The table for people; ids as long as engines show them."""
     made: list[tuple[str, ...]] = [("ID", "NAME", "ENGINE", "STATUS", "PID", "RUNTIME", "ROOT")]
     for one in found:
-        made.append((_short(one.id), one.name or "-", one.engine or "-", one.status, str(one.pid), one.runtime, one.root))
+        made.append((short_id(one.id), one.name or "-", one.engine or "-", one.status, str(one.pid), one.runtime, one.root))
     return made
 
 
-def _short(container_id: str) -> str:
+def short_id(container_id: str) -> str:
+    """*container_id* as long as engines show theirs."""
     return container_id[:12] if len(container_id) == 64 else container_id
 
 
@@ -169,4 +170,4 @@ def where_it_is(word: str, root: str) -> str:
     one = same[0]
     whose = f"{one.engine}'s" if one.engine else f"{one.runtime}'s"
     name = f" ({one.name})" if one.name and one.name != one.id else ""
-    return f" in {root}: {whose} {_short(one.id)}{name} is in {one.root}: {one.runtime} --root {one.root} COMMAND {one.id}"
+    return f" in {root}: {whose} {short_id(one.id)}{name} is in {one.root}: {one.runtime} --root {one.root} COMMAND {one.id}"

@@ -2,8 +2,9 @@
 
 The JSON form is for programs and only ever grows: ``driverVersion``, and ``gpus``, each with ``index``, ``uuid``, ``busId``,
 ``minor``, ``numaNode`` (-1: the host does not say), ``model``, ``node``, ``migDevices`` (``gpuInstance``,
-``computeInstance``, ``uuid``, ``index``, ``profile``, ``nodes``, ``containers``), ``containers`` (ids) and ``leases`` (as
-``gpu leases --json`` has them, of it and of its MIG devices).  With
+``computeInstance``, ``uuid``, ``index``, ``profile``, ``nodes``, ``containers``, ``holders``), ``containers`` (ids of
+gpurun's), ``holders`` (all containers that have it, of any runtime: ``id``, ``name``, ``engine``, ``pid``) and ``leases``
+(as ``gpu leases --json`` has them, of it and of its MIG devices).  With
 ``--processes`` NVML is asked as well (within a time limit): then ``memory`` (``total``, ``used``: bytes), ``utilization``
 (percent) and ``processes`` (``pid``, ``command``, ``container``, ``memory``) are there, and ``nvml`` says why NVML said
 nothing.  What is not known is null.
@@ -12,10 +13,11 @@ nothing.  What is not known is null.
 from __future__ import annotations
 
 from gpurun.cli.terminal import folded, width
+from gpurun.commands.all_containers import of_gpurun, short_id
 from gpurun.commands.gpu_leases import row as lease_row
-from gpurun.commands.gpu_use import Held, Holder, containers_of, holders
+from gpurun.commands.gpu_use import Held, Holder, containers_of, holders, other_containers
 from gpurun.engine.caller.leases import open_store
-from gpurun.errors import GpurunError
+from gpurun.errors import GpurunError, shown
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.doctor_host import other_cards
 from gpurun.gpu.host.driver import module_version
@@ -23,6 +25,9 @@ from gpurun.gpu.host.gpus import read_gpus
 from gpurun.gpu.host.health import unwell
 from gpurun.gpu.host.nvml import USAGE, find_nvml, query
 from gpurun.gpu.host.roots import PROC
+from gpurun.gpu.leases.names import of_cgroup
+from gpurun.gpu.leases.seen import cgroup_of
+from gpurun.gpu.leases.survey import survey
 from gpurun.gpu.platforms.platform import TEGRA, WSL, detect
 from gpurun.gpu.request.settings import Settings, roots_of, site_settings
 from gpurun.gpu.request.share import share_text
@@ -99,7 +104,8 @@ def describe(where: Roots, roots: tuple[str, ...], processes: bool, leases: tupl
     """The document of the JSON form."""
     gpus = read_gpus(where)
     held = containers_of(roots)
-    answer: Row = {"driverVersion": module_version(where), "gpus": [_gpu(gpu, held, leases) for gpu in gpus]}
+    having = [(one, _holder(one)) for one in (*held, *other_containers(survey(where, ask_nvml=False), held))]
+    answer: Row = {"driverVersion": module_version(where), "gpus": [_gpu(gpu, held, having, leases) for gpu in gpus]}
     said, problem = _usage(where) if processes else (None, None)
     ill = unwell(where, gpus, said, silent=processes and said is None)
     for row, gpu in zip(answer["gpus"], gpus, strict=True):
@@ -113,7 +119,7 @@ def describe(where: Roots, roots: tuple[str, ...], processes: bool, leases: tupl
     return answer | {"nvml": problem}
 
 
-def _gpu(gpu: Gpu, held: tuple[Held, ...], leases: tuple[Lease, ...]) -> Row:
+def _gpu(gpu: Gpu, held: tuple[Held, ...], having: list[tuple[Held, Row]], leases: tuple[Lease, ...]) -> Row:
     keys = {lease.file: [unit.key.partition("/")[0] for unit in lease.units] for lease in leases}
     return {
         "index": gpu.index,
@@ -123,13 +129,14 @@ def _gpu(gpu: Gpu, held: tuple[Held, ...], leases: tuple[Lease, ...]) -> Row:
         "numaNode": gpu.numa_node,
         "model": gpu.model,
         "node": gpu.node.host_path,
-        "migDevices": [_mig(mig, held) for mig in gpu.mig],
+        "migDevices": [_mig(mig, held, having) for mig in gpu.mig],
         "containers": _ids(held, (gpu.node,)),
+        "holders": _holders(having, (gpu.node,)),
         "leases": [lease_row(lease) for lease in leases if gpu.bus_id.lower() in keys[lease.file]],
     }
 
 
-def _mig(mig: MigDevice, held: tuple[Held, ...]) -> Row:
+def _mig(mig: MigDevice, held: tuple[Held, ...], having: list[tuple[Held, Row]]) -> Row:
     return {
         "gpuInstance": mig.gi,
         "computeInstance": mig.ci,
@@ -138,6 +145,7 @@ def _mig(mig: MigDevice, held: tuple[Held, ...]) -> Row:
         "profile": mig.profile or None,
         "nodes": [node.host_path for node in mig.nodes],
         "containers": _ids(held, mig.nodes),
+        "holders": _holders(having, mig.nodes),
     }
 
 
@@ -145,6 +153,30 @@ def _ids(held: tuple[Held, ...], nodes: tuple[HostNode, ...]) -> list[str]:
     """The containers that have all of *nodes*."""
     wanted = {(node.major, node.minor) for node in nodes}
     return [h.id for h in held if wanted and wanted <= set(h.devices)]
+
+
+def _holders(having: list[tuple[Held, Row]], nodes: tuple[HostNode, ...]) -> list[Row]:
+    wanted = {(node.major, node.minor) for node in nodes}
+    return [row for one, row in having if wanted and wanted <= set(one.devices)]
+
+
+def _holder(one: Held) -> Row:
+    """What is told of a container: its id, as far as it has one, what its engine calls it, and its first process."""
+    known = of_cgroup(cgroup_of(one.pid))
+    name, engine = ("" if known.name == one.id[:12] else known.name), known.engine
+    if one.root:
+        try:
+            listed = of_gpurun(one.root, one.id)
+            name, engine = listed.name, listed.engine
+        except (GpurunError, OSError, ValueError):
+            pass  # just being deleted
+    return {"id": one.id or None, "name": name or None, "engine": engine or None, "pid": one.pid}
+
+
+def _called(holders: list[Row]) -> str:
+    """The names of containers, for people: by name, else by as much of the id as engines show."""
+    names = [one["name"] or short_id(one["id"] or "") or f"process {one['pid']}" for one in holders]
+    return ",".join([shown(name) for name in names])
 
 
 def _usage(where: Roots) -> tuple[Row | None, str | None]:
@@ -196,7 +228,7 @@ def blocks(answer: Row) -> str:
 def _cells(row: Row) -> tuple[str, ...]:
     """What stands below :data:`_COLUMNS`."""
     numa = str(row["numaNode"]) if row["numaNode"] != -1 else "-"
-    cells = (str(row["index"]), row["uuid"], row["busId"], row["node"], numa, row["model"], ",".join(row["containers"]))
+    cells = (str(row["index"]), row["uuid"], row["busId"], row["node"], numa, row["model"], _called(row["holders"]))
     return tuple([one_line(cell) for cell in cells])
 
 
@@ -235,7 +267,7 @@ def table(answer: Row) -> str:
 
 def _mig_line(mig: Row) -> str:
     name = " ".join([str(mig[k]) for k in ("profile", "uuid") if mig[k]])
-    used = f"   {','.join(mig['containers'])}" if mig["containers"] else ""
+    used = f"   {_called(mig['holders'])}" if mig["holders"] else ""
     return f"MIG device {mig['gpuInstance']}/{mig['computeInstance']}{f' {name}' if name else ''}{used}"
 
 

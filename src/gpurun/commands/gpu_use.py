@@ -11,12 +11,18 @@ import stat
 
 from gpurun.engine import state as store
 from gpurun.gpu.cdi.stale import library_version
+from gpurun.gpu.leases.granted import Grants
+from gpurun.gpu.leases.seen import cgroup_of, containers_with_nodes, mount_namespace
 from gpurun.linux.files import O_CLOEXEC, Fd, read_file
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.mountinfo import mounts
 from gpurun.linux.procfs import cgroups
 from gpurun.ns.path import open_in_root
 from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.gpu.leases.survey import Survey
 
 #: Where the clients keep the states of containers, beside gpurun's own default.
 _CLIENT_ROOTS = (
@@ -31,13 +37,15 @@ _CLIENT_ROOTS = (
 class Held(Record):
     """A live container: *devices* are the (major, minor) of the character devices of the driver's names in its /dev.
 
-    *pid* is its init, *cgroup* its path as /proc/PID/cgroup has it.
+    *pid* is its init, *cgroup* its path as /proc/PID/cgroup has it, *root* its state directory, empty for a container of
+    another runtime.
     """
 
     id: str
     pid: int
     cgroup: str
     devices: tuple[tuple[int, int], ...]
+    root: str = ""
 
 
 class Holder(Record):
@@ -58,10 +66,10 @@ def state_roots(root: str, given: bool) -> tuple[str, ...]:
 def containers_of(roots: tuple[str, ...]) -> tuple[Held, ...]:
     """The live containers in *roots* that have a device of NVIDIA's; what cannot be seen is left out."""
     found = []
-    for _, state in store.live_containers(roots):
+    for root, state in store.live_containers(roots):
         devices = _devices(state.pid)
         if devices:
-            found.append(Held(state.id, state.pid, _cgroup(state.pid, state.cgroup), devices))
+            found.append(Held(state.id, state.pid, _cgroup(state.pid, state.cgroup), devices, root))
     return tuple(found)
 
 
@@ -88,6 +96,30 @@ def _devices(pid: int) -> tuple[tuple[int, int], ...]:
                 except OSError:
                     continue  # it went away while we looked
     return tuple(sorted(found))
+
+
+def other_containers(found: Survey, held: tuple[Held, ...]) -> tuple[Held, ...]:
+    """The containers beside *held* that have GPUs, whichever runtime has made them: those that `free:N` counts.
+
+    Without a state directory, and by the 64 digits in the name of their cgroup, if that has such.  Raises GpurunError.
+    """
+    numbers = frozenset([number for unit in found.units for number in unit.nodes])
+    mine = {mount_namespace(str(one.pid)) for one in held}
+    others = []
+    for one in containers_with_nodes(Grants(numbers, found.uvm)):
+        if one.namespace not in mine and one.devices & numbers:
+            path = cgroup_of(one.pid)
+            others.append(Held(container_id_of(path), one.pid, path, tuple(sorted(one.devices))))
+    return tuple(others)
+
+
+def container_id_of(path: str) -> str:
+    """The id in the cgroup *path* of an engine's container; empty where it has none."""
+    for part in reversed(path.split("/")):
+        digits = part.removesuffix(".scope").rpartition("-")[2]
+        if len(digits) == 64 and digits.isalnum():
+            return digits
+    return ""
 
 
 def with_another_driver(held: tuple[Held, ...], loaded: str) -> tuple[tuple[str, str], ...]:

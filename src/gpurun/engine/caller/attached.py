@@ -2,8 +2,7 @@
 
 ``attached``: the GPUs that have come, and the nodes of those that have gone.  JSON: ``gpus``, each with ``key``, ``name``
 and ``nodes``; ``denied``: nodes that the container had from the beginning and has no more; ``verdicts``: what stands first
-in its device program, in hexadecimal; ``again``: the driver's files are to be made once more, because an attach was undone;
-``asked`` and ``request``: the devices that its config.json asks for, and what a restore has given in their place.
+in its device program, in hexadecimal; ``again``: the driver's files are to be made once more, because an attach was undone.
 
 ``gpu-change``: the change that is being made, written before its first step and removed after its last.  Who finds it, and
 gets the lock, has found a change whose process was killed, and completes or undoes it
@@ -44,8 +43,6 @@ class Attached(Record):
     denied: tuple[DeviceNode, ...] = ()
     verdicts: tuple[bytes, ...] = ()
     again: bool = False
-    asked: str = ""
-    request: str = ""
 
     @property
     def nodes(self) -> tuple[DeviceNode, ...]:
@@ -149,9 +146,7 @@ def _attached(document: dict[str, Any]) -> Attached:
         tuple([AttachedGpu(g["key"], g["name"], _nodes(g["nodes"])) for g in document["gpus"]]),
         _nodes(document["denied"]),
         tuple([bytes.fromhex(text) for text in document["verdicts"]]),
-        bool(document.get("again")),  # an older gpurun has written none of these
-        str(document.get("asked", "")),
-        str(document.get("request", "")),
+        bool(document.get("again")),  # an older gpurun has not written it
     )
 
 
@@ -161,8 +156,6 @@ def _plain_attached(attached: Attached) -> dict[str, Any]:
         "denied": _plain(attached.denied),
         "verdicts": [code.hex() for code in dict.fromkeys(attached.verdicts)],
         "again": attached.again,
-        "asked": attached.asked,
-        "request": attached.request,
     }
 
 
