@@ -90,7 +90,10 @@ def _devices(pid: int) -> tuple[tuple[int, int], ...]:
                 try:
                     for name in posix.listdir(fd):
                         if name.startswith(prefix):
-                            node = posix.stat(name, dir_fd=fd, follow_symlinks=False)
+                            try:
+                                node = posix.stat(name, dir_fd=fd, follow_symlinks=False)
+                            except FileNotFoundError:
+                                continue  # a name that has gone hides no other
                             if stat.S_ISCHR(node.st_mode):
                                 found.append((posix.major(node.st_rdev), posix.minor(node.st_rdev)))
                 except OSError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.errors import GpuError
+from gpurun.errors import GpuError, shown
 from gpurun.formats.globs import matches
 from gpurun.gpu.host.gpus import gpus_of
 from gpurun.gpu.host.health import unwell
@@ -17,6 +17,7 @@ from gpurun.gpu.host.roots import bus_order, dev_root
 from gpurun.gpu.leases import seen
 from gpurun.gpu.leases.choice import Unit
 from gpurun.gpu.leases.granted import Grants
+from gpurun.gpu.leases.liveness import own_pid_namespace
 from gpurun.gpu.leases.names import of_cgroup
 from gpurun.record import Record, replace
 
@@ -124,7 +125,9 @@ def holders(
 ) -> dict[str, str]:
     """Key → who has it, as a sentence goes on; *own* is (root, id) of a container whose own lease does not count."""
     taken: dict[str, str] = {}
-    released = {seen.mount_namespace(str(lease.pid)) for lease in leases if lease.kind == "released" and lease.pid} - {0}
+    here = own_pid_namespace()
+    gone = [one.pid for one in leases if one.kind == "released" and one.pid and one.pid_namespace == here]
+    released = {seen.mount_namespace(str(pid)) for pid in gone} - {0}
     for lease in leases:
         if lease.kind == "released" or (lease.root, lease.id) == own:
             continue
@@ -154,15 +157,17 @@ def is_there(pid: int) -> bool:
     """Whether there is such a process; one of a pid namespace that is not ours is not to be seen."""
     try:
         posix.stat(f"/proc/{pid}")
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
+    except OSError:
+        pass  # whether there is one could not be seen
     return True
 
 
 def described(lease: Lease) -> str:
     """Who has a lease, of which engine, since when."""
-    engine = f" of {lease.engine}" if lease.engine else ""
-    return f"{lease.shown}{engine} since {moment(lease.since)}"
+    engine = f" of {shown(lease.engine)}" if lease.engine else ""
+    return f"{shown(lease.shown)}{engine} since {moment(lease.since)}"
 
 
 def moment(nanoseconds: int) -> str:
