@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpurun.engine import messages
 from gpurun.engine import state as store
 from gpurun.engine.caller import exec as engine_exec
 from gpurun.engine.caller import serve_init
@@ -71,3 +72,67 @@ def test_a_process_of_exec_that_ends(
     with pytest.raises(GpurunError) as caught:
         process(plan(base()).init, Started(0, channel), {}, {}, STATE, "/nonexistent", [])
     assert str(caught.value) == f"unable to start container process: it ended before it could start{hint}"
+
+
+@pytest.fixture
+def speaking() -> Iterator[tuple[int, int]]:
+    """(the caller's end, the other end) of a channel on which this process speaks for the one that is being made."""
+    ours, its = socket.socketpair()
+    messages.expect_reports(ours.fileno())
+    with ours, its:
+        yield ours.fileno(), its.fileno()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["created"], ["hooks", "created"], ["ready", "ready"], ["ready", "hooks"], ["hooks", "source 0"], ["spawned 1"]],
+)
+def test_an_init_that_says_something_before_its_time(
+    monkeypatch: pytest.MonkeyPatch, speaking: tuple[int, int], words: list[str]
+) -> None:
+    """It may be in the hands of the container: ``created`` before ``ready`` would leave it without limits."""
+    monkeypatch.setattr(vars(serve_init)["cgroup"], "load_devices", lambda plan: -1)
+    monkeypatch.setattr(vars(serve_init)["cgroup"], "restrict", lambda *of: None)
+    monkeypatch.setattr(vars(serve_init)["lp"], "set_limit", lambda *of: None)
+    ours, its = speaking
+    for word in words:
+        messages.report(its, *word.split())
+    with pytest.raises(GpurunError) as caught:
+        serve_init.serve_init(plan(base()), replace(STATE, pid=os.getpid()), ours, "/nonexistent", Rollback())
+    assert str(caught.value) == f'the container\'s init has said "{words[-1].split()[0]}", which it is not to say now'
+
+
+def child(its: int, *reports: tuple[str | int, ...]) -> int:
+    """A child that has said that, and has ended since."""
+    pid = os.fork()
+    if pid == 0:
+        for report in reports:
+            messages.report(its, str(report[0]), *report[1:])
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return pid
+
+
+@pytest.mark.parametrize("words", [["created"], ["ready", "ready"], ["child"], ["ready", "created"]])
+def test_a_setter_that_says_something_before_its_time(
+    monkeypatch: pytest.MonkeyPatch, speaking: tuple[int, int], words: list[str]
+) -> None:
+    """The process is not cloned before its limits are set."""
+    prepared: list[int] = []
+    monkeypatch.setattr(vars(engine_exec)["control"], "oom_kill_count", lambda path: 0)
+    monkeypatch.setattr(engine_exec, "_prepare", lambda plan, state, pid: prepared.append(pid))
+    ours, its = speaking
+    other, others_end = socket.socketpair()
+    messages.expect_reports(other.fileno())
+    setter = child(others_end.fileno(), *[(word, os.getpid()) if word == "child" else (word,) for word in words])
+    starter = child(its, ("child", setter))
+    answers = iter([ours, *[other.fileno()] * 2])
+    receive = messages.receive_report
+    monkeypatch.setattr(messages, "receive_report", lambda fd, senders: receive(next(answers), senders))
+    process: Any = vars(engine_exec)["_serve"]
+    with other, others_end, pytest.raises(GpurunError) as caught:
+        process(plan(base()).init, Started(starter, ours), {}, {}, STATE, "/nonexistent", [])
+    assert f'"{words[-1]}" is not for process {setter} to say' in str(caught.value)
+    assert prepared == [setter] * (words[0] == "ready")
+    for pid in (starter, setter):
+        os.waitpid(pid, 0)

@@ -254,6 +254,7 @@ def _serve(
         pass  # it has ended; its last message, if any, says why
     speaker = started.pid  # then the setter, then the process: see exec_init.py
     setter = 0
+    ready = False  # the setter has its limits
     while True:
         said = messages.receive_report(started.channel, (speaker,))
         if said is None:
@@ -271,14 +272,15 @@ def _serve(
         elif said.word == "child" and speaker == started.pid:
             setter = speaker = messages.check_child(said.numbers[0])
             made.append(setter)
-        elif said.word == "child" and speaker == setter:
+        elif said.word == "child" and speaker == setter and ready:
             speaker = messages.check_child(said.numbers[0])
             made.append(speaker)
             for pid in (started.pid, setter):  # both have done their part
                 posix.waitpid(pid, 0)
             made.remove(setter)
             _schedule(plan, speaker)
-        elif said.word == "ready" and speaker == setter:
+        elif said.word == "ready" and speaker == setter and not ready:
+            ready = True
             _prepare(plan, state, setter)
         elif said.word == "created" and speaker not in (started.pid, setter):
             if said.numbers:

@@ -43,18 +43,18 @@ def serve_init(plan: Plan, state: store.State, channel: int, exclusive: str, rol
 
                 text += mount_hint(said.text, plan.init.mounts, plan.init.user_namespace)
             raise GpurunError(text)
-        if said.word == "created":
+        if said.word == "created" and "ready" in heard:  # else it would have neither limits nor a device program
             if plan.seccomp is not None and plan.seccomp.listener_path:
                 from gpurun.engine.caller.seccomp import send_listener
 
                 send_listener(plan.seccomp, pid, _one_of(said), store.state_json(state, "creating"))
             return
-        if said.word == "source":
+        if said.word == "source" and not heard:  # the mounts come before the first word of the others
             source = host_resources.open_late_source(plan, pid, _one_of(said, len(plan.init.mounts)))
             messages.send_files(channel, (source,), "source")
             posix.close(source)
             continue
-        if said.word in heard or said.word not in ("hooks", "ready"):
+        if said.word in heard or "ready" in heard or said.word not in ("hooks", "ready"):
             raise GpurunError(f'the container\'s init has said "{said.word}", which it is not to say now')
         if not heard:
             cgroup.restrict(plan, program_fd, exclusive)
