@@ -84,6 +84,12 @@ def test_emulate(given: list[str], expected: tuple[bool, dict[str, str]]) -> Non
     assert (made.default_allow, found) == (default, exceptions)
 
 
+@pytest.mark.parametrize("allow", [False, True])
+def test_a_rule_without_a_letter_says_nothing(allow: bool) -> None:
+    for first in ("+a", "-a"):
+        assert emulate((rule(first), DeviceRule(allow, "c", 1, 3, ""))) == emulate(rules(first))
+
+
 def test_exceptions_are_sorted() -> None:
     made = emulate(rules("+c 5:1 r", "+b 5:1 r", "+c *:9 r", "+c 1:* r"))
     assert [(one.major, one.minor, one.type) for one in made.exceptions] == [

@@ -154,7 +154,9 @@ def test_start_releases_once(places: Path, store: Store, config: str) -> None:
     os.close(reader)
 
 
-@pytest.mark.parametrize("config", ['{"hooks":{"poststart":[]}}', '{"hooks":{"poststop":[]}}', None])
+@pytest.mark.parametrize(
+    "config", ['{"hooks":{"poststart":[]}}', '{"hooks":{"poststop":[]}}', '{"hooks":{"post\\u0073tart":[]}}', None]
+)
 def test_start_with_hooks_is_the_launchers(places: Path, store: Store, config: str | None) -> None:
     fifo = store.container / "exec.fifo"
     os.mkfifo(fifo)
@@ -269,10 +271,11 @@ def stopped(store: Store) -> Store:
 
 
 @pytest.mark.parametrize(
-    ("hooks", "plain"), [("prestart", True), ("createRuntime", True), ("startContainer", True), ("poststop", False)]
+    ("hooks", "plain"),
+    [("prestart", True), ("createRuntime", True), ("startContainer", True), ("poststop", False), ("post\\u0073top", False)],
 )
 def test_hooks_that_delete_has_to_run(places: Path, stopped: Store, hooks: str, plain: bool) -> None:
-    """An engine's for the network, which it gives to every container, are none of them."""
+    """An engine's for the network, which it gives to every container, are none of them; a name may be written otherwise."""
     (stopped.container / "config.json").write_text(f'{{"hooks":{{"{hooks}":[{{"path":"/bin/false"}}]}}}}')
     if not plain:
         falls_back(places, stopped, "--root", stopped.root, "delete", "c")

@@ -81,6 +81,29 @@ def test_order_and_moment(runtime: Runtime, bundle: MakeBundle, place: Path, rec
 
 
 @pytest.mark.not_on("runc 1", reason="runs poststart during create")
+def test_names_of_late_hooks_that_are_escaped(runtime: Runtime, bundle: MakeBundle, place: Path, record: Path) -> None:
+    """JSON lets any letter be written as an escape, those of a member's name among them (RFC 8259)."""
+    hooks = {kind: [hook(kind, place, record)] for kind in ("poststart", "poststop")}
+    b = with_hooks(bundle().sh(UP), record, hooks)
+    container_id = runtime.new_id()
+    runtime.prepare(b, container_id)
+    path = b.directory / "config.json"
+    text = path.read_text()
+    for name, escaped in (("poststart", "post\\u0073tart"), ("poststop", "\\u0070oststop"), ("hooks", "hoo\\u006bs")):
+        assert text.count(f'"{name}":') == 1
+        text = text.replace(f'"{name}":', f'"{escaped}":')
+    path.write_text(text)
+    files = runtime.new_files()
+    made = runtime("create", "--bundle", str(b.directory), "--pid-file", str(files / "pid"), container_id, files=files)
+    assert made.rc == 0, made
+    assert runtime("start", container_id).rc == 0
+    assert order(record) == ["poststart"]
+    assert runtime("delete", "--force", container_id).rc == 0
+    os.waitpid(int((files / "pid").read_text()), 0)
+    assert order(record) == ["poststart", "poststop"]
+
+
+@pytest.mark.not_on("runc 1", reason="runs poststart during create")
 def test_what_a_hook_is_told(runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path) -> None:
     b = with_hooks(bundle().sh(UP), record, {k: [hook(k, place, record)] for k in KINDS})
     b.config["annotations"] = {"a/b": "c"}

@@ -102,6 +102,8 @@ def emulate(rules: tuple[DeviceRule, ...], where: str = "linux.resources.devices
         access = 0
         for letter in rule.access:
             access |= _ACCESS[letter]
+        if not access:
+            continue
         if rule.allow is not default_allow:
             exceptions[key] = exceptions.get(key, 0) | access
             continue

@@ -131,7 +131,8 @@ static const char *status(const struct container *c)
 	return "running";
 }
 
-/* A container whose saved config speaks of such hooks may have some to run now. */
+/* A container whose saved config speaks of such hooks may have some to run now, and so may one with letters that are escaped
+ * (\u and a number): any name can be written so. */
 static void require_no_hooks(const struct container *c, const char *const *quoted)
 {
 	static char config[CONFIG_BYTES];
@@ -139,6 +140,8 @@ static void require_no_hooks(const struct container *c, const char *const *quote
 
 	ssize_t size = read_file(text(path, "%s/config.json", c->directory), config, sizeof config);
 	if (size < 0)
+		defer_to_python();
+	if (memmem(config, (size_t)size, "\\u", 2))
 		defer_to_python();
 	for (; *quoted; quoted++)
 		if (memmem(config, (size_t)size, *quoted, strlen(*quoted)))

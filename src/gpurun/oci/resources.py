@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class DeviceRule(Record):
     """An entry of ``devices``: *type* is ``a`` (all), ``b`` or ``c``; a number that is None means any.
 
-    *access* is a subset of ``rwm`` in this order, never empty.
+    *access* is a subset of ``rwm`` in this order; it is empty where the config has other letters alone, which say nothing.
     """
 
     allow: bool
@@ -149,8 +149,6 @@ def _read_device(value: Any, index: int, where: str) -> DeviceRule:
     access = get_string(obj, "access", where)
     if not access:
         raise ConfigError(child(where, "access"), f"device access at {index} field cannot be empty")
-    if access.strip("rwm"):
-        raise ConfigError(child(where, "access"), f'"{access}" is not a set of the letters r, w and m')
     return DeviceRule(
         allow=get_bool(obj, "allow", where),
         type=kind,

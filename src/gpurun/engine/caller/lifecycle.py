@@ -94,12 +94,16 @@ def _start_notifying(directory: str, unit: str, state: store.State, fifo_fd: int
 
 def _saved_hooks(root: str, container_id: str) -> tuple[Hooks, tuple[str, str]] | None:
     """The hooks of the saved config and the files for what they write, if it names any at all: most containers have none,
-    and then no JSON is read."""
+    and then no JSON is read.
+
+    A letter of a name can be written as an escape, ``\\u`` and its number (RFC 8259): a text with one is read in any case.
+    """
     try:
         data = read_file(f"{root}/{container_id}/config.json", store.MAX_SAVED_CONFIG)
     except FileNotFoundError:
         return None  # a create that did not get that far
-    if b'"hooks"' not in data or (b'"poststart"' not in data and b'"poststop"' not in data):
+    named = b'"hooks"' in data and (b'"poststart"' in data or b'"poststop"' in data)
+    if not named and b"\\u" not in data:
         return None
     from gpurun.engine.hook_output import output_files
     from gpurun.oci.config import read_config
