@@ -413,3 +413,14 @@ def test_distroless(box: MakeBox, runtime: Runtime, leaks: Leaks) -> None:
     assert not list((root / "dev").glob("nvidia[0-9]*"))
     assert one.container.delete("--force").rc == 0
     assert sorted(path.name for path in rootfs.iterdir()) == before
+
+
+def test_errors_speak_of_what_was_typed(box: MakeBox) -> None:
+    one = box()
+    for words, said in (
+        (("attach", "9"), "9: unknown device"),
+        (("attach", "free:9"), "gpu attach 'free:9': 9 GPUs wanted"),
+        (("attach", "free:x"), "gpu attach"),
+    ):
+        done = one.gpu(*words)
+        assert done.rc == 1 and said in done.text and "process.env" not in done.text, done.text
