@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MakeBundle
+from tests.native.inject import Injection
 from tests.native.leaks import Leaks
 from tests.native.runtime import Runtime
 
@@ -250,6 +251,33 @@ def test_sysfs_where_the_network_is_anothers(
     if not cgroup:
         below = [line for path, line in mounts.items() if path.startswith("/sys/fs/cgroup")]
         assert below and all("ro" in line.split()[5].split(",") for line in below)
+
+
+@pytest.mark.gpurun_only
+@pytest.mark.parametrize("refused", ["by the kernel", "by an error"])
+def test_what_is_mounted_below_the_hosts_sysfs_has_the_options_of_sys(
+    runtime: Runtime, bundle: MakeBundle, tmp_path: Path, refused: str
+) -> None:
+    """The host's mounts below /sys come with it: none of them has fewer restrictions than was asked for /sys."""
+    b = bundle().sh("grep ' /sys' /proc/self/mountinfo").mount("/sys/fs/cgroup", "cgroup", "ro", kind="cgroup")
+    b.linux["maskedPaths"] = []
+    if refused == "by the kernel":
+        b.user_namespace().without_namespace("network")
+        result = runtime.run(b)
+    else:  # of the file systems that are made each one in its turn, until it is that of /sys
+        for number in range(1, 40):
+            injection = Injection(tmp_path / "log", "fsconfig", "EPERM", str(number))
+            with injection as tracer:
+                result = runtime.run(b, tracer=tracer)
+            if result.rc == 0 or not injection.injected:
+                break
+        assert injection.injected, "no sysfs was refused"
+    assert result.rc == 0, result
+    below = [line.split() for line in result.out.splitlines() if line.split()[4].startswith("/sys")]
+    own = below.pop()  # the container's own cgroup mount comes last, with what was asked for it
+    assert own[4] == "/sys/fs/cgroup" and len(below) > 1, result
+    for line in below:
+        assert {"ro", "nosuid", "nodev", "noexec"} <= set(line[5].split(",")), line
 
 
 @pytest.mark.gpurun_only

@@ -234,7 +234,9 @@ def _host_sysfs(options: MountOptions) -> int:
     host's own is partly covered.  crun takes the host's then, and so does what Podman makes for `--network host`.
     """
     tree = lm.open_tree_path("/sys", recursive=True)
-    lm.mount_setattr(tree, lm.MOUNT_ATTR_RDONLY, propagation=lm.MS_PRIVATE, recursive=True)
+    # The host's mounts below it come along: what the container may not do in /sys it may not do there.
+    restrictions = options.attr_set & (lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NODEV | lm.MOUNT_ATTR_NOEXEC)
+    lm.mount_setattr(tree, lm.MOUNT_ATTR_RDONLY | restrictions, propagation=lm.MS_PRIVATE, recursive=True)
     _set_attributes(tree, options)
     return tree
 
