@@ -9,7 +9,7 @@ import sys
 from gpurun import log
 from gpurun.cli.parse import CommandUsageError, UnknownCommand, parse_command, parse_globals
 from gpurun.cli.table import COMMANDS
-from gpurun.errors import ContainerNotFound, GpurunError, SignalTooLate, oserror_text
+from gpurun.errors import ContainerNotFound, GpurunError, SignalTooLate, error_text
 
 _SIGINT = 2
 #: The commands whose first word is a container that is there; engines name its state directory, and always its id.
@@ -167,13 +167,9 @@ def _failed(error: BaseException) -> int:
         text = _usage(error) if isinstance(error, (CommandUsageError, UnknownCommand)) else str(error)
         log.error(text, bare=isinstance(error, SignalTooLate), kind=type(error).__name__)
         return error.exit_code
-    if isinstance(error, OSError):
-        log.error(oserror_text(error))
-    elif isinstance(error, MemoryError):
-        log.error("cannot allocate memory")
-    else:
-        hint = "" if log.debugging() else "; --debug logs where"
-        log.error(f"internal error in gpurun: {type(error).__name__}: {error}{hint}")
+    text = error_text(error)
+    hint = text.startswith("internal error") and not log.debugging()
+    log.error(f"{text}; --debug logs where" if hint else text)
     return 1
 
 

@@ -7,7 +7,7 @@ a contract: change it only with the list of those callers at hand.
 
 from __future__ import annotations
 
-from errno import EDQUOT, ENOSPC
+from errno import EDQUOT, ENOMEM, ENOSPC
 from posix import strerror
 
 TYPE_CHECKING = False
@@ -125,6 +125,57 @@ def no_room(errno: int | None, target: str, step: str = "") -> str:
         return "a limit of the kernel is reached: see sysctl fs.mount-max and user.max_*_namespaces"
     where = f"the file system of {target}" if target.startswith("/") else "a file system"
     return f"{where} has no free blocks or no free inodes (df, df -i)"
+
+
+def error_text(error: BaseException) -> str:
+    """*error* in a sentence that says what was being done: the one place where every error of a system call gets its step.
+
+    Where neither a :class:`Step` nor a path says it, the function does that made the call.  Errors of other kinds are the
+    program's own mistakes, but for memory and modules: an interpreter that has no descriptor left cannot import.
+    """
+    if isinstance(error, GpurunError):
+        return str(error)
+    if isinstance(error, OSError):
+        return (
+            oserror_text(error) if error.filename or not error.errno else f"{_doing(error)}: {strerror_lower(error.errno)}"
+        )
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, MemoryError):
+        return f"{_doing(error)}: {strerror_lower(ENOMEM)}"
+    if isinstance(error, ImportError):
+        why = f" ({error})" if error.path or not isinstance(error, ModuleNotFoundError) else ""
+        what = f"cannot load the Python module {error.name or '?'}{why}"
+        return f"{what}: it is missing, or descriptors (ulimit -n) or memory have run out"
+    return f"internal error in gpurun: {type(error).__name__}: {error}"
+
+
+#: Modules that only wrap system calls: what was being done is what their callers do.
+_WRAPPERS = ("gpurun.linux.", "gpurun.errors", "gpurun.launcher.")
+#: Functions whose names say too little.
+_STEPS = {
+    "gpurun.engine.messages": "talk to the container's process",
+    "gpurun.engine.caller.start_init": "start the container's process",
+    "gpurun.ns.spawn": "make the container's process",
+    "gpurun.ns.helper_process": "do something in a helper process",
+}
+
+
+def _doing(error: BaseException) -> str:
+    """What the innermost function of gpurun's that *error* went through was for, in words."""
+    found = "run gpurun"
+    step = error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        module = str(step.tb_frame.f_globals.get("__name__", ""))
+        name = code.co_name.strip("_").replace("_", " ")
+        if module.startswith("gpurun.") and not module.startswith(_WRAPPERS) and code.co_name[:1] != "<":
+            if module in _STEPS:
+                found = _STEPS[module]
+            elif name not in ("init", "enter", "exit", "call", "run", "main", "inner"):
+                found = name
+        step = step.tb_next
+    return found
 
 
 def oserror_text(error: OSError) -> str:

@@ -1,13 +1,15 @@
 """Every system call of every command fails, one at a time: what the command says, what it does, what is left.
 
 ``make test`` takes a few of the calls of each command, the same ones each time; ``make test-faults`` all of them, and says
-what it counted.  A call that fails may cost a command its success, but never more: it says what went wrong in a sentence,
-or has done all that it should; it does not hang; and ``delete --force`` then leaves nothing.
+what it counted.  A call that fails may cost a command its success, but never more: it says in a sentence what was being done
+when which error came, or has done all that it should; it does not hang; and ``delete --force`` then leaves nothing.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import subprocess
 import time
 from collections import Counter
@@ -126,7 +128,18 @@ def fault(result: Result, injected: list[str]) -> str:
     if not lines and not any(" write(" in line for line in injected):
         return "nothing was said"
     more = [line for line in lines if "while undoing" not in line and "left half made" not in line]
-    return f"{len(more)} sentences" if len(more) > 1 else ""
+    if len(more) > 1:
+        return f"{len(more)} sentences"
+    if "internal error" in result.err:
+        return "an internal error"
+    return "it names no step" if more and not named(more[0]) else ""
+
+
+def named(line: str) -> bool:
+    """Whether a message says what failed, and not the kernel's answer alone."""
+    said = re.fullmatch(r'time="[^"]*" level=error msg="(.*)"', line)
+    text = said[1] if said else line
+    return text.strip(" :.").lower() not in {os.strerror(number).lower() for number in errno.errorcode}
 
 
 def left_behind(sweep: Sweep, container: Container, leaks: Leaks) -> str:
@@ -201,7 +214,9 @@ def test_every_call(
     sweep.run(first, [])  # what is remembered from one container to the next is there for all that count
     assert not left_behind(sweep, first, before)
     container = sweep.prepare()
-    result = sweep.run(container, ["strace", "-f", "-qq", "-D", "-I", "2", "-o", str(sweep.log), "-e", "signal=none"])
+    # -s: gpurun's own path is looked for in what execve(2) is given, and may be longer than the 32 bytes that strace shows.
+    tracer = ["strace", "-f", "-qq", "-D", "-I", "2", "-s", "4096", "-o", str(sweep.log), "-e", "signal=none"]
+    result = sweep.run(container, tracer)
     assert result.rc == 0, result
     assert not sweep.is_done(container, result)
     assert not left_behind(sweep, container, before)

@@ -45,8 +45,8 @@ def failing(error: BaseException) -> str:
 def test_what_a_task_raises_is_told() -> None:
     assert failing(GpurunError("mount /x: no such file")) == "mount /x: no such file"
     assert failing(OSError(errno.EPERM, "x", "/a\udcff")) == "/a\udcff: operation not permitted"
-    assert failing(ValueError("of our own")) == "ValueError: of our own"
-    assert failing(SystemExit(0)) == "SystemExit: 0"
+    assert failing(ValueError("of our own")) == "internal error in gpurun: ValueError: of our own"
+    assert failing(SystemExit(0)) == "internal error in gpurun: SystemExit: 0"
 
 
 def test_one_that_is_killed_says_how() -> None:

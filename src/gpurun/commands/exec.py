@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpurun.errors import GpurunError, UnsupportedError, oserror_text
+from gpurun.errors import GpurunError, UnsupportedError, error_text
 from gpurun.launcher.fresh_interpreter import EXEC_ENTRY
 from gpurun.paths import absolute_path
 
@@ -47,8 +47,8 @@ def execute(invocation: Invocation) -> int:
         return exec_process(options, started)
     except GpurunError as e:
         raise ExecError(str(e)) from None
-    except OSError as e:
-        raise ExecError(oserror_text(e)) from None
+    except (OSError, ImportError, MemoryError) as e:
+        raise ExecError(error_text(e)) from None
 
 
 def exec_options(invocation: Invocation, preserved: tuple[int, ...] = ()) -> ExecOptions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpurun import log
-from gpurun.errors import GpurunError, oserror_text
+from gpurun.errors import GpurunError, error_text
 from gpurun.launcher.fresh_interpreter import INIT_ENTRY
 from gpurun.paths import absolute_path
 
@@ -140,7 +140,7 @@ def _connect(created: Created, options: CreateOptions, network: str) -> None:
 
 
 def _reason(error: GpurunError | OSError) -> str:
-    return oserror_text(error) if isinstance(error, OSError) else str(error)
+    return error_text(error)
 
 
 def kill(invocation: Invocation) -> int:

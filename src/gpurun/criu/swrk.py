@@ -8,7 +8,7 @@ from fcntl import F_DUPFD_CLOEXEC, fcntl
 
 from gpurun.cgroup.manager import add_process
 from gpurun.criu import rpc
-from gpurun.errors import GpurunError, Step, oserror_text
+from gpurun.errors import GpurunError, Step, error_text
 from gpurun.linux.files import mkdir_p
 from gpurun.linux.fs import CLOSE_RANGE_CLOEXEC, close_range
 from gpurun.linux.scm_rights import receive_with, send_with
@@ -136,7 +136,7 @@ def _become(
         env = {b"PATH": posix.environ.get(b"PATH") or _PATH.encode()}
         posix.execve(path, ["criu", "swrk", str(_SOCKET)], env)
     except BaseException as e:  # whatever it is, this copy of the caller must not go on as the caller
-        parent.send((oserror_text(e) if isinstance(e, OSError) else str(e)).encode("utf-8", "replace"))
+        parent.send(error_text(e).encode("utf-8", "replace"))
     posix._exit(127)
 
 

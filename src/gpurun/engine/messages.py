@@ -198,6 +198,19 @@ def send(fd: int, *message: Any) -> None:
     write_all(fd, len(data).to_bytes(4, "little") + data)
 
 
+def hang_up(channel: int) -> None:
+    """Nothing more is sent: who waits for it, though a message could not be sent, ends."""
+    from _socket import AF_UNIX, SHUT_WR, SOCK_STREAM, socket
+
+    its = socket(AF_UNIX, SOCK_STREAM, 0, channel)
+    try:
+        its.shutdown(SHUT_WR)
+    except OSError:
+        pass  # the other side is gone
+    finally:
+        its.detach()
+
+
 def send_files(channel: int, files: tuple[int, ...], *message: Any) -> None:
     """Write one message to the Unix socket *channel*, with the open *files* beside it (unix(7), SCM_RIGHTS)."""
     from _socket import AF_UNIX, SOCK_STREAM, socket

@@ -15,7 +15,7 @@ import posix
 import sys
 
 from gpurun.cdi.edits import ContainerEdits
-from gpurun.errors import ConfigError, GpurunError, Step, oserror_text
+from gpurun.errors import ConfigError, GpurunError, Step, error_text
 from gpurun.gpu.cdi.hook_work import hook_work
 from gpurun.gpu.cdi.known_hooks import COMMANDS, INTERFACE_VERSION, parse_call
 from gpurun.hook.apply import apply_edits
@@ -72,8 +72,7 @@ def main(argv: list[str]) -> int:
     try:
         return _called(tuple(argv))
     except (GpurunError, OSError) as e:
-        text = oserror_text(e) if isinstance(e, OSError) else str(e)
-        write_stderr(f"nvidia-cdi-hook: {text}")
+        write_stderr(f"nvidia-cdi-hook: {error_text(e)}")
         return 1
 
 

@@ -13,7 +13,7 @@ import posix
 import sys
 
 from gpurun.cgroup.tree import UNIFIED_MOUNTPOINT, find_tree, join_root, parse_own_cgroup
-from gpurun.errors import ConfigError, GpuError, GpurunError, StepError, oserror_text
+from gpurun.errors import ConfigError, GpuError, GpurunError, StepError, error_text, oserror_text
 from gpurun.gpu.request.settings import Settings, read_settings, settings_path
 from gpurun.gpu.resolve import WRONG_MODE, Inquiry, gpu_edits, no_check
 from gpurun.hook.apply import apply_edits
@@ -69,8 +69,7 @@ def main(argv: list[str]) -> int:
     try:
         return _run(list(argv))
     except (GpurunError, OSError) as e:
-        text = oserror_text(e) if isinstance(e, OSError) else str(e)
-        write_stderr(f"gpurun hook: {text}")
+        write_stderr(f"gpurun hook: {error_text(e)}")
         return 1
 
 
@@ -166,8 +165,7 @@ def _prestart(config: str) -> None:
             try:
                 _undo(get_string(state, "id", "state"))
             except (GpurunError, OSError) as e:  # poststop comes all the same, and tries it again
-                text = oserror_text(e) if isinstance(e, OSError) else str(e)
-                write_stderr(f"gpurun hook: {text}")
+                write_stderr(f"gpurun hook: {error_text(e)}")
         raise
     if not settings.no_cgroups:
         warning = allow_devices(container_cgroup(pid), edits.device_nodes, edits.device_classes)

@@ -41,8 +41,16 @@ class Bundle:
         offset, size = self.modules[name][:2]
         if not size:
             return None
-        code: CodeType = loads(posix.pread(self.fd, size, offset))
+        code: CodeType = loads(self.read(size, offset))
         return code
+
+    def read(self, size: int, offset: int) -> bytes:
+        """*size* bytes of the file at *offset*; raises OSError that says what was read."""
+        try:
+            return posix.pread(self.fd, size, offset)
+        except OSError as e:
+            e.filename = "read gpurun's own program"  # what a message has in the place of a path
+            raise
 
     def load(self, name: str) -> ModuleType:
         """Make the module *name*, after those that it imports."""
@@ -71,7 +79,7 @@ class Bundle:
         """importlib's question; the answer is None for what is not in the file."""
         entry = self.modules.get(name)
         if entry is None and name in self.libraries[0]:
-            self.modules.update(loads(posix.pread(self.fd, self.libraries[2], self.libraries[1])))
+            self.modules.update(loads(self.read(self.libraries[2], self.libraries[1])))
             entry = self.modules[name]
         if entry is None:
             where = self.extensions.get(name)

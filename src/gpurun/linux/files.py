@@ -35,7 +35,7 @@ class Fd(int):
 def read_file(path: str, limit: int = MAX_SMALL_FILE, dir_fd: int | None = None) -> bytes:
     """The content of a small file, at most *limit* bytes; raises OSError with the path in it."""
     with Fd(posix.open(path, posix.O_RDONLY | O_CLOEXEC, dir_fd=dir_fd)) as fd:
-        return read_fd(fd, limit)
+        return read_fd(fd, limit, path)
 
 
 def read_regular(path: str, limit: int = MAX_SMALL_FILE, follow: bool = True) -> bytes:
@@ -50,19 +50,34 @@ def read_regular(path: str, limit: int = MAX_SMALL_FILE, follow: bool = True) ->
             raise OSError(EINVAL, posix.strerror(EINVAL), path)
         # O_NONBLOCK: not to wait for one who has a lease on it (fcntl(2)).
         with Fd(posix.open(f"/proc/self/fd/{found}", posix.O_RDONLY | posix.O_NONBLOCK | posix.O_NOCTTY | O_CLOEXEC)) as fd:
-            return read_fd(fd, limit)
+            return read_fd(fd, limit, path)
 
 
-def read_fd(fd: int, limit: int = MAX_SMALL_FILE) -> bytes:
-    """All that can be read from *fd*, at most *limit* bytes."""
+def read_fd(fd: int, limit: int = MAX_SMALL_FILE, path: str = "") -> bytes:
+    """All that can be read from *fd*, at most *limit* bytes.  Raises OSError, of *path* or of what *fd* is open on."""
     chunks: list[bytes] = []
-    while limit > 0:
-        chunk = posix.read(fd, min(limit, CHUNK))
-        if not chunk:
-            break
-        chunks.append(chunk)
-        limit -= len(chunk)
+    try:
+        while limit > 0:
+            chunk = posix.read(fd, min(limit, CHUNK))
+            if not chunk:
+                break
+            chunks.append(chunk)
+            limit -= len(chunk)
+    except OSError as e:
+        _name(e, fd, path)
+        raise
     return b"".join(chunks)
+
+
+def _name(error: OSError, fd: int, path: str = "") -> None:
+    """Give *error* of a call on *fd* the path that it is about, where it has one: a message then says it."""
+    if not path:
+        try:
+            path = posix.readlink(f"/proc/self/fd/{fd}")
+        except OSError:  # no /proc here
+            return
+    if path.startswith("/"):  # not "socket:[7]"
+        error.filename = path
 
 
 def mkdir_p(path: str, mode: int, dir_fd: int | None = None, last_mode: int | None = None) -> None:
@@ -83,10 +98,14 @@ def mkdir_p(path: str, mode: int, dir_fd: int | None = None, last_mode: int | No
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of *data*."""
+    """Write all of *data*.  Raises OSError, of what *fd* is open on."""
     view = memoryview(data)
-    while view:
-        view = view[posix.write(fd, view) :]
+    try:
+        while view:
+            view = view[posix.write(fd, view) :]
+    except OSError as e:
+        _name(e, fd)
+        raise
 
 
 def write_atomically(path: str, data: bytes, mode: int, durable: bool = False, exact: bool = False) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.errors import GpurunError, oserror_text
+from gpurun.errors import GpurunError, error_text
 from gpurun.linux.files import O_CLOEXEC, Fd, read_fd, write_all
 from gpurun.linux.process import CLONE_NEWNS, CLONE_NEWUSER, setns
 
@@ -38,7 +38,7 @@ def ask_child(task: Callable[[], bytes]) -> bytes:
         try:
             write_all(send, b"+" + task())
         except BaseException as e:  # whatever it is, this copy must not go on as the caller
-            write_all(send, b"-" + _text(e).encode("utf-8", "surrogateescape"))
+            write_all(send, b"-" + error_text(e).encode("utf-8", "surrogateescape"))
         finally:
             posix._exit(0)
     posix.close(send)
@@ -51,12 +51,6 @@ def ask_child(task: Callable[[], bytes]) -> bytes:
         how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
         raise GpurunError(answer[1:].decode("utf-8", "surrogateescape") or f"a helper process {how}")
     return answer[1:]
-
-
-def _text(error: BaseException) -> str:
-    if isinstance(error, GpurunError):
-        return str(error)
-    return oserror_text(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
 
 def join_container(mount_fd: int, user_fd: int = -1) -> None:

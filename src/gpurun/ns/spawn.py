@@ -16,7 +16,7 @@ from __future__ import annotations
 import posix
 from errno import EACCES, ENOSPC, EPERM
 
-from gpurun.errors import GpurunError, Step, StepError, oserror_text
+from gpurun.errors import GpurunError, Step, StepError, error_text, oserror_text
 from gpurun.linux.files import O_CLOEXEC, Fd, write_all
 from gpurun.linux.process import (
     CLONE_NEWCGROUP,
@@ -262,8 +262,7 @@ def _in_child(
             posix.write(ask_w, b"done\n")
         return
     except BaseException as e:  # whatever it is, this copy of the caller must not go on as the caller
-        text = oserror_text(e) if isinstance(e, OSError) else str(e)
-        posix.write(ask_w, b"error " + text.encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")
+        posix.write(ask_w, b"error " + error_text(e).encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")
     posix._exit(1)
 
 

@@ -53,7 +53,7 @@ def test_what_is_to_stay_stays() -> None:
         (StepError("remove", "/cgroup", 16), "remove /cgroup: device or resource busy"),
         (GpurunError("in our words"), "in our words"),
         (OSError(13, "x", "/path"), "/path: permission denied"),
-        (KeyError("x"), "KeyError: 'x'"),
+        (KeyError("x"), "internal error in gpurun: KeyError: 'x'"),
     ],
 )
 def test_one_that_fails_keeps_the_state_and_stops_nothing_else(error: Exception, text: str, warnings: list[str]) -> None:

@@ -173,7 +173,7 @@ class _Creation:
         try:
             messages.send_files(self.started.channel, tuple(files.values()), *message)
         except BrokenPipeError:
-            pass  # it has ended; its last message, if any, says why
+            messages.hang_up(self.started.channel)  # it has ended; its last message, if any, says why
         pid, done = await_init(self.started, self.rollback)
         pidfd = lp.pidfd_open(pid)
         host_resources.lend_resctrl(plan, pid, f"{self.directory}/resctrl", self.rollback)

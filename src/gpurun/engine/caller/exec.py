@@ -251,7 +251,7 @@ def _serve(
     try:
         messages.send_files(started.channel, tuple(files.values()), "plan", to_wire(plan), tuple(files))
     except BrokenPipeError:
-        pass  # it has ended; its last message, if any, says why
+        messages.hang_up(started.channel)  # it has ended; its last message, if any, says why
     speaker = started.pid  # then the setter, then the process: see exec_init.py
     setter = 0
     ready = False  # the setter has its limits

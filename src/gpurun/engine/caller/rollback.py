@@ -6,7 +6,7 @@ The order in which things are taken back is written here, once: who makes a thin
 from __future__ import annotations
 
 from gpurun import log
-from gpurun.errors import GpurunError, oserror_text
+from gpurun.errors import error_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,10 +70,6 @@ def _failure(step: Step) -> str:
     """Take *step*; returns what went wrong, "" for nothing."""
     try:
         step()
-    except GpurunError as e:
-        return str(e)
-    except OSError as e:
-        return oserror_text(e)
     except Exception as e:
-        return f"{type(e).__name__}: {e}"
+        return error_text(e)
     return ""

@@ -11,7 +11,7 @@ from errno import EACCES, EINVAL
 from fcntl import fcntl
 
 from gpurun.engine.caller.rollback import PROCESSES
-from gpurun.engine.messages import check_child, expect_reports, receive_report, send
+from gpurun.engine.messages import check_child, expect_reports, hang_up, receive_report, send
 from gpurun.engine.signals import SIGKILL, send_signal
 from gpurun.errors import GpurunError, Step, StepError
 from gpurun.launcher.fresh_interpreter import Child, child_command, given_child
@@ -127,7 +127,7 @@ def tell(started: Started, *message: object) -> None:
     try:
         send(started.channel, *message)
     except BrokenPipeError:
-        pass  # it has ended; its last message, if any, says why
+        hang_up(started.channel)  # it has ended; its last message, if any, says why
 
 
 def edits_come_first(plan: Plan) -> bool:
@@ -176,13 +176,7 @@ def await_init(started: Started, rollback: Rollback) -> tuple[int, tuple[int, ..
 
 def dismiss(started: Started) -> None:
     """End what :func:`start_child` has started, and what that made without our having heard of it; reap all."""
-    from _socket import AF_UNIX, SHUT_WR, SOCK_STREAM, socket
-
-    channel = socket(AF_UNIX, SOCK_STREAM, 0, started.channel)
-    try:
-        channel.shutdown(SHUT_WR)
-    except OSError:
-        pass  # the other side is gone
+    hang_up(started.channel)
     try:
         posix.waitpid(started.pid, 0)  # it ends by itself: having done its part, or for want of a plan
     except ChildProcessError:
@@ -199,7 +193,7 @@ def dismiss(started: Started) -> None:
         pass  # all that was said before the first child ended has been read
     except GpurunError:
         pass  # nothing that any of them says
-    channel.close()
+    posix.close(started.channel)
 
 
 def kill_child(pid: int) -> None:

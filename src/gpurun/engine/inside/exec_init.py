@@ -31,7 +31,7 @@ from gpurun.engine.inside.enter_process import (
     set_oom_score_adj,
 )
 from gpurun.engine.plan.records import ProcessPlan
-from gpurun.errors import GpurunError, Step, StepError, escaped, oserror_text
+from gpurun.errors import GpurunError, Step, StepError, error_text, escaped
 from gpurun.launcher.fresh_interpreter import end_imports
 from gpurun.linux import process as lp
 from gpurun.linux import sched
@@ -69,10 +69,7 @@ def main() -> NoReturn:
     except (BrokenPipeError, ConnectionResetError):
         pass  # the parent has given up, and tells why
     except BaseException as e:  # nothing may leave here but by _exit: the parent tells the error
-        if isinstance(e, OSError):
-            text = oserror_text(e)
-        else:
-            text = str(e) if isinstance(e, GpurunError) else f"{type(e).__name__}: {e}"
+        text = error_text(e)
         try:
             messages.report(channel, "failed", text)
         except OSError:

@@ -31,7 +31,7 @@ from gpurun.engine.inside.enter_process import (
 from gpurun.engine.plan.records import InitPlan
 from gpurun.engine.signals import end_on_signals
 from gpurun.engine.state import State, state_json
-from gpurun.errors import GpurunError, StepError, escaped, oserror_text
+from gpurun.errors import GpurunError, StepError, error_text, escaped
 from gpurun.launcher.fresh_interpreter import end_imports
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC
@@ -71,16 +71,10 @@ def main() -> NoReturn:
         pass  # the parent has given up, and tells why
     except BaseException as e:  # nothing may leave here but by _exit: the parent tells the error
         try:
-            messages.report(channel, "failed", _error_text(e))
+            messages.report(channel, "failed", error_text(e))
         except OSError:
-            posix.write(2, f"gpurun init: {escaped(_error_text(e))}\n".encode())
+            posix.write(2, f"gpurun init: {escaped(error_text(e))}\n".encode())
     posix._exit(1)
-
-
-def _error_text(e: BaseException) -> str:
-    if isinstance(e, GpurunError):
-        return str(e)
-    return oserror_text(e) if isinstance(e, OSError) else f"{type(e).__name__}: {e}"
 
 
 def _become_init(channel: int) -> tuple[InitPlan, messages.Descriptors, Opened | None]:
