@@ -57,7 +57,7 @@ def look(name: str, at: float, cpu: float, memory: int, more: tuple[int, int, in
     pids, read, written = more
     some = {"psi": {"some": {"avg10": waited}}}
     figures = Stats(cpu, memory, 64 << 30, pids, None, read, written, 0, {"cpu": some, "memory": some, "blkio": some})
-    return Look("/run/gpurun", State(name, "/b", "/b/rootfs", "/c", True, 7), at, figures)
+    return Look("/run/gpurun", State(name, "/b", "/b/rootfs", "/c", True, 7), at, figures, ("io", "memory", "pids"))
 
 
 def stats(columns: int) -> str:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.builder.completions import FILES, script
+from gpurun.builder.completions import FILES
 from gpurun.builder.manual import pages
+from gpurun.cli.human import completion_script
 from gpurun.cli.rows import command
 from gpurun.cli.table import COMMANDS
 
@@ -51,7 +52,7 @@ MACROS = {"TH", "nh", "ad", "SH", "SS", "B", "BR", "PP", "TP", "EX", "EE"}
 @pytest.mark.parametrize("shell", FILES)
 def test_the_shell_reads_its_completion(shell: str, tmp_path: Path) -> None:
     file = tmp_path / FILES[shell]
-    file.write_text(script(shell))
+    file.write_text(completion_script(shell))
     assert "_GPURUN_COMPLETE" in file.read_text()
     if not shutil.which(shell):
         pytest.skip(f"{shell} is not installed")

@@ -23,6 +23,12 @@ def test_containers_alone(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     assert offered("kill ", "--root", str(tmp_path)) == ["wave", "web"]
     assert offered("state we", "--root", str(tmp_path)) == ["web"]
+    assert offered("gpu attach we", "--root", str(tmp_path)) == ["web"]
+
+
+def test_fish_keeps_what_stands_behind_a_comma() -> None:
+    script = gpurun(env={"_GPURUN_COMPLETE": "fish_source"}).stdout
+    assert script.count("string split") == script.count('string split --max 1 ","') == 1
 
 
 @pytest.mark.parametrize(
@@ -36,6 +42,8 @@ def test_containers_alone(tmp_path: Path) -> None:
         ("cdi generate --mode im", ["imex"]),
         ("checkpoint --manage-cgroups-mode s", ["soft", "strict"]),
         ("--log-format ", ["text", "json"]),
+        ("install co", ["containerd"]),
+        ("uninstall cr", ["crio"]),
         ("gpu ", ["list", "doctor", "explain"]),
     ],
 )

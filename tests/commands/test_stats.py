@@ -24,10 +24,25 @@ GPU = {
 }  # fmt: skip
 
 
-def look(at: float, cpu: float, read: int = 0) -> Look:
+ALL = ("cpu", "io", "memory", "pids")
+
+
+def look(at: float, cpu: float, read: int = 0, controllers: tuple[str, ...] = ALL) -> Look:
     raw = {"cpu": {"psi": {"some": {"avg10": 1.5}}}, "memory": {}, "blkio": {}}
     figures = Stats(cpu, 3 << 29, 2 << 30, 5, None, read, 0, 0, raw)
-    return Look("/run/gpurun", State("web-1", "/b", "/b/rootfs", "/c", True, 7), at, figures)
+    return Look("/run/gpurun", State("web-1", "/b", "/b/rootfs", "/c", True, 7), at, figures, controllers)
+
+
+@pytest.mark.parametrize("missing", ["io", "memory", "pids"])
+def test_what_no_controller_counts_is_no_zero(missing: str) -> None:
+    controllers = tuple([name for name in ALL if name != missing])
+    made = row(look(10.0, 1.0), look(12.0, 2.0, 4096, controllers), ("web", "Docker"), [])
+    fields = {"io": made["io"]["readBytes"], "memory": made["memory"]["bytes"], "pids": made["pids"]["current"]}
+    assert {name for name, value in fields.items() if value is None} == {missing}
+    assert missing != "io" or set(made["io"].values()) == {None}
+    column = ["memory", "pids", "io"].index(missing) + 2
+    cells = re.split(r"\s{2,}", stats_table([made], 0).splitlines()[1].strip())
+    assert [number for number, cell in enumerate(cells) if cell == "-"] == [column]
 
 
 def test_a_row() -> None:

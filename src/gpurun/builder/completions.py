@@ -6,21 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from click.shell_completion import get_completion_class
-
-from gpurun.cli.human import build
+from gpurun.cli.human import completion_script
 
 #: Shell → the name of the file as its directory of completions wants it.
 FILES = {"bash": "gpurun", "zsh": "_gpurun", "fish": "gpurun.fish"}
-
-
-def script(shell: str) -> str:
-    """The completion script of *shell*, one of :data:`FILES`."""
-    found = get_completion_class(shell)
-    if found is None:
-        raise ValueError(f"click has no completion for {shell}")
-    source: str = found(build(), {}, "gpurun", "_GPURUN_COMPLETE").source()
-    return source.strip("\n") + "\n"
 
 
 def main() -> int:
@@ -29,7 +18,7 @@ def main() -> int:
     output: Path = parser.parse_args().output
     for shell, name in FILES.items():
         (output / shell).mkdir(parents=True, exist_ok=True)
-        (output / shell / name).write_text(script(shell), encoding="utf-8")
+        (output / shell / name).write_text(completion_script(shell), encoding="utf-8")
     return 0
 
 

@@ -36,7 +36,7 @@ class _ContainerId(click.ParamType):  # type: ignore[type-arg] # generic from cl
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[click.shell_completion.CompletionItem]:
-        root = Path((ctx.parent.params.get("root") if ctx.parent else None) or default_root(_environ(), os.geteuid(), bool))
+        root = Path(ctx.find_root().params.get("root") or default_root(_environ(), os.geteuid(), bool))
         try:
             names = sorted(p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))  # caches have a dot
         except OSError:  # no containers yet, or not ours to see: nothing to complete
@@ -198,11 +198,20 @@ def _command(
     parameters: list[click.Parameter] = [_parameter(option) for option in options]
     words = arguments.split()
     for i, word in enumerate(words):
-        kind = _ContainerId() if word == "ID" and completes else _Words(SIGNALS) if word == "[SIGNAL]" else None
+        kind = _argument_kind(word, completes)
         count = -1 if many and i == len(words) - 1 else 1
         parameters.append(click.Argument([f"argument{i}"], type=kind, metavar=word, required=False, nargs=count))
     epilog = _examples(path or name)
     return _Command(name, params=parameters, help=_sentence(text), short_help=text, epilog=epilog)
+
+
+def _argument_kind(word: str, completes: bool) -> _ContainerId | _Words | None:
+    """What the argument that help calls *word* completes to; None for nothing."""
+    if (word == "ID" and completes) or word == "CONTAINER":
+        return _ContainerId()
+    if word == "[SIGNAL]":
+        return _Words(SIGNALS)
+    return _Words(word.split("|")) if "|" in word and "[" not in word else None
 
 
 def _sentence(text: str) -> str:
@@ -264,7 +273,20 @@ def did_you_mean(name: str) -> str:
     return f' (did you mean "{close[0]}"?)' if close else ""
 
 
+def completion_script(shell: str) -> str:
+    """The script of *shell* (bash, zsh or fish) that asks gpurun itself.  Raises ValueError for another shell."""
+    found = click.shell_completion.get_completion_class(shell)
+    if found is None:
+        raise ValueError(f"click has no completion for {shell}")
+    source: str = found(build(), {}, "gpurun", "_GPURUN_COMPLETE").source()
+    # click's own line cuts what is completed at its second comma: 0,1 would be 0.
+    return source.replace('string split ","', 'string split --max 1 ","').strip("\n") + "\n"
+
+
 def complete() -> int:
     """Answer the shell's completion script (``_GPURUN_COMPLETE=bash_source gpurun`` prints it)."""
     instruction = os.environ["_GPURUN_COMPLETE"]
+    if instruction == "fish_source":
+        write_stdout(completion_script("fish"))
+        return 0
     return click.shell_completion.shell_complete(build(), {}, "gpurun", "_GPURUN_COMPLETE", instruction)

@@ -4,7 +4,7 @@ The JSON form is an array with an object for each container, a line each time: `
 ``cpu`` (``percent`` of one processor since the look before, ``seconds`` so far), ``memory`` (``bytes``, ``limit`` or null),
 ``pressure`` (``cpu``, ``memory``, ``io``: percent of the last ten seconds that some process waited, null where the kernel
 does not say), ``io`` (``readBytes``, ``writtenBytes`` so far, ``readPerSecond``, ``writtenPerSecond``), ``pids``
-(``current``, ``limit`` or null), and ``gpus`` as `gpurun events` has them.
+(``current``, ``limit`` or null); what the cgroup has no controller for is null; and ``gpus`` as `gpurun events` has them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from gpurun.gpu.host.roots import roots_from_environment
 from gpurun.gpu.request.settings import read_settings, settings_path
 from gpurun.gpu.usage import TIMEOUT_S, of_gpu
 from gpurun.library.stats import stats_of
+from gpurun.linux.files import read_file
 from gpurun.metrics.containers import live
 from gpurun.output import write_document, write_stderr, write_stdout
 from gpurun.record import Record
@@ -48,12 +49,13 @@ _ONCE_S = 0.5  # seconds between the two looks of --once, over which a share of 
 
 
 class Look(Record):
-    """One container at one moment: *at* in seconds of the monotonic clock."""
+    """One container at one moment: *at* in seconds of the monotonic clock; *controllers* are those that its cgroup has."""
 
     root: str
     state: store.State
     at: float
     stats: Stats
+    controllers: tuple[str, ...]
 
 
 def stats(invocation: Invocation) -> int:
@@ -109,7 +111,7 @@ class _Watch:
             if key not in self._called:
                 self._called[key] = self._name(root, state.id)
             if not self._names or state.id in self._names or self._called[key][0] in self._names:
-                found[key] = Look(root, state, time.monotonic(), stats_of(data, 0))
+                found[key] = Look(root, state, time.monotonic(), stats_of(data, 0), _controllers(state.cgroup))
         return found
 
     def _name(self, root: str, container_id: str) -> tuple[str, str]:
@@ -145,8 +147,16 @@ class _Watch:
         return found
 
 
+def _controllers(cgroup: str) -> tuple[str, ...]:
+    """The controllers of the cgroup in that directory; none when it is gone."""
+    try:
+        return tuple(read_file(f"{cgroup}/cgroup.controllers", 4096).decode("ascii", "replace").split())
+    except OSError:
+        return ()
+
+
 def row(before: Look | None, now: Look, called: tuple[str, str], gpus: list[Row]) -> Row:
-    """What is told of one container; rates are null where there was no look before."""
+    """What is told of one container; rates are null where there was no look before, and so is what no controller counts."""
     seconds = now.at - before.at if before is not None else 0.0
     figures = now.stats
 
@@ -156,6 +166,9 @@ def row(before: Look | None, now: Look, called: tuple[str, str], gpus: list[Row]
         grown: float = max(getattr(figures, field) - getattr(before.stats, field), 0)
         return round(grown / seconds, 4)
 
+    def counted(controller: str, value: float | None) -> float | None:
+        return value if controller in now.controllers else None
+
     cpu = rate("cpu_seconds")
     return {
         "id": now.state.id,
@@ -163,15 +176,15 @@ def row(before: Look | None, now: Look, called: tuple[str, str], gpus: list[Row]
         "engine": called[1],
         "root": now.root,
         "cpu": {"percent": None if cpu is None else round(cpu * 100, 1), "seconds": figures.cpu_seconds},
-        "memory": {"bytes": figures.memory_bytes, "limit": figures.memory_limit},
+        "memory": {"bytes": counted("memory", figures.memory_bytes), "limit": figures.memory_limit},
         "pressure": {name: _pressure(figures.raw[key]) for name, key in _PRESSURES},
         "io": {
-            "readBytes": figures.read_bytes,
-            "writtenBytes": figures.written_bytes,
-            "readPerSecond": rate("read_bytes"),
-            "writtenPerSecond": rate("written_bytes"),
+            "readBytes": counted("io", figures.read_bytes),
+            "writtenBytes": counted("io", figures.written_bytes),
+            "readPerSecond": counted("io", rate("read_bytes")),
+            "writtenPerSecond": counted("io", rate("written_bytes")),
         },
-        "pids": {"current": figures.pids, "limit": figures.pids_limit},
+        "pids": {"current": counted("pids", figures.pids), "limit": figures.pids_limit},
         "gpus": gpus,
     }
 
@@ -203,14 +216,15 @@ def _cells(one: Row) -> tuple[str, ...]:
     percent = one["cpu"]["percent"]
     name = one["name"] or (one["id"][:12] if len(one["id"]) == 64 else one["id"])
     loads = [f"{gpu['utilization']['gpu']}%" if gpu.get("utilization") else "-" for gpu in gpus]
+    processes = "-" if pids["current"] is None else str(pids["current"])
     return (
         name,
         "-" if percent is None else f"{percent:.1f}%",
-        f"{size(memory['bytes'])}{limit}",
+        "-" if memory["bytes"] is None else f"{size(memory['bytes'])}{limit}",
         " ".join(loads) or "-",
         _gpu_memory(gpus),
-        str(pids["current"]) + (f" / {pids['limit']}" if pids["limit"] is not None else ""),
-        f"{size(io['readBytes'])} / {size(io['writtenBytes'])}",
+        processes + (f" / {pids['limit']}" if pids["limit"] is not None else ""),
+        "-" if io["readBytes"] is None else f"{size(io['readBytes'])} / {size(io['writtenBytes'])}",
         " / ".join(["-" if value is None else f"{value:.1f}%" for value in one["pressure"].values()]),
     )
 

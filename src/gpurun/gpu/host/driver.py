@@ -127,7 +127,8 @@ def _kernel_version(roots: Roots, root: DriverRoot) -> str:
         )
     raise GpuError(
         f"no NVIDIA driver: neither the kernel module ({roots.sysroot}{PROC}/version) nor the libraries "
-        f"(libnvidia-ml.so.1 under {root.path or '/'}) are there: install the driver on this host"
+        f"(libnvidia-ml.so.1 under {root.path or '/'}) are there: install the driver on this host, "
+        "and `gpurun gpu doctor` says what is missing"
     )
 
 
