@@ -11,7 +11,7 @@ import pytest
 
 from gpurun.errors import GpuError, GpurunError
 from gpurun.gpu.host.roots import Roots
-from gpurun.gpu.leases import lessor, queue, seen
+from gpurun.gpu.leases import lessor, queue, seen, shares
 from gpurun.gpu.leases.choice import Unit
 from gpurun.gpu.leases.lease import Lease
 from gpurun.gpu.leases.lessor import Asker
@@ -21,6 +21,7 @@ from gpurun.gpu.leases.store import Store
 from gpurun.gpu.leases.survey import Survey
 from gpurun.gpu.leases.turns import Want
 from gpurun.gpu.request.free import read_wish
+from gpurun.gpu.request.share import Share
 from gpurun.linux import procfs
 from gpurun.record import replace
 from tests.deadline import within
@@ -177,3 +178,15 @@ def test_nothing_is_left_of_an_error(ask: Ask, store: Store, monkeypatch: pytest
     assert store.leases() == () and queue.tickets(store.path) == ()
     with store:
         pass  # nor is it locked
+
+
+@pytest.mark.parametrize("note", [True, False])
+def test_no_share_of_a_gpu_that_cannot_work(store: Store, monkeypatch: pytest.MonkeyPatch, note: bool) -> None:
+    ill = replace(UNITS[0], unwell="it has fallen off the bus")
+    monkeypatch.setattr(shares, "survey", lambda *_, **__: Survey((ill,)))
+    monkeypatch.setattr(seen, "containers_with_nodes", lambda *_: ())
+    share, asker = Share(GIB, source="annotations"), Asker("web", "/root")
+    with pytest.raises(GpuError, match=r"GPU 0 has no room for a share of .*: not well: it has fallen off the bus"):
+        shares.share_named(frozenset(ill.nodes), share, Roots("/"), ANYTHING, store, asker, note)
+    with pytest.raises(GpuError, match="GPU 0: not well: it has fallen off the bus"):
+        shares.share_free(read_wish("free", ""), share, Roots("/"), ANYTHING, store, asker, note)

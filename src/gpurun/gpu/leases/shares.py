@@ -158,7 +158,9 @@ def _share_named(unit: Unit, share: Share, found: Survey, policy: LeasePolicy, s
         return GivenShare(unit, own[0])  # it was chosen because it is free
     exclusive = tuple([one for one in leases if one.kind == _EXCLUSIVE])
     leased_to = [one for one in exclusive if unit.key in [have.key for have in one.units]]
-    why = f"leased by {described(leased_to[0])}" if leased_to else no_room(share, unit, leases, asker.own)
+    why = f"not well: {unit.unwell}" if unit.unwell else ""
+    if not why:
+        why = f"leased by {described(leased_to[0])}" if leased_to else no_room(share, unit, leases, asker.own)
     other = _by(_others(found, leases, policy, asker.own), unit)
     if not why and other and policy.shared == "refuse":
         why = f"{other}, and this site shares no GPU that somebody has"
