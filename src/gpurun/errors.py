@@ -211,3 +211,7 @@ def shown(text: str, limit: int = 200) -> str:
     """*text* of an image for a message or a log: control characters escaped, cut at *limit* characters."""
     found = escaped(text, keep='"')
     return found if len(found) <= limit else found[:limit] + "..."
+
+
+class Stays(str):
+    """A warning of delete that something of the container stays on the host: its exit code says so too."""

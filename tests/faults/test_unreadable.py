@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -114,15 +115,76 @@ def test_a_damaged_state_tells_its_cgroup(runtime: Runtime, bundle: MakeBundle, 
 def test_a_damaged_state_that_names_no_cgroup_of_a_container(
     runtime: Runtime, bundle: MakeBundle, bed: Bed, line: str
 ) -> None:
-    """Nothing is killed that cannot be the container's; delete --force says what it could not look for."""
+    """Nothing is killed that cannot be the container's; delete --force says what it could not look for, and fails."""
     container = runtime.start(bundle().sh(FOREVER))
     container.wait_for("up")
     file = runtime.root / container.id / "state"
     file.write_text(f"id={container.id}\n{line}\n")
+    (file.parent / "config.json").write_text("{")
     done = container.delete("--force")
-    assert done.rc == 0 and "damaged" in done.err and "cgroup" in done.err, done
+    assert done.rc == 1 and "damaged" in done.err and "cgroup" in done.err, done
     assert not (runtime.root / container.id).exists()
     assert os.path.exists(f"/proc/{container.pid}")
     os.kill(container.pid, 9)
     container.wait()
     bed.cgroup(f"{bed.subtree}/{container.id}").rmdir()
+
+
+@pytest.mark.parametrize("left", ["", "i", "id=x\ncgroup=/tmp\n"])
+def test_a_state_that_tells_nothing_has_a_config_beside_it(
+    runtime: Runtime, bundle: MakeBundle, bed: Bed, left: str
+) -> None:
+    """It names the cgroup: what is in it is ended, and nothing stays."""
+    container = runtime.start(bundle().sh(FOREVER))
+    container.wait_for("up")
+    (runtime.root / container.id / "state").write_text(left)
+    done = container.delete("--force")
+    assert done.rc == 0, done
+    assert container.wait() == 128 + 9
+    assert not (runtime.root / container.id).exists()
+    assert not bed.cgroup(f"{bed.subtree}/{container.id}").exists()
+
+
+def test_a_cgroup_that_another_container_has_is_not_killed(runtime: Runtime, bundle: MakeBundle) -> None:
+    """A config.json that names it is not enough."""
+    one, other = [runtime.start(bundle().sh(FOREVER)) for _ in range(2)]
+    for container in (one, other):
+        container.wait_for("up")
+    directory = runtime.root / one.id
+    config = json.loads((directory / "config.json").read_text())
+    config["linux"]["cgroupsPath"] = other.cgroup()
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "state").write_text("")
+    done = one.delete("--force")
+    assert done.rc == 1 and "its processes, if there are any, go on" in done.err, done
+    assert os.path.exists(f"/proc/{other.pid}/ns/pid") and other.kill("KILL").rc == 0
+    cgroup = runtime.bed.cgroup(one.cgroup())
+    os.kill(one.pid, 9)
+    assert one.wait() == 128 + 9 and other.wait() == 128 + 9
+    cgroup.rmdir()
+
+
+@pytest.mark.parametrize("part", [0, 0.1, 0.5, 0.9, 0.99])
+def test_a_config_that_was_cut_off_has_lost_its_hooks(
+    runtime: Runtime, bundle: MakeBundle, tmp_path: Path, part: float
+) -> None:
+    """delete refuses, delete --force removes the container and fails: the network that a hook gives back stays."""
+    made = bundle().args("true")
+    ran = tmp_path / "ran"
+    made.config["hooks"] = {"poststop": [{"path": "/bin/sh", "args": ["sh", "-c", f"touch {ran}"]}]}
+    container = runtime.start(made)
+    container.wait()
+    file = runtime.root / container.id / "config.json"
+    data = file.read_bytes()
+    file.write_bytes(data[: int(len(data) * part)])
+    refused = container.delete()
+    assert refused.rc == 1 and file.exists(), refused
+    done = container.delete("--force")
+    assert done.rc == 1 and "its saved config.json is damaged, no poststop hooks run" in done.err, done
+    assert done.err.count("\n") == 1 and not file.parent.exists() and not ran.exists()
+
+
+def test_braces_in_texts_are_no_damage(runtime: Runtime, bundle: MakeBundle) -> None:
+    made = bundle().args("true")
+    made.process["env"].append("X=}}{")
+    assert runtime.run(made).rc == 0

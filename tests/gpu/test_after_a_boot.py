@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.ns.journal import is_whole
 from gpurun.ns.journal_disk import SYSTEM_DIRECTORY, boot_id, container_key
 from tests.conftest import MakeBundle
 from tests.gpu.leases.conftest import MakeHost, make_host  # noqa: F401
 from tests.native.bed import remove_cgroup
 from tests.native.bundle import Bundle
+from tests.native.leaks import Leaks
 from tests.native.listing import tree_listing
 from tests.native.runtime import ENVIRONMENT, Container, Runtime
 
@@ -115,3 +117,36 @@ def test_delete_as_usual_leaves_no_journal(runtime: Runtime, gpu: Bundle, make_h
     container.wait()
     assert container.delete().rc == 0
     assert not mine[0].exists()
+
+
+@pytest.mark.parametrize("part", [0, 0.1, 0.5, 0.99])
+def test_a_journal_that_was_cut_off(runtime: Runtime, gpu: Bundle, make_host: MakeHost, leaks: Leaks, part: float) -> None:
+    """delete refuses; delete --force takes back what it still tells, says that the rest stays, and fails."""
+    leaks.rootfs_may_change = True
+    image = tree_listing(gpu.rootfs)
+    container = runtime.start(gpu, env=ENVIRONMENT | make_host(2).env)
+    assert container.kill("KILL").rc == 0
+    container.wait()
+    journal = runtime.root / container.id / "created"
+    data = journal.read_bytes()
+    cut = data[: int(len(data) * part)]
+    journal.write_bytes(cut[:-1] if is_whole(cut) else cut)  # between two records nothing tells that there were more
+    full = len(tree_listing(gpu.rootfs))
+    refused = container.delete()
+    assert refused.rc == 1 and "journal" in refused.text and len(tree_listing(gpu.rootfs)) == full
+    done = container.delete("--force")
+    assert done.rc == 1 and "is damaged, and what it does not tell any more stays there" in done.text, done.text
+    assert not journal.parent.exists()
+    left = tree_listing(gpu.rootfs)
+    assert len(left) == full if part == 0 else len(image) <= len(left) <= full
+    assert part < 0.5 or len(left) < full, "what it tells is taken back"
+
+
+def test_a_journal_that_is_gone(runtime: Runtime, gpu: Bundle, make_host: MakeHost, leaks: Leaks) -> None:
+    leaks.rootfs_may_change = True
+    container = runtime.start(gpu, env=ENVIRONMENT | make_host(2).env)
+    assert container.kill("KILL").rc == 0
+    container.wait()
+    os.unlink(os.readlink(runtime.root / container.id / "created"))
+    done = container.delete("--force")
+    assert done.rc == 1 and "the journal of what was made in its rootfs is gone" in done.text, done.text

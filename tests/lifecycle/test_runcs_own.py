@@ -208,7 +208,7 @@ def test_a_damaged_state_can_be_deleted(runtime: Runtime, bundle: MakeBundle, be
             assert done.rc == 1 and len(done.err.splitlines()) == 1 and "Traceback" not in done.err, (command, damaged)
     assert container.delete("--force").rc == 0
     assert not (runtime.root / container.id).exists()
-    bed.cgroup(f"{bed.subtree}/{container.id}").rmdir()  # nobody knows of it any more
+    assert not bed.cgroup(f"{bed.subtree}/{container.id}").exists(), "its config.json names it"
 
 
 def test_a_frozen_container_whose_init_was_killed(runtime: Runtime, bundle: MakeBundle, bed: Bed) -> None:

@@ -248,7 +248,9 @@ def _typed(values: dict[str, str]) -> State:
 
 def _left(container_id: str, values: dict[str, str]) -> State:
     """What *values* tell of a container all the same; that killing its init kills all of it is not believed."""
-    known: dict[str, Any] = {name: values.get(name, "") for name in ("bundle", "rootfs", "cgroup", "unit", "manager")}
+    known: dict[str, Any] = {
+        name: values.get(name, "") for name in ("bundle", "rootfs", "cgroup", "unit", "manager", "created")
+    }
     numbers: dict[str, Any] = {}
     for name in ("pid", "start_time"):
         try:

@@ -131,6 +131,17 @@ static const char *status(const struct container *c)
 	return "running";
 }
 
+static bool braces_match(const char *text, size_t size)
+{
+	size_t opened = 0, closed = 0;
+
+	for (size_t i = 0; i < size; i++) {
+		opened += text[i] == '{';
+		closed += text[i] == '}';
+	}
+	return opened > 0 && opened == closed;
+}
+
 /* A container whose saved config speaks of such hooks may have some to run now, and so may one with letters that are escaped
  * (\u and a number): any name can be written so. */
 static void require_no_hooks(const struct container *c, const char *const *quoted)
@@ -139,8 +150,8 @@ static void require_no_hooks(const struct container *c, const char *const *quote
 	char path[PATH_BYTES];
 
 	ssize_t size = read_file(text(path, "%s/config.json", c->directory), config, sizeof config);
-	if (size < 0)
-		defer_to_python();
+	if (size < 0 || !braces_match(config, (size_t)size))
+		defer_to_python(); /* a text that was cut off has lost the hooks that delete would have to run */
 	if (memmem(config, (size_t)size, "\\u", 2))
 		defer_to_python();
 	for (; *quoted; quoted++)

@@ -202,6 +202,22 @@ def parse(data: bytes) -> tuple[Trace, ...]:
     return tuple(sorted(done, key=lambda trace: trace.stamp))
 
 
+def is_whole(data: bytes) -> bool:
+    """Whether the journal has its first record, and ends with the end of one."""
+    first = parse(data)[:1]
+    return bool(first) and first[0].kind == ROOTFS and _end_of_records(data) == len(data)
+
+
+def _end_of_records(data: bytes) -> int:
+    at = 0
+    while (colon := data.find(b":", at, at + 20)) > 0 and data[at:colon].isdigit():
+        end = colon + 1 + int(data[at:colon])
+        if data[end : end + 1] != b",":
+            break
+        at = end + 1
+    return at
+
+
 def pack_rewritten(digest: bytes, original: Original) -> bytes:
     """The rest of a REWRITTEN record."""
     if original.content is None:

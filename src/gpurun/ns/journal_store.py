@@ -13,7 +13,7 @@ from __future__ import annotations
 import posix
 from errno import EEXIST
 
-from gpurun.errors import GpurunError
+from gpurun.errors import GpurunError, Stays
 from gpurun.linux.files import O_CLOEXEC, Fd, read_fd, read_file, write_all
 from gpurun.linux.fs import O_DIRECTORY
 
@@ -88,32 +88,55 @@ def _forget_lost(path: str) -> None:
         pass  # no link
 
 
-def undo_traces(root: str, container_id: str, force: bool = False) -> tuple[str, ...]:
+def undo_traces(root: str, container_id: str, force: bool = False, whole: bool = False) -> tuple[str, ...]:
     """Take back what the journal of the container says, or leave it to another container of the same rootfs.
 
     The journal stays until all of it is done: raises :class:`GpurunError` with what the rootfs keeps, and :class:`OSError`;
     then this can be called again.  With *force*, what the kernel does not let us take away is told in the warnings that
     are returned, and no error.  Without a journal nothing is done, nor imported.
+
+    *whole*: the container was created, so its journal must be whole.  Of one that is damaged what it still tells is taken
+    back, with *force* alone; a warning (:class:`Stays`) says that the rest is not.
     """
     path = f"{root}/{container_id}/created"
     try:
         posix.stat(path)
     except FileNotFoundError:
-        return ()  # none was needed, or what a stopped machine has left was undone by the next create
-    from gpurun.ns.journal import ROOTFS, parse
+        return _told_of_lost(path) if whole else ()
+    from gpurun.ns.journal import ROOTFS, is_whole, parse
 
     with Fd(_lock(root)):
         try:
-            traces = parse(read_file(path, _LIMIT))
+            data = read_file(path, _LIMIT)
         except FileNotFoundError:
             return ()  # another delete was faster
+        damaged = whole and not is_whole(data)
+        if damaged and not force:
+            raise GpurunError(f"{path}: the journal of what was made in the rootfs is damaged: delete --force removes it")
+        traces = parse(data)
         rootfs, rest = next(((t.path, t.rest) for t in traces if t.kind == ROOTFS), ("", b""))
         traces = tuple([trace for trace in traces if trace.kind != ROOTFS])
         warnings: tuple[str, ...] = ()
         if traces and _still_it(path, rootfs, rest) and not _leave_to_another(root, container_id, rootfs, traces):
             warnings = _undo_in(rootfs, traces, force)
         _remove(path)
-        return warnings
+        return (*warnings, _lost("is damaged", rootfs)) if damaged else warnings
+
+
+def _told_of_lost(path: str) -> tuple[str, ...]:
+    """What to say where *path* leads to no journal: nothing where there was none, or where the next create has undone what a
+    stopped machine had left."""
+    from gpurun.ns.journal_disk import is_of_this_boot
+
+    try:
+        return (_lost("is gone", ""),) if is_of_this_boot(posix.readlink(path)) else ()
+    except OSError:
+        return ()
+
+
+def _lost(how: str, rootfs: str) -> Stays:
+    image = f"the rootfs {rootfs}" if rootfs else "its rootfs"
+    return Stays(f"the journal of what was made in {image} {how}, and what it does not tell any more stays there")
 
 
 def _still_it(path: str, rootfs: str, rest: bytes) -> bool:

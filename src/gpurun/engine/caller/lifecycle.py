@@ -9,7 +9,7 @@ from errno import ENOENT, ENXIO
 from gpurun import log
 from gpurun.engine import state as store
 from gpurun.engine.signals import SIGCHLD, SIGKILL, SIGURG, SIGWINCH, block_signals, exit_code, send_signal, wait_signal
-from gpurun.errors import ConfigError, ContainerNotFound, GpurunError, SignalTooLate, StepError, oserror_text
+from gpurun.errors import ConfigError, ContainerNotFound, GpurunError, SignalTooLate, Stays, StepError, oserror_text
 from gpurun.linux.files import O_CLOEXEC, Fd, read_file
 from gpurun.linux.procfs import is_alive
 from gpurun.paths import clean_path
@@ -103,13 +103,18 @@ def _saved_hooks(root: str, container_id: str) -> tuple[Hooks, tuple[str, str]] 
     except FileNotFoundError:
         return None  # a create that did not get that far
     named = b'"hooks"' in data and (b'"poststart"' in data or b'"poststop"' in data)
-    if not named and b"\\u" not in data:
+    if not named and b"\\u" not in data and _looks_whole(data):
         return None
     from gpurun.engine.hook_output import output_files
     from gpurun.oci.config import read_config
 
     config = read_config(data)
     return config.hooks, output_files(config.annotations)
+
+
+def _looks_whole(text: bytes) -> bool:
+    """Whether all braces of a JSON document are closed, which those of one that was cut off are not."""
+    return text.count(b"{") == text.count(b"}") > 0
 
 
 def kill(root: str, container_id: str, signal: int, all_processes: bool = False) -> None:
@@ -155,8 +160,21 @@ def delete(root: str, container_id: str, force: bool = False, told: bool = False
     Returns warnings: a failing poststop hook is one, and that memory ran out, unless that has been *told*.
 
     With *force*, a container that does not exist is fine, and one whose state is damaged or that was half made is removed,
-    with what is in the cgroup that the state still names.  A state that cannot be read just now is an error, and all stays.
+    with what is in the cgroup that the state or the config still names.  A state that cannot be read just now is an error,
+    and all stays.  Where something of the container stays, because what told of it is damaged, the rest is removed, and then
+    :class:`GpurunError` says what.
     """
+    warnings = _delete(root, container_id, force, told)
+    stays = [warning for warning in warnings if isinstance(warning, Stays)]
+    if not stays:
+        return warnings
+    for warning in warnings:
+        if warning not in stays:
+            log.warning(warning)
+    raise GpurunError(f"container {container_id} is removed, but not all of it: {'; '.join(stays)}")
+
+
+def _delete(root: str, container_id: str, force: bool, told: bool) -> tuple[str, ...]:
     try:
         state = store.load(root, container_id)
     except ContainerNotFound:
@@ -184,10 +202,13 @@ def _delete_damaged(root: str, left: store.State) -> tuple[str, ...]:
     """Remove a container of which no more is known than *left*."""
     warnings: tuple[str, ...] = ()
     if not _is_cgroup(left.cgroup):
-        left = replace(left, cgroup="", unit="")
-        warnings = (
-            f"the state of container {left.id} is damaged and names no cgroup of it: its processes, if there are any, go on",
-        )
+        from gpurun.engine.caller.damaged import cgroup_of_config
+
+        cgroup, unit = cgroup_of_config(root, left.id)
+        left = replace(left, cgroup=cgroup, unit=unit)
+    if not left.cgroup:
+        text = "its state is damaged and names no cgroup, nor does its config: its processes, if there are any, go on"
+        warnings = (Stays(text),)
     _end_init(left, False)
     return warnings + destroy(root, left, force=True)
 
@@ -278,9 +299,9 @@ def destroy(root: str, state: store.State, force: bool = False, told: bool = Tru
         if not force:
             raise
         saved = None
-        warnings += (f"the saved config.json of container {state.id} is damaged, no poststop hooks run: {e}",)
+        warnings += (Stays(f"its saved config.json is damaged, no poststop hooks run, and what they take back stays: {e}"),)
     _remove_cgroup(state, ran_out)
-    warnings += _undo_traces(root, state.id, force)
+    warnings += _undo_traces(root, state.id, force, bool(state.created))
     _unmount_root(f"{root}/{state.id}/mounted")
     _give_cpus_back(f"{root}/{state.id}/exclusive")
     _remove_rdt(f"{root}/{state.id}/resctrl")
@@ -293,14 +314,14 @@ def destroy(root: str, state: store.State, force: bool = False, told: bool = Tru
     return warnings + run_poststop(saved[0].poststop, store.state_json(state, "stopped"), state.bundle, saved[1])
 
 
-def _undo_traces(root: str, container_id: str, force: bool) -> tuple[str, ...]:
+def _undo_traces(root: str, container_id: str, force: bool, whole: bool) -> tuple[str, ...]:
     try:
-        posix.stat(f"{root}/{container_id}/created")
+        posix.lstat(f"{root}/{container_id}/created")
     except FileNotFoundError:
         return ()  # no devices have made anything in the rootfs
     from gpurun.ns.journal_store import undo_traces
 
-    return undo_traces(root, container_id, force)
+    return undo_traces(root, container_id, force, whole)
 
 
 def _unmount_root(record: str) -> None:
