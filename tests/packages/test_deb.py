@@ -7,6 +7,7 @@ and 13, where apt brings what the packages depend on.  GPURUN_DEBS=DIR takes pac
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -45,7 +46,7 @@ THERE = "find /usr /etc /opt /var/lib /var/cache /run -xdev \\( -name '*gpurun*'
 
 @pytest.fixture(scope="session")
 def debs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with gpurun.deb, newer.deb (the same, of a later version) and toolkit.deb."""
+    """A directory with gpurun.deb, newer.deb (the same, of a later version), toolkit.deb and doc.deb."""
     made = tmp_path_factory.mktemp("debs")
     kept = os.environ.get("GPURUN_DEBS")
     if not kept:
@@ -53,7 +54,8 @@ def debs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert done.returncode == 0, done.stderr
         kept = str(REPOSITORY / "dist")
     newest = {name: max(Path(kept).glob(pattern), key=lambda p: p.stat().st_mtime) for name, pattern in {
-        "gpurun.deb": f"gpurun_*_{ARCHITECTURE}.deb", "toolkit.deb": "gpurun-nvidia-toolkit_*_all.deb"}.items()}  # fmt: skip
+        "gpurun.deb": f"gpurun_*_{ARCHITECTURE}.deb", "toolkit.deb": "gpurun-nvidia-toolkit_*_all.deb",
+        "doc.deb": "gpurun-doc_*_all.deb"}.items()}  # fmt: skip
     for name, path in newest.items():
         shutil.copy(path, made / name)
     tree = made / "tree"
@@ -88,7 +90,7 @@ def install(tree: Path) -> str:
 def test_lintian_has_nothing_to_say(debs: Path) -> None:
     if not shutil.which("lintian"):
         pytest.skip("lintian is not installed")
-    packages = [debs / "gpurun.deb", debs / "toolkit.deb"]
+    packages = [debs / "gpurun.deb", debs / "toolkit.deb", debs / "doc.deb"]
     done = subprocess.run(["lintian", "--allow-root", *packages], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -106,6 +108,17 @@ def test_what_is_in_it(debs: Path) -> None:
     } <= there
     conffiles = subprocess.run(["dpkg-deb", "-I", debs / "gpurun.deb", "conffiles"], capture_output=True, text=True).stdout
     assert conffiles.split() == ["/etc/gpurun/config.toml"]
+
+
+def test_the_documents_lead_to_each_other(debs: Path, tmp_path: Path) -> None:
+    """From the README of the package on: whatever is there as a link has its file in gpurun or in gpurun-doc."""
+    for name in ("gpurun.deb", "doc.deb"):
+        subprocess.run(["dpkg-deb", "-x", debs / name, tmp_path], check=True)
+    pages = list((tmp_path / "usr/share/doc/gpurun").rglob("*.md"))
+    assert {"README.md", "index.md", "docker.md", "ARCHITECTURE.md"} <= {page.name for page in pages}
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())]
+    missing = [(p.name, link) for p, link in links if not re.match(r"[a-z]+:", link) and not (p.parent / link).exists()]
+    assert len(links) > 50 and missing == []
 
 
 def test_installed_upgraded_under_a_container_and_purged(debs: Path, tree: Path) -> None:
