@@ -41,7 +41,7 @@ pytestmark = pytest.mark.attack("damaged input", "a reader hangs, crashes or tak
 def full_config() -> dict[str, Any]:
     """A config.json with something of most that there is."""
     spec = default_spec()
-    spec["annotations"] = {"a": "b", "dev.gpurun.gpu.numa": "strict"}
+    spec["annotations"] = {"a": "b", "dev.gpurun.memory.oom.group": "true"}
     spec["process"].update(
         rlimits=[{"type": "RLIMIT_NOFILE", "soft": 10, "hard": 20}],
         oomScoreAdj=10,
@@ -69,6 +69,12 @@ def full_config() -> dict[str, Any]:
 
 
 CONFIG = full_config()
+
+
+def test_the_base_of_the_configs_is_accepted() -> None:
+    """What is made of a base that is refused says nothing of what comes after the refusal."""
+    made = make_plan(read_config(json.dumps(CONFIG).encode()), "c", "/bundle", HOST, ContainerEdits())
+    assert made.namespaces.uid_map and made.cgroup.writes and made.init.devices
 
 
 @fuzzed

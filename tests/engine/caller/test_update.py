@@ -9,7 +9,8 @@ import pytest
 from gpurun.cgroup.resources import plan_resources
 from gpurun.engine.caller.update import merge, parse_bytes, read_update, restoring_lines, to_document, to_write
 from gpurun.errors import ConfigError, GpurunError
-from gpurun.oci.resources import Resources
+from gpurun.oci.resources import BlockIO, Cpu, Memory, Resources, ThrottleDevice, WeightDevice
+from gpurun.record import Record
 
 ALL = ("cpu", "cpuset", "io", "memory", "pids", "hugetlb")
 
@@ -160,3 +161,33 @@ def test_saved_again_is_the_same() -> None:
 )
 def test_putting_back(file: str, before: str, now: str, lines: tuple[str, ...]) -> None:
     assert restoring_lines(file, before, now) == lines
+
+
+#: Fields that update does not change, so that what is saved of them stays as it was.
+NOT_BY_UPDATE = {"devices", "hugepage_limits", "rdma"}
+#: A field that is no limit, but says how the update itself is made.
+NOT_A_LIMIT = {"check_before_update"}
+VALUES: dict[str, Any] = {"idle": 1, "pids_limit": 9, "unified": {"memory.high": "1"}, "cpus": "0-1", "mems": "0"}
+
+
+def a_record(kind: type[Record]) -> Record:
+    """One in which every field says something."""
+    values: dict[str, Any] = {}
+    for number, field in enumerate(kind._fields, 20):
+        if field == "weight_devices":
+            values[field] = (WeightDevice(8, 0, number),)
+        elif field.endswith(("_bps", "_iops")):
+            values[field] = (ThrottleDevice(8, 0, number),)
+        elif field not in NOT_A_LIMIT:
+            values[field] = VALUES.get(field, number)
+    return kind(**values)
+
+
+def test_every_field_that_update_changes_is_saved() -> None:
+    """A field that is added to the records and not to what is saved would be lost at the next update."""
+    records = {"memory": a_record(Memory), "cpu": a_record(Cpu), "block_io": a_record(BlockIO)}
+    given: dict[str, Any] = {
+        field: records.get(field) or VALUES[field] for field in Resources._fields if field not in NOT_BY_UPDATE
+    }
+    every = Resources(**given)
+    assert read(to_document(every, {})) == every
