@@ -24,7 +24,7 @@ print(json.dumps(sorted(name[7:] for name in files)))
 """
 #: What answers "these GPUs, these capabilities" on a host in order.
 PLAIN = {
-    "gpu.resolve", "gpu.request.injected", "gpu.host.device_numbers",
+    "gpu.resolve", "gpu.driver_answer", "gpu.request.injected", "gpu.host.device_numbers",
     "gpu.request.environment", "gpu.request.records", "gpu.request.selection", "gpu.request.settings",
     "gpu.host.driver", "gpu.host.file_names", "gpu.host.files", "gpu.host.gpus", "gpu.host.libraries", "gpu.host.nodes",
     "gpu.host.reads", "gpu.host.roots",

@@ -18,16 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gpurun.cdi.edits import ContainerEdits
-    from gpurun.gpu.host.driver import Driver
-    from gpurun.gpu.host.identity import GpuIdentity, Resolver
-    from gpurun.gpu.host.roots import Roots
+    from gpurun.gpu.driver_answer import Check
     from gpurun.gpu.request.injected import Injected
     from gpurun.gpu.request.records import GpuRequest
     from gpurun.gpu.request.settings import Settings
     from gpurun.gpu.request.share import Share
 
-    #: Called with the edits as they are known so far, before the host is changed; raises when the container is refused.
-    Check = Callable[[ContainerEdits], None]
     Lessor = Callable[[GpuRequest, Settings], GpuRequest]
     Sharer = Callable[[Share, ContainerEdits, Injected | None], ContainerEdits]
 
@@ -37,8 +33,6 @@ WRONG_MODE = (
     "invoking the NVIDIA Container Runtime Hook directly (e.g. specifying the docker --gpus flag) is not supported. "
     "Please use the NVIDIA Container Runtime (e.g. specify the --runtime=nvidia flag) instead"
 )
-#: Where a Thor has its own GPU, which the driver of graphics cards serves as well; an Orin's is not in procfs.
-_THOR_BUS_ID = "0000:01:00.0"
 #: Who is asked for free GPUs without being the runtime.
 NO_LESSOR = (
     "free GPUs are leased by gpurun as the container's runtime: name the devices here (a hook and CDI files know no "
@@ -88,6 +82,14 @@ class Inquiry(Record):
     cache: str = ""
     lessor: Lessor | None = None
     sharer: Sharer | None = None
+
+
+class GpuAnswer(Record):
+    """What a request brings, None for nothing; *cacheable*: it depends on nothing but what the discovery cache looks at
+    (:mod:`gpurun.gpu.host.facts`)."""
+
+    edits: ContainerEdits | None = None
+    cacheable: bool = False
 
 
 def gpu_edits(asked: Inquiry) -> ContainerEdits | None:
@@ -176,7 +178,7 @@ def _requested(asked: Inquiry) -> ContainerEdits | None:
     if asked.settings is None and not asking and not _has_settings(asked.own_env):
         return None
     if not asked.cache or asked.settings is not None or not asking or asked.own_env.get("GPURUN_GPU_CACHE") == "off":
-        return _answer(asked)[0]
+        return _answer(asked).edits
     from gpurun.gpu.discovery_cache import question, recall, remember
 
     name = question(asked.env, asked.privileged, asked.own_env, asked.mounts)
@@ -188,16 +190,16 @@ def _requested(asked: Inquiry) -> ContainerEdits | None:
 
     looked = reads.listener = Listener()
     try:
-        made, lasting = _answer(asked)
+        answer = _answer(asked)
     finally:
         reads.listener = None
-    if made is not None and lasting:
-        remember(asked.cache, name, looked, made)
-    return made
+    if answer.edits is not None and answer.cacheable:
+        remember(asked.cache, name, looked, answer.edits)
+    return answer.edits
 
 
-def _answer(asked: Inquiry) -> tuple[ContainerEdits | None, bool]:
-    """What the request brings, and whether that depends on nothing but what :mod:`gpurun.gpu.host.facts` is told of."""
+def _answer(asked: Inquiry) -> GpuAnswer:
+    """What the container's own request brings, the site's settings being read."""
     own_env, settings = asked.own_env, asked.settings
     if settings is None:
         from gpurun.gpu.request.settings import site_settings
@@ -208,25 +210,27 @@ def _answer(asked: Inquiry) -> tuple[ContainerEdits | None, bool]:
 
     request = read_request(asked.env, asked.annotations, asked.privileged, settings.policy, asked.mounts)
     if request is None or not request.devices or not is_free(request.devices[0]):
-        found, lasting = _served(asked, request, settings)
-        return _with_warnings(found, settings), lasting
+        return _with_warnings(_served(asked, request, settings), settings)
     if asked.lessor is None:
         raise GpuError(NO_LESSOR)
     request = asked.lessor(request, settings)
-    made = _served(asked, request, settings)[0]
+    made = _served(asked, request, settings).edits
     if made is None:
-        return None, False
+        return GpuAnswer()
     made = replace(made, env=(*made.env, f"{DEVICES}={','.join(request.devices)}"))
-    return _with_warnings(made, settings), False
+    return _with_warnings(GpuAnswer(made), settings)
 
 
-def _with_warnings(made: ContainerEdits | None, settings: Settings) -> ContainerEdits | None:
-    """*made* with what is wrong in the site's file: whoever starts a GPU container is to know of it."""
-    return replace(made, warnings=made.warnings + settings.warnings) if made is not None and settings.warnings else made
+def _with_warnings(answer: GpuAnswer, settings: Settings) -> GpuAnswer:
+    """*answer* with what is wrong in the site's file: whoever starts a GPU container is to know of it."""
+    made = answer.edits
+    if made is None or not settings.warnings:
+        return answer
+    return replace(answer, edits=replace(made, warnings=made.warnings + settings.warnings))
 
 
-def _served(asked: Inquiry, request: GpuRequest | None, settings: Settings) -> tuple[ContainerEdits | None, bool]:
-    """As :func:`_answer`, the request being read."""
+def _served(asked: Inquiry, request: GpuRequest | None, settings: Settings) -> GpuAnswer:
+    """As :func:`_answer`, the request being read: by CDI files, by the driver, or by both."""
     from gpurun.gpu.request.environment import names_capabilities
     from gpurun.gpu.request.settings import roots_of
 
@@ -244,22 +248,28 @@ def _served(asked: Inquiry, request: GpuRequest | None, settings: Settings) -> t
 
             capabilities = read_needs(env, settings.policy).capabilities
     if names:
-        return _from_files(names, request, settings, asked, capabilities), False
+        return GpuAnswer(_from_files(names, request, settings, asked, capabilities))
     if request is None:
-        return None, False
-    from gpurun.cdi.edits import ContainerEdits
-
+        return GpuAnswer()
     if request.denied:
-        return ContainerEdits(warnings=(request.denied,)), False
+        from gpurun.cdi.edits import ContainerEdits
+
+        return GpuAnswer(ContainerEdits(warnings=(request.denied,)))
+    return _from_driver(request, settings, asked)
+
+
+def _from_driver(request: GpuRequest, settings: Settings, asked: Inquiry) -> GpuAnswer:
+    from gpurun.gpu.driver_answer import ask_driver
     from gpurun.gpu.host.file_names import MPS_REASON
 
-    made, lasting = _from_driver(request, settings, asked)
-    pipes = [mount for mount in made.mounts if mount.reason == MPS_REASON]
+    answer = ask_driver(request, settings, asked.own_env, asked.prepare)
+    pipes = [mount for mount in answer.edits.mounts if mount.reason == MPS_REASON]
     if pipes:
         from gpurun.gpu.edits.mps import with_mps
 
-        return with_mps(made, pipes[0], env, asked.mounts), False
-    return made, lasting and settings.gpu_cache and not settings.policy.swarm_resource
+        return GpuAnswer(with_mps(answer.edits, pipes[0], asked.env, asked.mounts))
+    cacheable = answer.cacheable and settings.gpu_cache and not settings.policy.swarm_resource
+    return GpuAnswer(answer.edits, cacheable)
 
 
 def _from_files(
@@ -276,112 +286,11 @@ def _from_files(
 
     own_env = asked.own_env
     found = cdi_edits(names, settings, own_env, roots_of(own_env, settings), capabilities)
-    return found if request is None else combine(_from_driver(request, settings, asked)[0], found)
+    if request is None:
+        return found
+    from gpurun.gpu.driver_answer import ask_driver
 
-
-def _from_driver(request: GpuRequest, settings: Settings, asked: Inquiry) -> tuple[ContainerEdits, bool]:
-    """The edits of *request*, and whether they last: nothing is missing, and neither NVML nor other files were asked."""
-    from gpurun.gpu.host.gpus import has_cards_alone
-    from gpurun.gpu.request.settings import roots_of
-
-    roots = roots_of(asked.own_env, settings)
-    if not settings.forward_compat:
-        request = replace(request, forward_compat=False)
-    if settings.mode == "csv" or not has_cards_alone(roots):
-        from gpurun.gpu.platforms.platform import platform_edits, site_lists
-
-        made = platform_edits(request, roots, settings.mode, site_lists(settings))
-        if made is not None:
-            if settings.mode in ("auto", "jit-cdi", "csv") and settings.jit_disabled_hooks:
-                from gpurun.gpu.edits.features import without_hooks
-
-                made = without_hooks(made, settings.jit_disabled_hooks, f"{roots.sysroot}/proc/driver/nvidia")
-            return made, False
-    from gpurun.gpu.host.driver import read_driver
-
-    where = (
-        roots,
-        request.capabilities,
-        settings.environment(asked.own_env),
-        request.extras,
-        request.imex_channels,
-        settings.creates_imex_channels,
-    )
-    driver: Driver | None = None
-    failure: GpuError | None = None
-    try:
-        driver = read_driver(*where)
-        whole = all(node.exists for node in (*driver.nodes, *[gpu.node for gpu in driver.gpus]))
-    except GpuError as e:
-        failure, whole = e, False
-    if not whole and settings.load_kmods and asked.prepare is not None:
-        from gpurun.gpu.host.modprobe import can_make_present, make_present
-
-        if can_make_present(roots):
-            _check_first(asked.prepare, request, driver, settings)
-            if make_present(roots, request.capabilities):
-                driver, failure = read_driver(*where), None
-    if driver is None:
-        raise failure or AssertionError("a driver or why there is none")
-    resolved: list[Roots] = []
-    made = _driver_edits(request, driver, settings, _resolver(roots, resolved))
-    return made, whole and not resolved and not request.extras and not request.imex_channels
-
-
-def _driver_edits(request: GpuRequest, driver: Driver, settings: Settings, resolver: Resolver) -> ContainerEdits:
-    """The edits of *request* on a host with *driver*, without what the site leaves out of all of them."""
-    from gpurun.gpu.edits.driver import edits
-
-    if settings.mode in ("auto", "jit-cdi") and (settings.jit_feature_flags or settings.jit_disabled_hooks):
-        from gpurun.gpu.edits.features import without_features, without_hooks
-
-        made = edits(request, without_features(driver, settings.jit_feature_flags), resolver)
-        made = without_hooks(made, settings.jit_disabled_hooks, driver.proc_path)
-    else:
-        made = edits(request, driver, resolver)
-    if made.additional_gids and not settings.additional_gids:
-        made = replace(made, additional_gids=())
-    return made
-
-
-class _OnlyNvmlKnows(Exception):
-    """Raised where NVML would have to be asked, which may need what the host still lacks."""
-
-
-def _check_first(check: Check, request: GpuRequest, driver: Driver | None, settings: Settings) -> None:
-    """Have the container refused, if it is to be, before the host is changed for it.
-
-    What its GPUs bring is known but for the driver's missing part: of a *driver* that cannot be read, that there will be a
-    device node; of a request that only NVML can answer the same.
-    """
-    from gpurun.cdi.edits import ContainerEdits, DeviceNode
-    from gpurun.gpu.host.device_numbers import NVIDIA_MAJOR
-
-    def unknown() -> tuple[GpuIdentity, ...]:
-        raise _OnlyNvmlKnows
-
-    made = ContainerEdits(device_nodes=(DeviceNode("/dev/nvidiactl", "/dev/nvidiactl", "c", NVIDIA_MAJOR, 255),))
-    if driver is not None:
-        try:
-            made = _driver_edits(request, driver, settings, unknown)
-        except _OnlyNvmlKnows:
-            pass
-    check(made)
-
-
-def _resolver(roots: Roots, asked: list[Roots]) -> Resolver:
-    """What asks NVML, at most once, and notes in *asked* that it did; nothing of that is imported before."""
-    answers: list[tuple[GpuIdentity, ...]] = []
-
-    def resolve() -> tuple[GpuIdentity, ...]:
-        if not answers:
-            from gpurun.gpu.host.identity import ask
-
-            asked.append(roots)
-            answers.append(ask(roots))
-        return answers[0]
-
-    return resolve
+    return combine(ask_driver(request, settings, own_env, asked.prepare).edits, found)
 
 
 def _has_settings(own_env: Mapping[str, str]) -> bool:

@@ -12,9 +12,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpurun.gpu.driver_answer import Check
     from gpurun.gpu.request.records import GpuRequest
     from gpurun.gpu.request.settings import Settings
-    from gpurun.gpu.resolve import Check, Lessor, Sharer
+    from gpurun.gpu.resolve import Lessor, Sharer
     from gpurun.oci.config import Config
 
 
