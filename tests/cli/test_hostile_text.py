@@ -188,10 +188,27 @@ def test_tables(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[st
         f"i{EVIL}", f"/r{EVIL}", (unit,), 7, 7, "b", 7, 7, name=f"n{EVIL}", engine=f"e{EVIL}", request=f"free;{EVIL}"
     )
     check(inspect.table([gpu_leases._cells(lease)]))
+    holders = [{"id": f"i{EVIL}", "name": f"n{EVIL}", "engine": f"e{EVIL}", "pid": 7}]
     process = {"pid": 7, "command": f"p{EVIL}", "container": f"c{EVIL}", "memory": 1}
-    mig = {"gpuInstance": 1, "computeInstance": 0, "profile": f"p{EVIL}", "uuid": None, "containers": [f"c{EVIL}"]}
+    mig = {
+        "gpuInstance": 1,
+        "computeInstance": 0,
+        "profile": f"p{EVIL}",
+        "uuid": None,
+        "containers": [f"c{EVIL}"],
+        "holders": holders,
+    }
     about = {"index": 0, "uuid": f"GPU-{EVIL}", "busId": "b", "node": f"/dev/{EVIL}", "numaNode": -1, "model": f"m{EVIL}"}
-    gpus = [about | {"containers": [f"c{EVIL}"], "leases": [gpu_leases.row(lease)], "migDevices": [mig]}]
+    gpus = [
+        about
+        | {
+            "containers": [f"c{EVIL}"],
+            "holders": holders,
+            "problem": f"p{EVIL}",
+            "leases": [gpu_leases.row(lease)],
+            "migDevices": [mig],
+        }
+    ]
     answer = {"driverVersion": "1", "gpus": [gpus[0] | {"processes": [process]}], "nvml": f"why{EVIL}"}
     check(gpu_list.fitting(answer, 0))
     check(gpu_list.fitting(answer, 80))
