@@ -11,7 +11,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DOCS = REPOSITORY / "docs"
-PAGES = [REPOSITORY / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [*(REPOSITORY / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")), *sorted(DOCS.rglob("*.md"))]
 
 
 @functools.cache
@@ -72,12 +72,18 @@ def test_every_key_of_our_table_is_documented() -> None:
     assert used and used == told
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", text):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
     # Of generated pages only the links: their cells quote tests and other runtimes.
-    if page.name not in ("clients.md", "conformance.md", "spec-coverage.md"):
+    if page not in [DOCS / name for name in ("clients.md", "conformance.md", "spec-coverage.md")]:
         for target in re.findall(r"\b(docs/[\w.-]+\.md)\b", text):
             assert (REPOSITORY / target).exists(), f"{page.name} names {target}"
+
+
+def test_every_mechanism_is_found_from_the_architecture() -> None:
+    text = (REPOSITORY / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    pages = {path.relative_to(REPOSITORY).as_posix() for path in (DOCS / "internals").glob("*.md")}
+    assert pages and pages == set(re.findall(r"\]\((docs/internals/[\w-]+\.md)\)", text))
