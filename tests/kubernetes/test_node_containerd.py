@@ -54,7 +54,8 @@ ctr task exec --exec-id a kept echo it goes on
 ctr task kill -s KILL kept
 for i in $(seq 100); do ctr task ls | grep -q STOPPED && break; sleep .1; done
 ctr task delete kept >/dev/null
-"$1" kubernetes uninstall-node --host-root /run/host; [ ! -e $dir ] && [ ! -e /var/lib/gpurun ] && echo all of it is gone
+"$1" kubernetes uninstall-node --host-root /run/host
+[ ! -e $dir ] && [ -z "$(ls -A /var/lib/gpurun)" ] && echo all of it is gone
 kill %1; pkill -x --ns $$ containerd; umount -l /run/host
 """
 

@@ -88,11 +88,14 @@ def test_wrong_options(runtime: Runtime, bundle: MakeBundle, image: Path, option
 
 
 @pytest.mark.gpurun_only
-def test_without_criu(runtime: Runtime, bundle: MakeBundle, leaks: Leaks) -> None:
+def test_without_criu(runtime: Runtime, bundle: MakeBundle, leaks: Leaks, tmp_path: Path) -> None:
     leaks.allow_rootfs_changes()
     env = {"PATH": "/nonexistent"}
     container = runtime.start(bundle().sh("sleep 1000"))
-    for command in (("checkpoint", container.id), ("restore", "-d", "--bundle", str(container.bundle.directory), "x")):
+    (tmp_path / "inventory.img").write_text("")  # restore looks for it first
+    images = ("--image-path", str(tmp_path))
+    restore = ("restore", "-d", *images, "--bundle", str(container.bundle.directory), "x")
+    for command in (("checkpoint", *images, container.id), restore):
         done = runtime(*command, env=env)
         assert done.rc == 1 and "there is no criu in /nonexistent" in done.text
     features = json.loads(runtime("features", env=env).out)["annotations"]
@@ -119,6 +122,7 @@ def test_settings_of_the_container_itself_are_refused(runtime: Runtime, bundle: 
     env = {"PATH": str(criu.parent)}
     images = tmp_path / "images"
     images.mkdir()
+    (images / "inventory.img").write_text("")
     (images / "descriptors.json").write_text('["/dev/null", "/dev/null", "/dev/null"]')
     container = runtime.start(b)
     done = runtime("checkpoint", "--image-path", str(images), container.id, env=env)

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from gpurun.linux import bpf
+from gpurun.ns.journal_disk import SYSTEM_DIRECTORY, container_key
 from tests.native.bed import Bed, below
 from tests.native.bundle import Bundle
 from tests.native.listing import tree_listing
@@ -67,6 +68,8 @@ class Leaks:
         found += [f"process: {_describe(pid)}" for pid in _processes_named(ids)]
         found += [f"descriptor: {d}" for d in self._descriptors() - self.descriptors]
         found += [f"cgroup: {path}" for path in below(self.bed.cgroup(self.bed.subtree)) if path.name in ids]
+        ours = {container_key(str(self.runtime.root), name) for name in ids}
+        found += [f"journal: {path}" for path in Path(SYSTEM_DIRECTORY).glob("*/*.*") if path.suffix[1:] in ours]
         if self.runtime.root.exists():
             found += [f"state: {path}" for path in self.runtime.root.iterdir() if path.name in ids]
         return found

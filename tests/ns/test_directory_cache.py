@@ -161,7 +161,8 @@ def test_of_many_one_that_the_host_cannot_make_is_an_error(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(posix, call, full)
-    with pytest.raises(StepError, match=rf"^{call}\(2\) /usr/lib/b: no space left on device$"):
+    full_of = "the file system of /usr/lib/b has no free blocks"
+    with pytest.raises(StepError, match=rf"^{call}\(2\) /usr/lib/b: no space left on device: {full_of}"):
         places.make_all([wanted])
     assert noted(tmp_path) == [], "what was not made is not noted"
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.linux.files import mkdir_p
 from gpurun.ns import journal_disk
 from gpurun.ns.journal import Journal
 from gpurun.ns.journal_store import open_journal, undo_earlier_boots, undo_traces
@@ -69,7 +70,7 @@ def test_the_next_create_takes_it_back(host: Host) -> None:
     assert undo_earlier_boots(str(host.rootfs)) == () and "usr/lib/libcuda.so.1" in host.files(), "not in the same boot"
     host.boot()
     assert undo_earlier_boots(str(host.rootfs)) == ()
-    assert host.files() == ["etc"] and host.journals() == [] and os.listdir(host.kept) == []
+    assert host.files() == ["etc"] and host.journals() == [] and not host.kept.exists()
 
 
 def test_delete_takes_it_back_by_the_id_alone(host: Host) -> None:
@@ -241,3 +242,25 @@ def test_journals_of_rootfs_that_never_come_again_are_bounded(host: Host, monkey
         os.utime(host.kept / EARLIER / f"{number}.x", (number, number))
     undo_earlier_boots(str(host.rootfs))
     assert sorted(p.name for p in host.journals()) == ["2.x", "3.x", "4.x"]
+
+
+def test_the_last_journal_takes_its_directories_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a create that comes between makes them again."""
+    place = tmp_path / "journals"
+    monkeypatch.setattr(journal_disk, "directories", lambda: (str(place),))
+    (tmp_path / "rootfs").mkdir()
+    one, two = (journal_disk.make_file("/run/gpurun", name, str(tmp_path / "rootfs")) for name in ("a", "b"))
+    journal_disk.remove(one)
+    assert place.is_dir()
+    journal_disk.remove(two)
+    assert not place.exists()
+    removed: list[str] = []
+
+    def removed_meanwhile(path: str, mode: int) -> None:
+        mkdir_p(path, mode)
+        if not removed:
+            removed.append(path)
+            os.rmdir(path)
+
+    monkeypatch.setattr(journal_disk, "mkdir_p", removed_meanwhile)
+    assert os.path.isfile(journal_disk.make_file("/run/gpurun", "a", str(tmp_path / "rootfs"))) and removed

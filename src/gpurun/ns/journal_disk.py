@@ -14,7 +14,6 @@ import posix
 from _blake2 import blake2b
 from _stat import S_ISREG
 from _struct import unpack_from
-from errno import ENOENT
 
 from gpurun.linux.files import O_CLOEXEC, Fd, mkdir_p, read_fd, read_file
 from gpurun.linux.fs import AT_EMPTY_PATH, O_DIRECTORY, O_NOFOLLOW, O_PATH
@@ -30,6 +29,8 @@ MAX_EARLIER = 1024
 LIMIT = 256 << 20
 
 _STATX_BTIME = 0x800
+#: How often a directory is made again that a delete removes at the same time.
+_TRIES = 5
 
 
 class Earlier(Record):
@@ -97,18 +98,31 @@ def make_file(root: str, container_id: str, rootfs: str) -> str:
     "" where there is no place for it: the journal is then lost with the state directory.
     """
     key, boot = rootfs_key(rootfs), boot_id()
+    name = f"{boot}/{key}.{container_key(root, container_id)}"
     for directory in directories() if key and boot else ():
-        folder = f"{directory}/{boot}"
-        try:
-            mkdir_p(folder, 0o700)
-            with Fd(_open_own(directory)) as held:
-                flags = posix.O_WRONLY | posix.O_CREAT | O_NOFOLLOW | posix.O_NONBLOCK | O_CLOEXEC
-                name = f"{boot}/{key}.{container_key(root, container_id)}"
-                posix.close(posix.open(name, flags, 0o600, dir_fd=held))
-            return f"{directory}/{name}"
-        except OSError:
-            continue  # a read-only host, another user's directory, a full disk
+        for _ in range(_TRIES):
+            try:
+                mkdir_p(f"{directory}/{boot}", 0o700)
+                with Fd(_open_own(directory)) as held:
+                    flags = posix.O_WRONLY | posix.O_CREAT | O_NOFOLLOW | posix.O_NONBLOCK | O_CLOEXEC
+                    posix.close(posix.open(name, flags, 0o600, dir_fd=held))
+                return f"{directory}/{name}"
+            except FileNotFoundError:
+                continue  # a delete has just removed the empty directory
+            except OSError:
+                break  # a read-only host, another user's directory, a full disk
     return ""
+
+
+def remove(path: str) -> None:
+    """Remove the journal *path*, and its directories with the last one.  Raises OSError where the journal stays."""
+    posix.unlink(path)
+    folder = path.rpartition("/")[0]
+    try:
+        posix.rmdir(folder)
+        posix.rmdir(folder.rpartition("/")[0])
+    except OSError:
+        pass  # other journals are there
 
 
 def is_of_this_boot(path: str) -> bool:
@@ -148,13 +162,11 @@ def is_in_use(rootfs_part: str) -> bool:
 
 
 def forget(journal: Earlier) -> None:
-    """Remove *journal*, and the directory of its boot with the last one."""
-    for remove, path in ((posix.unlink, journal.path), (posix.rmdir, journal.folder)):
-        try:
-            remove(path)
-        except OSError as e:
-            if remove is posix.unlink and e.errno != ENOENT:
-                raise
+    """Remove *journal*, which another create may have done by now.  Raises OSError where it stays."""
+    try:
+        remove(journal.path)
+    except FileNotFoundError:
+        pass
 
 
 def lock() -> int:

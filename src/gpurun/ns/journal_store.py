@@ -165,8 +165,10 @@ def _is_it(rootfs_fd: int, rest: bytes) -> bool:
 
 def _remove(path: str) -> None:
     """Remove the journal *path*: what it links to first, so that what is left by a kill is a link to nothing."""
+    from gpurun.ns.journal_disk import remove
+
     try:
-        posix.unlink(posix.readlink(path))
+        remove(posix.readlink(path))
     except OSError:
         pass  # it is the journal itself, or another has removed it
     posix.unlink(path)
