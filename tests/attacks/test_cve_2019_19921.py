@@ -23,4 +23,5 @@ def test_kernel_file_systems_need_an_ordinary_directory(
     link = replace(b, name, target)
     assert link.is_dir(), "who follows the link finds a directory to mount on, and it is not the one in the image"
     said = runtime.refused(b)
-    assert "must be mounted on ordinary directory" in said or runtime.name.startswith("crun"), said
+    if not runtime.name.startswith("crun"):  # which has words of its own for each target
+        assert "must be mounted on ordinary directory" in said

@@ -31,7 +31,7 @@ FAULTS = {
     "defaults": pytest.mark.not_on("runc", reason="hands `defaults` to the file system"),
 }
 #: What /proc/mounts shows of an option of a tmpfs.
-SHOWN = "dirsync lazytime noatime nodev nodiratime noexec nosuid ro sync nosymfollow relatime".split()
+SHOWN = "dirsync lazytime noatime nodev nodiratime noexec nosuid ro rw sync nosymfollow relatime".split()
 
 
 def mounted(text: str, where: str) -> tuple[str, set[str]]:
@@ -92,7 +92,7 @@ def test_config_mount_options_that_must_be(runtime: Runtime, bundle: MakeBundle,
     b = bundle().args("cat", "/proc/mounts").mount("/run", "tmpfs", option, kind="tmpfs")
     kind, options = mounted(runtime.output(b), "/run")
     assert kind == "tmpfs"
-    assert option not in SHOWN or option in options
+    assert (option in options) is (option in SHOWN)
     opposite = {"atime": "noatime", "dev": "nodev", "exec": "noexec", "suid": "nosuid", "rw": "ro", "async": "sync"}
     assert opposite.get(option) not in options
 
@@ -108,8 +108,7 @@ def test_config_mount_options_of_binds(runtime: Runtime, bundle: MakeBundle, sou
     assert lines[-1] == "content"
     tags = next(line for line in lines if len(line.split()) > 5 and line.split()[4] == "/tmp").split(" - ")[0]
     wanted = option.removeprefix("r")
-    assert wanted not in ("shared", "unbindable") or wanted in tags
-    assert wanted not in ("private", "slave", "unbindable") or "shared:" not in tags
+    assert ("shared:" in tags, "unbindable" in tags) == (wanted == "shared", wanted == "unbindable")
 
 
 @must("config.md: Linux mount options")
@@ -138,7 +137,7 @@ def test_config_mount_options_that_are_recursive(runtime: Runtime, bundle: MakeB
     b = bundle().args("cat", "/proc/mounts").mount("/tmp", str(source), "rbind", option)
     options = mounted(runtime.output(b), "/tmp")[1]
     shown = option.removeprefix("r")
-    assert shown not in ("ro", "nosuid", "nodev", "noexec", "noatime", "nodiratime", "nosymfollow") or shown in options
+    assert (shown in options) is (shown in SHOWN), options
 
 
 @pytest.mark.not_on("crun", reason="hands them to the file system")
@@ -208,6 +207,5 @@ def test_config_mounts_destination_inside_the_container(
     target = runtime.directory / "outside"
     target.mkdir()
     (b.rootfs / "link").symlink_to(target)
-    result = runtime.run(b)  # to refuse such a link is as good
-    assert result.rc != 0 or result.out == "content\n"
+    assert runtime.output(b) == "content\n"
     assert list(target.iterdir()) == []

@@ -69,8 +69,7 @@ def test_missing_file(runtime: Runtime, bundle: MakeBundle) -> None:
     (b.directory / "config.json").unlink()
     result = runtime("create", "--bundle", str(b.directory), runtime.new_id())
     assert result.rc == 1
-    assert "config.json" in result.text
-    assert "not found" in result.text or "no such file or directory" in result.text
+    assert "config.json" in result.text and "not found" in result.text
 
 
 def test_missing_bundle(runtime: Runtime) -> None:
@@ -186,11 +185,11 @@ def test_what_is_not_done_is_refused_and_not_ignored(runtime: Runtime, bundle: M
     target[last] = value
     container = runtime.create(b, check=False)
     if container.result.rc:
-        assert field in container.err or last in container.err, container.err
+        assert field in container.err, container.err
         return
     container.start()
     container.wait()
-    assert container.out == "" or field in HARMLESS, f"{field} was given and had no effect that could be seen"
+    assert container.out == ("ran\n" if field in HARMLESS else ""), f"{field} was given and had no effect that could be seen"
 
 
 def test_unknown_fields_are_ignored(runtime: Runtime, bundle: MakeBundle) -> None:

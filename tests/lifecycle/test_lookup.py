@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.conftest import MakeBundle
+from tests.conftest import MakeBundle, runtime_version
 from tests.native.bundle import Bundle
 from tests.native.runtime import Runtime
 from tests.native.waiting import wait_until
@@ -47,9 +47,9 @@ def test_refused(runtime: Runtime, prepared: Bundle, command: str, says: str) ->
 
 
 def test_directory(runtime: Runtime, prepared: Bundle) -> None:
-    """Docker turns both words into exit code 126."""
-    text = runtime.refused(prepared.args("/usr"))
-    assert "is a directory" in text or "permission denied" in text
+    """Docker turns these words into exit code 126."""
+    old = runtime_version().startswith("runc 1.1")
+    assert f'exec: "/usr": {"permission denied" if old else "is a directory"}' in runtime.refused(prepared.args("/usr"))
 
 
 def test_permissions_are_the_users(runtime: Runtime, prepared: Bundle) -> None:

@@ -199,8 +199,7 @@ def test_exec(runtime: Runtime, peer: Runtime, bundle: MakeBundle) -> None:
 def test_a_label_that_the_policy_does_not_know(runtime: Runtime, bundle: MakeBundle, field: str) -> None:
     b = labelled(bundle())
     (b.process if field == "selinuxLabel" else b.linux)[field] = "system_u:system_r:no_such_type_t:s0"
-    text = runtime.refused(b)
-    assert "no_such_type_t" in text or "invalid argument" in text
+    assert "no_such_type_t" in runtime.refused(b)
 
 
 def lived(runtime: Runtime, bundle: Bundle) -> set[tuple[str, str, str, str]]:

@@ -264,7 +264,8 @@ def test_containerd_reads_it(call: Call, names: Path, tmp_path: Path, in_place: 
     assert section["runtimes"]["nvidia"]["options"]["BinaryName"] == str(names / "nvidia-container-runtime")
     assert section["runtimes"]["nvidia"]["options"]["SystemdCgroup"] is True
     assert section["runtimes"]["runc"]["options"]["SystemdCgroup"] is True
-    assert 'sandbox_image = "registry/pause:3.9"' in dumped or 'sandbox = "registry/pause:3.9"' in dumped
+    pinned = plugins["io.containerd.cri.v1.images"]["pinned_images"]["sandbox"] if V3 in plugins else cri["sandbox_image"]
+    assert pinned == "registry/pause:3.9"
 
 
 def test_the_engine_itself_is_asked(call: Call, tmp_path: Path) -> None:
