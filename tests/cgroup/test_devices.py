@@ -66,6 +66,11 @@ def test_describe(text: str, words: str) -> None:
         (["+a", "-c 1:3 rw", "+c 1:3 r"], (True, {"c 1:3": "w"})),
         # another type, or another access, is no part of the wildcard
         (["+c 1:* rw", "-b 1:3 rw", "-c 1:3 m"], (False, {"c 1:*": "rw"})),
+        # nor is another major or minor; and the wildcard itself is no hole in it
+        (["+c 1:* rw", "-c 2:3 rw"], (False, {"c 1:*": "rw"})),
+        (["+c *:3 rw", "-c 1:4 rw"], (False, {"c *:3": "rw"})),
+        (["+c *:* rw", "-c *:* r"], (False, {"c *:*": "w"})),
+        (["+c 1:* rw", "-c 1:* r"], (False, {"c 1:*": "w"})),
         # a deny takes away the narrower allows it covers
         (["+c 195:0 rw", "+c 195:1 rwm", "+c 5:1 rw", "-c 195:* rw"], (False, {"c 195:1": "m", "c 5:1": "rw"})),
         (["+c 195:0 rw", "+b 8:0 r", "-c *:* rwm"], (False, {"b 8:0": "r"})),

@@ -136,7 +136,6 @@ def drop_namespace(kind: str) -> Callable[[Config], None]:
         (put("linux", "namespaces", [{"type": "colour"}]), "linux.namespaces[0]"),
         (put("linux", "rootfsPropagation", "sideways"), "linux.rootfsPropagation"),
         (put("linux", "devices", [{"type": "c", "major": 1, "minor": 1}]), "linux.devices[0].path"),
-        (put("linux", "resources", "devices", [{"allow": True, "access": "xyz"}]), "linux.resources.devices[0].access"),
         (put("linux", "resources", "unified", {"a/b": "c"}), "linux.resources.unified"),
         (put("linux", "sysctl", {"vm.swappiness": "1"}), "linux.sysctl"),
         (put("linux", "timeOffsets", {"monotonic": {"secs": 1}}), "linux.timeOffsets"),

@@ -70,6 +70,30 @@ def test_a_cancelled_record_is_none_whoever_wrote_in_between(journal: Journal, t
     assert seen(parse(text(tmp_path))) == [(FILE, "etc/of another container")]
 
 
+def test_many_notes_in_one_write_can_each_be_cancelled(journal: Journal, tmp_path: Path) -> None:
+    stamps = journal.note_all([(FILE, f"{name}/x", b"") for name in ("etc", "nowhere", "etc/../etc", "")])
+    assert stamps[1] == 0 and len(set(stamps)) == 4, "what is not of the image is not written down"
+    assert seen(parse(text(tmp_path))) == [(FILE, "etc/x"), (FILE, "etc/../etc/x"), (FILE, "/x")]
+    journal.cancel(stamps[0])
+    journal.cancel(stamps[1])
+    assert seen(parse(text(tmp_path))) == [(FILE, "etc/../etc/x"), (FILE, "/x")]
+    assert Journal(journal.root_fd).note_all([(FILE, "etc/x", b"")]) == [0], "nobody is to undo it"
+
+
+def test_a_note_is_cancelled_once_and_a_journal_closed_once(journal: Journal, tmp_path: Path) -> None:
+    journal.note(FILE, "etc/a")
+    journal.cancel()
+    length = len(text(tmp_path))
+    journal.cancel()
+    assert len(text(tmp_path)) == length
+    fd = journal.fd
+    journal.close()
+    journal.close()
+    assert journal.fd == -1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
 def test_every_cut_gives_a_beginning_of_the_whole(journal: Journal, tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         journal.note(REWRITTEN, f"etc/{name}", pack_rewritten(b"\1" * 32, Original(b"12:x,\0", 0o600, 1, 2, 3)))

@@ -109,3 +109,28 @@ def test_mig() -> None:
         "all of it is taken", "its profile is 2g.20gb",
     ]  # fmt: skip
     assert why("free;profile=1g.10gb", (unit(0), mig(0, 1, ""))) == ["its profile is not known without NVML"]
+
+
+def test_what_is_not_well_or_never_leased() -> None:
+    units = (replace(unit(0), unwell="Xid 79"), unit(1), mig(2, 1), mig(2, 2), mig(3, 1))
+    assert why("free", units[:2]) == ["not well: Xid 79", ""]
+    assert why("free", units[:2], never=(units[0].key, units[1].key)) == ["not well: Xid 79", "the site never leases it"]
+    never = (units[2].key, units[4].gpu_key)
+    assert why("free;profile=1g.10gb", units[2:], never=never) == [
+        "the site never leases it",
+        "",
+        "the site never leases it",
+    ]
+
+
+def test_memory_that_nvml_does_not_tell_matters_to_who_asks_for_some() -> None:
+    assert why("free", (unit(0, memory=-1),)) == [""]
+    assert why("free;memory>=1GiB", (unit(0, memory=0),)) == ["it has 0 GiB of memory"]
+
+
+def test_one_that_is_restored_gets_those_that_it_had() -> None:
+    assert indices(FreeRequest("", 2), PAIRS, had=frozenset(["GPU-1", "GPU-4"])) == [1, 4]
+    assert indices(FreeRequest("", 2), PAIRS, had=frozenset(["GPU-5", "GPU-9"])) == [4, 5], "the one that is left of them"
+    apart = read_wish("free:2;nvlink", "")
+    assert indices(apart, PAIRS, had=frozenset(["GPU-1", "GPU-4"])) == [0, 1], "they have no connection any more"
+    assert indices(apart, PAIRS, had=frozenset(["GPU-6", "GPU-7"])) == [6, 7]

@@ -15,7 +15,7 @@ import pytest
 
 from gpurun.errors import GpurunError
 from gpurun.gpu.leases.lease import Lease, Leased
-from gpurun.gpu.leases.store import Store, new_lease, other_directories
+from gpurun.gpu.leases.store import Store, directory, new_lease, other_directories
 from gpurun.record import replace, to_plain
 from tests.deadline import within
 
@@ -43,6 +43,27 @@ def theirs(tmp_path: Path) -> Path:
     for path in (directory.parent, directory):
         os.chown(path, USER, USER)
     return directory
+
+
+@pytest.mark.parametrize(
+    ("user", "namespace", "env", "expected"),
+    [
+        (0, False, {}, "/run/gpurun-leases"),
+        (0, False, {"XDG_RUNTIME_DIR": "/run/user/0"}, "/run/gpurun-leases"),
+        (0, True, {}, "/run/gpurun-leases"),
+        (0, True, {"XDG_RUNTIME_DIR": "/run/user/7/"}, "/run/user/7/gpurun-leases"),
+        (7, False, {"XDG_RUNTIME_DIR": "/elsewhere"}, "/elsewhere/gpurun-leases"),
+        (7, False, {}, "/run/user/7/gpurun-leases"),
+        (0, False, {"GPURUN_SYSROOT": "/sim/"}, "/sim/run/gpurun-leases"),
+        (7, False, {"GPURUN_SYSROOT": "/sim"}, "/sim/run/user/7/gpurun-leases"),
+    ],
+)
+def test_where_a_callers_leases_are(
+    monkeypatch: pytest.MonkeyPatch, user: int, namespace: bool, env: dict[str, str], expected: str
+) -> None:
+    monkeypatch.setattr("gpurun.gpu.leases.store.posix.geteuid", lambda: user)
+    monkeypatch.setattr("gpurun.gpu.leases.store.procfs.in_user_namespace", lambda: namespace)
+    assert directory(env) == expected
 
 
 def reader(theirs: Path) -> Store:
@@ -223,11 +244,14 @@ def test_a_lease_of_a_later_version_holds(own: Store, sleeper: Lease) -> None:
         assert own.leases() == (sleeper,)
 
 
-def test_what_is_no_lease_is_removed(own: Store) -> None:
+def test_what_is_no_lease_is_removed_by_who_has_the_lock(own: Store, capfd: pytest.CaptureFixture[str]) -> None:
     with own:
         path = Path(own.path, "a" * 32)
         path.write_text("{")
+    assert own.leases() == () and path.exists() and capfd.readouterr().err == ""
+    with own:
         assert own.leases() == () and not path.exists()
+    assert "is no lease of a GPU, and is removed" in capfd.readouterr().err
 
 
 @pytest.fixture
