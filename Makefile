@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 DEB :=
 
 .PHONY: demo test test-long unit test-clients test-conformance test-front test-front-all test-packages test-pythons test-systemd
-.PHONY: test-vm test-vm-all test-selinux test-attacks fuzz demo-kubernetes load-kubernetes test-kubernetes build deb dist docs screens bench profile lint format
+.PHONY: setup-vm test-vm test-vm-all test-selinux test-attacks fuzz demo-kubernetes load-kubernetes test-kubernetes build deb dist docs screens bench profile lint format
 .PHONY: clean setup setup-test image manifests test-differences security-table
 
 demo: build
@@ -113,7 +113,11 @@ test-systemd: setup-test build
 GUEST := tests/systemd tests/clients/test_operations.py tests/clients/test_cdi.py tests/lifecycle/test_apparmor.py \
 	tests/lifecycle/test_apparmor_caller.py tests/lifecycle/test_yama.py
 
-test-vm: setup-test
+# The guest itself, built and saved where that has not been done.
+setup-vm: setup-test
+	@tests/beds/vm-suite --prepare
+
+test-vm: setup-vm
 	@tests/beds/vm-suite -m short $(GUEST)
 
 # In a guest of its own: labels, and what Debian's SELinux policy refuses, beside runc and crun (ten minutes, once built).
