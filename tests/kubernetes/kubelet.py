@@ -74,6 +74,7 @@ class Kubelet(services.RegistrationServicer):
         self.given: dict[str, tuple[str, ...]] = {}  # (resource, device) of each container, as "resource device"
         self._server: Any = None
         self.refuse = ""  # why registrations are refused, if they are
+        self.refused = 0  # how many were
 
     def start(self) -> None:
         for path in self.plugins.iterdir():
@@ -97,6 +98,7 @@ class Kubelet(services.RegistrationServicer):
 
     def Register(self, request: messages.RegisterRequest, context: Any) -> messages.Empty:
         if self.refuse:
+            self.refused += 1
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuse)
         if request.version != "v1beta1":
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"version {request.version}")

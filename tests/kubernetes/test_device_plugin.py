@@ -124,7 +124,7 @@ def test_a_registration_that_is_refused_is_tried_again() -> None:
     with node() as made:
         made.kubelet.refuse = "not now"
         made.start_plugin()
-        time.sleep(0.5)
+        made.kubelet.wait(lambda: made.kubelet.refused > 1)
         assert not made.kubelet.endpoints
         made.kubelet.refuse = ""
         made.kubelet.wait(lambda: made.kubelet.capacity(GPU) == 2)
@@ -361,7 +361,9 @@ def test_the_command_itself(two: Node) -> None:
     try:
         two.kubelet.wait(lambda: two.kubelet.capacity(GPU) == 6)
         config.write_text("version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 1}]}}\n")
-        time.sleep(0.6)  # what is wrong changes nothing
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "replicas" in line)
+        assert "sharing" in said, "what is wrong is told, and changes nothing"
         assert two.kubelet.capacity(GPU) == 6
         config.write_text("version: v1\n")
         two.kubelet.wait(lambda: two.kubelet.capacity(GPU) == 2)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -200,9 +200,10 @@ def test_kill_of_a_shared_pid_namespace_or_another_process(places: Path, store: 
     store.save(start_time=store.state.start_time + 1)  # the pid is another process' by now
     falls_back(places, store, "--root", store.root, "kill", "c", "TERM")
     falls_back(places, store, "--root", store.root, "kill", "--all", "c", "KILL")
-    time.sleep(0.05)
     found = stat(store.state.pid)
     assert found is not None and found[0] == "S"
+    status = Path(f"/proc/{store.state.pid}/status").read_text()
+    assert [int(bits, 16) for bits in re.findall(r"^(?:SigPnd|ShdPnd):\s*(\w+)$", status, re.MULTILINE)] == [0, 0]
 
 
 # ---- pause, resume

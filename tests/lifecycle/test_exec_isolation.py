@@ -17,6 +17,7 @@ from tests.native.bed import Bed
 from tests.native.leaks import Leaks
 from tests.native.runtime import Container, Runtime
 from tests.native.terminal import Listener, read_all
+from tests.native.waiting import wait_until
 
 pytestmark = pytest.mark.native
 
@@ -189,15 +190,20 @@ def test_where_the_container_has_moved_to_cgroups_of_its_own(runtime: Runtime, b
     end(pid)
 
 
-def test_paused(runtime: Runtime, bundle: MakeBundle) -> None:
+def processes_in(container: Container, bed: Bed) -> int:
+    return len((bed.cgroup(container.cgroup()) / "cgroup.procs").read_text().split())
+
+
+def test_paused(runtime: Runtime, bundle: MakeBundle, bed: Bed) -> None:
     container = start(runtime, bundle().sh(FOREVER))
     assert runtime("pause", container.id).rc == 0
     result = runtime("exec", container.id, "true")
     assert result.rc == 255
     assert "cannot exec in a paused container (use --ignore-paused to override)" in result.text
     files = runtime.new_files()
+    before = processes_in(container, bed)
     command = runtime.popen("exec", "--ignore-paused", container.id, "echo", "thawed", files=files)
-    time.sleep(0.2)
+    wait_until(lambda: processes_in(container, bed) > before)
     assert command.poll() is None, "it waits for the container to go on"
     assert runtime("resume", container.id).rc == 0
     assert command.wait(30) == 0
@@ -205,12 +211,13 @@ def test_paused(runtime: Runtime, bundle: MakeBundle) -> None:
 
 
 @pytest.mark.gpurun_only
-def test_killed_while_it_waits_for_a_paused_container(runtime: Runtime, bundle: MakeBundle) -> None:
+def test_killed_while_it_waits_for_a_paused_container(runtime: Runtime, bundle: MakeBundle, bed: Bed) -> None:
     container = start(runtime, bundle().sh(FOREVER))
     runtime("pause", container.id)
     files = runtime.new_files()
+    before = processes_in(container, bed)
     command = runtime.popen("exec", "--ignore-paused", container.id, "touch", "/tmp/ran", files=files)
-    time.sleep(0.3)
+    wait_until(lambda: processes_in(container, bed) > before)
     command.kill()
     command.wait()
     runtime("resume", container.id)

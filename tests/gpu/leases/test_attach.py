@@ -295,29 +295,6 @@ def test_many_at_once(box: MakeBox, runtime: Runtime) -> None:
     one.has(*range(GPUS))
 
 
-def test_killed_at_any_moment(box: MakeBox, runtime: Runtime) -> None:
-    """What a killed attach or detach has left gives no access that is not recorded, and the next one makes it whole."""
-    one = box()
-    begin = time.monotonic()
-    one.attach("2")
-    length = time.monotonic() - begin
-    one.detach("2")
-    for step in range(12):
-        what = "attach" if step % 2 == 0 else "detach"
-        process = runtime.popen("gpu", what, one.id, "1", files=runtime.new_files(), env=one.env)
-        time.sleep(length * (step + 1) / 12)
-        process.kill()
-        process.wait()
-        time.sleep(0.2)  # its child in the container's namespaces goes on to its end
-        if one.opens(1) == NO_DRIVER:
-            assert (Path(runtime.root) / one.id / "attached").exists()
-    one.gpu("detach", "1")
-    one.attach("1")
-    one.has(1)
-    one.detach("1")
-    one.has()
-
-
 def test_attach_while_it_is_deleted(box: MakeBox, runtime: Runtime) -> None:
     for delay in (0.0, 0.05, 0.15, 0.3):
         one = box()
