@@ -131,7 +131,10 @@ def test_the_document_names_each_room_once() -> None:
     assert packages <= set(names), "a folder without a row of its own"
 
 
-@pytest.mark.parametrize(("one", "other"), [("caller", "inside"), ("inside", "caller")])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [pair for own in ("caller", "checkpoint", "gpus") for pair in ((own, "inside"), ("inside", own))],
+)
 def test_the_two_sides_of_the_engine_do_not_know_each_other(one: str, other: str) -> None:
     # They are two processes, and speak by engine/messages.py about the records of engine/plan/.
     files = {path: tree for path, tree in trees().items() if path.parent.relative_to(PACKAGE).as_posix() == f"engine/{one}"}

@@ -18,7 +18,8 @@ from hypothesis import strategies as st  # noqa: E402
 
 from gpurun.cgroup import tree  # noqa: E402
 from gpurun.cgroup.oom import parse_kills  # noqa: E402
-from gpurun.engine.caller import checkpoint_devices, exec, mount_hint  # noqa: E402
+from gpurun.engine.caller import exec, mount_hint  # noqa: E402
+from gpurun.engine.checkpoint import checkpoint_devices  # noqa: E402
 from gpurun.errors import GpurunError  # noqa: E402
 from gpurun.gpu.edits import injected  # noqa: E402
 from gpurun.gpu.host import driver, gpus, mig, modprobe, nodes  # noqa: E402

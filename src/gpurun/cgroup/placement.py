@@ -12,7 +12,7 @@ All are off unless asked for, and what the config itself sets in the same file s
     dev.gpurun.gpu.local          "true": CPUs and memory of the NUMA nodes that its GPUs are on; "cpus", "memory": only one
     dev.gpurun.io.weight          1 to 10000: its share of a busy disk, 100 being the default
 
-The site's file has the same names and values in its table ``[placement]`` (:mod:`gpurun.engine.caller.site_config`).  An
+The site's file has the same names and values in its table ``[placement]`` (:mod:`gpurun.engine.site_config`).  An
 annotation goes before it, "false" included.  What a container asks for and cannot have is an error; what only the site
 wants, and a container gives no ground for (a share of a memory limit that it does not have), is left out, and a note says
 why.

@@ -8,13 +8,13 @@ from gpurun.paths import absolute_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.engine.caller.criu_options import CriuOptions
+    from gpurun.engine.checkpoint.criu_options import CriuOptions
     from gpurun.invocation import Invocation
 
 
 def criu_options(invocation: Invocation) -> CriuOptions:
     """The options that both commands have."""
-    from gpurun.engine.caller.criu_options import CriuOptions
+    from gpurun.engine.checkpoint.criu_options import CriuOptions
 
     work = invocation.option("work-path")
     return CriuOptions(
@@ -34,8 +34,8 @@ def criu_options(invocation: Invocation) -> CriuOptions:
 
 def checkpoint(invocation: Invocation) -> int:
     """``checkpoint ID``: save the container; without --leave-running it is gone then."""
-    from gpurun.engine.caller.checkpoint import CheckpointOptions
-    from gpurun.engine.caller.checkpoint import checkpoint as save
+    from gpurun.engine.checkpoint.checkpoint import CheckpointOptions
+    from gpurun.engine.checkpoint.checkpoint import checkpoint as save
 
     options = CheckpointOptions(
         id=invocation.args[0],
@@ -57,8 +57,8 @@ def checkpoint(invocation: Invocation) -> int:
 def restore(invocation: Invocation) -> int:
     """``restore ID``: make the container from its image; in the foreground wait, delete, and return its exit code."""
     from gpurun.engine.caller import lifecycle
-    from gpurun.engine.caller.restore import RestoreOptions
-    from gpurun.engine.caller.restore import restore as make
+    from gpurun.engine.checkpoint.restore import RestoreOptions
+    from gpurun.engine.checkpoint.restore import restore as make
     from gpurun.engine.signals import block_signals
 
     maps = invocation.texts("gpu-map") or invocation.globals.gpu_map

@@ -8,8 +8,8 @@ from __future__ import annotations
 from gpurun import log
 from gpurun.commands.gpu_use import state_roots
 from gpurun.engine import state as store
-from gpurun.engine.caller.device_edits import own_environment
-from gpurun.engine.caller.leases import open_store
+from gpurun.engine.gpus.device_edits import own_environment
+from gpurun.engine.gpus.leases import open_store
 from gpurun.errors import GpurunError, shown
 from gpurun.gpu.leases.names import of_cgroup, of_container
 from gpurun.gpu.leases.seen import cgroup_of

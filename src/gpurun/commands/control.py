@@ -137,7 +137,7 @@ def update(invocation: Invocation) -> int:
     update_container(invocation.globals.root, invocation.args[0], resources, schemata)
     gpus = invocation.option("gpus")
     if gpus:
-        from gpurun.engine.caller.attach import set_gpus
+        from gpurun.engine.gpus.attach import set_gpus
 
         for warning in set_gpus(invocation.globals.root, invocation.args[0], gpus):
             log.warning(warning)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpurun.engine import state as store
-from gpurun.engine.caller.attached import load_attached
-from gpurun.engine.caller.device_edits import own_environment
+from gpurun.engine.gpus.attached import load_attached
+from gpurun.engine.gpus.device_edits import own_environment
 from gpurun.errors import GpurunError
 from gpurun.gpu.cdi.stale import library_version
 from gpurun.gpu.host.device_numbers import MAX_GPU_MINOR, NVIDIA_MAJOR

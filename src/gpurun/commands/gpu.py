@@ -71,7 +71,7 @@ def _doctor(invocation: Invocation, env: dict[str, str], form: str) -> int:
 
 def _site() -> list[Finding]:
     """What is wrong with gpurun's own config.toml, which every create reads."""
-    from gpurun.engine.caller.site_config import check_site
+    from gpurun.engine.site_config import check_site
     from gpurun.gpu.doctor_host import Finding
 
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from gpurun import log
 from gpurun.commands.containers import find
 from gpurun.commands.gpu_use import state_roots
-from gpurun.engine.caller import attach as engine
+from gpurun.engine.gpus import attach as engine
 from gpurun.errors import UsageError
 
 TYPE_CHECKING = False

@@ -61,7 +61,7 @@ def question(words: tuple[str, ...]) -> Question:
     if len(words) > 1:
         raise UsageError("gpu explain: one bundle, or variables, but not both")
     from gpurun.engine.caller.bundle import read_bundle
-    from gpurun.engine.caller.device_edits import injected_devices
+    from gpurun.engine.gpus.device_edits import injected_devices
 
     config = read_bundle(absolute_path(words[0]), "")[1]
     capabilities = config.process.capabilities
@@ -99,7 +99,7 @@ def answer_for(asked: Question, env: Mapping[str, str]) -> dict[str, Any]:
 def _with_lessors(asked: Inquiry, env: Mapping[str, str]) -> Inquiry:
     """*asked*, with what looks which free GPU or which share would be given now."""
     if may_share(asked.env, asked.annotations):
-        from gpurun.engine.caller.shares import looking
+        from gpurun.engine.gpus.shares import looking
 
         sharing = looking(asked.env, asked.annotations, asked.mounts, env)
         if sharing is not None:
@@ -109,7 +109,7 @@ def _with_lessors(asked: Inquiry, env: Mapping[str, str]) -> Inquiry:
 
 def _lease(request: GpuRequest, settings: Settings, env: Mapping[str, str]) -> GpuRequest:
     """*request* with the GPUs that it would be given now, and a warning that says why those."""
-    from gpurun.engine.caller.leases import look
+    from gpurun.engine.gpus.leases import look
 
     return look(request, settings, env)
 

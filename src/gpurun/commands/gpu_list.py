@@ -16,7 +16,7 @@ from gpurun.cli.terminal import folded, width
 from gpurun.commands.all_containers import of_gpurun, short_id
 from gpurun.commands.gpu_leases import row as lease_row
 from gpurun.commands.gpu_use import Held, Holder, containers_of, holders, other_containers
-from gpurun.engine.caller.leases import open_store
+from gpurun.engine.gpus.leases import open_store
 from gpurun.errors import GpurunError, shown
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.doctor_host import other_cards

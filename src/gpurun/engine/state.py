@@ -7,7 +7,7 @@
     edits       the variables and groups that the container's devices brought, if any: exec gives them too
     exclusive   the CPUs that cgroups above leave to this one, and these cgroups
     gpus        the minors of the GPUs' device nodes, if it has any
-    attached    the GPUs that have come while it ran, and those that have gone (:mod:`gpurun.engine.caller.attached`)
+    attached    the GPUs that have come while it ran, and those that have gone (:mod:`gpurun.engine.gpus.attached`)
     gpu-change  the attach or detach that is being made, or whose process was killed
     seccomp     the flags and the program of the container's filter, if it has one, for exec
 
@@ -47,7 +47,7 @@ MAX_BYTES = 16 << 20
 #: The largest saved config.json that is read, in bytes: that of the bundle, and what devices have added.
 MAX_SAVED_CONFIG = 64 << 20
 
-#: The record of a change of GPUs (:class:`gpurun.engine.caller.attached.GpuChange`).
+#: The record of a change of GPUs (:class:`gpurun.engine.gpus.attached.GpuChange`).
 CHANGE = "gpu-change"
 
 #: What is left of a state file for the annotations, as JSON: the rest is paths and numbers.

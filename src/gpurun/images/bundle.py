@@ -8,7 +8,7 @@ import posix
 import shutil
 import tempfile
 
-from gpurun.engine.caller.site_config import read_leases, site_path
+from gpurun.engine.site_config import read_leases, site_path
 from gpurun.errors import GpurunError, oserror_text, shown
 from gpurun.gpu.request.settings import site_settings
 from gpurun.images.config import NO_SITE, SiteLabels, container_config, reader

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posix
+
 from gpurun.errors import GpurunError
 from gpurun.linux.files import read_file
 
@@ -68,3 +70,20 @@ def is_alive(pid: int, start_time: int) -> bool:
     """Whether *pid* is still the process that started at *start_time* and has not ended (a zombie has)."""
     found = stat(pid)
     return found is not None and found[1] == start_time and found[0] not in ("Z", "X")
+
+
+def open_pidfd(pid: int, start_time: int) -> int | None:
+    """A pidfd of the process *pid* that started at *start_time*, or None when it has ended or *pid* is 0.
+
+    It is looked at again after opening: pids are reused.
+    """
+    if pid == 0:
+        return None
+    try:
+        pidfd = posix.pidfd_open(pid, 0)
+    except ProcessLookupError:
+        return None
+    if not is_alive(pid, start_time):
+        posix.close(pidfd)
+        return None
+    return pidfd

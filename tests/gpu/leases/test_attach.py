@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpurun.engine.caller.attach_view import Running
-from gpurun.engine.caller.attached import Attached
+from gpurun.engine.gpus.attach_view import Running
+from gpurun.engine.gpus.attached import Attached
 from gpurun.errors import NotRunning
 from tests.conftest import MakeBundle
 from tests.gpu.leases.conftest import MakeHost
@@ -176,7 +176,7 @@ def test_who_has_it_open(box: MakeBox, force: bool) -> None:
     """The simulated nodes cannot be opened, so the one in use is a GPU whose numbers are those of /dev/zero."""
     from gpurun.cdi.edits import DeviceNode
     from gpurun.cgroup.control import processes
-    from gpurun.engine.caller.open_devices import check_unused, openers
+    from gpurun.engine.gpus.open_devices import check_unused, openers
     from gpurun.errors import GpuError
 
     one = box(script="sleep 600 </dev/zero & exec sleep 600")

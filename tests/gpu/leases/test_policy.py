@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.engine.caller.site_config import read_leases, read_site
+from gpurun.engine.site_config import read_leases, read_site
 from gpurun.errors import ConfigError
 from gpurun.gpu.leases.policy import LeasePolicy
 

@@ -8,11 +8,11 @@ from _stat import S_ISFIFO
 from gpurun.cachefile import directory_of
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.cgroup import tree
-from gpurun.engine.caller.device_edits import device_edits, injected_devices, own_environment
 from gpurun.engine.caller.preserved import listen_fds
-from gpurun.engine.caller.site_config import read_site, site_path
 from gpurun.engine.caller.start_init import tell
+from gpurun.engine.gpus.device_edits import device_edits, injected_devices, own_environment
 from gpurun.engine.plan.container import Host, Plan, PlanOptions, make_plan
+from gpurun.engine.site_config import read_site, site_path
 from gpurun.errors import ConfigError, StepError
 from gpurun.gpu.host.device_numbers import node_minors
 from gpurun.gpu.request.injected import has_gpus
@@ -29,9 +29,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpurun.engine.caller.leases import GrantedLease
-    from gpurun.engine.caller.shares import Sharing
     from gpurun.engine.caller.start_init import Started
+    from gpurun.engine.gpus.leases import GrantedLease
+    from gpurun.engine.gpus.shares import Sharing
     from gpurun.gpu.request.records import GpuRequest
     from gpurun.gpu.request.settings import Settings
 
@@ -165,14 +165,14 @@ def plan_checked(
 
     sharing: Sharing | None = None
     if may_share(config.process.env, config.annotations):
-        from gpurun.engine.caller.shares import sharing_of
+        from gpurun.engine.gpus.shares import sharing_of
 
         sharing = sharing_of(config, options.id, options.root, own_environment(), note=True)
 
     def lessor(request: GpuRequest, settings: Settings) -> GpuRequest:
         if sharing is not None:
             return sharing.free(request, settings)
-        from gpurun.engine.caller import leases
+        from gpurun.engine.gpus import leases
 
         request, made = leases.grant(request, settings, own_environment(), config, options.id, options.root, had)
         granted.append(made)
@@ -191,7 +191,7 @@ def plan_checked(
     init = planned[1].init
     minors = node_minors((*init.edits.device_nodes, *init.devices))
     if granted == [] and minors and posix.access(site_path(posix.environ), posix.F_OK):
-        from gpurun.engine.caller.leases import with_named
+        from gpurun.engine.gpus.leases import with_named
 
         return planned[0], with_named(planned[1], config, options.root, own_environment(), granted)
     return planned

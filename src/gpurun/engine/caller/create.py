@@ -32,8 +32,8 @@ from gpurun.record import Record, replace, to_wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.engine.caller.leases import GrantedLease
     from gpurun.engine.caller.start_init import Started
+    from gpurun.engine.gpus.leases import GrantedLease
 
 
 class Created(Record):
@@ -101,7 +101,7 @@ class _Creation:
         state = replace(state, pid=pid, start_time=_start_time(pid), keeper=placeholder)
         store.save(options.root, state)
         for one in granted:
-            from gpurun.engine.caller.leases import bind
+            from gpurun.engine.gpus.leases import bind
 
             bind(one, state)
         log.debug(f"the init is process {pid}, in its namespaces and its cgroup")

@@ -13,7 +13,7 @@ from gpurun import log
 from gpurun.cgroup import control
 from gpurun.engine import messages
 from gpurun.engine import state as store
-from gpurun.engine.caller.lifecycle import open_init, wait_foreground
+from gpurun.engine.caller.lifecycle import wait_foreground
 from gpurun.engine.caller.start_init import dismiss, kill_child
 from gpurun.engine.signals import block_signals
 from gpurun.errors import ConfigError, GpurunError, Step, StepError
@@ -27,7 +27,7 @@ from gpurun.linux.fs import (
     openat2,
 )
 from gpurun.linux.mount import MOUNT_ATTR_RDONLY
-from gpurun.linux.procfs import cgroups
+from gpurun.linux.procfs import cgroups, open_pidfd
 from gpurun.ns.mount import private_copy
 from gpurun.oci.reader import as_object, parse_json
 from gpurun.record import replace, to_wire
@@ -72,7 +72,7 @@ def _start(options: ExecOptions, started: Started, made: list[int]) -> tuple[tup
     """Have the process made, and let it go; returns the plan's warnings, its pidfd, and the master of its terminal or -1."""
     state = store.load(options.root, options.id)
     if store.is_changing(options.root, options.id):
-        from gpurun.engine.caller.attach_steps import settle
+        from gpurun.engine.gpus.attach_steps import settle
 
         settle(options.root, options.id)  # or the process would be told of GPUs that are not there
     now = store.status(options.root, state)
@@ -86,7 +86,7 @@ def _start(options: ExecOptions, started: Started, made: list[int]) -> tuple[tup
         from gpurun.engine.terminal import check_console
 
         check_console(options.terminal, options.detach, options.console_socket)
-    init = open_init(state)
+    init = open_pidfd(state.pid, state.start_time)
     if init is None:
         raise GpurunError("cannot exec in a stopped container")
     if state.manager:

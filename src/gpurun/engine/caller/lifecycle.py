@@ -11,7 +11,7 @@ from gpurun.engine import state as store
 from gpurun.engine.signals import SIGCHLD, SIGKILL, SIGURG, SIGWINCH, block_signals, exit_code, send_signal, wait_signal
 from gpurun.errors import ConfigError, ContainerNotFound, GpurunError, SignalTooLate, Stays, StepError, oserror_text
 from gpurun.linux.files import O_CLOEXEC, Fd, read_file
-from gpurun.linux.procfs import is_alive
+from gpurun.linux.procfs import is_alive, open_pidfd
 from gpurun.paths import clean_path
 from gpurun.record import replace
 
@@ -127,7 +127,7 @@ def kill(root: str, container_id: str, signal: int, all_processes: bool = False)
         if manager.processes(state.cgroup):
             manager.kill(state.cgroup)
             return
-    pidfd = open_init(state)
+    pidfd = open_pidfd(state.pid, state.start_time)
     if pidfd is None:
         if all_processes:
             return  # what --all is asked to make sure is already so
@@ -138,20 +138,6 @@ def kill(root: str, container_id: str, signal: int, all_processes: bool = False)
         except ProcessLookupError:  # it has ended since it was opened
             if not all_processes:
                 raise SignalTooLate from None
-
-
-def open_init(state: store.State) -> int | None:
-    """A pidfd of the container's init, or None when it has ended; looked at again after opening: pids are reused."""
-    if state.pid == 0:
-        return None
-    try:
-        pidfd = posix.pidfd_open(state.pid, 0)
-    except ProcessLookupError:
-        return None
-    if not is_alive(state.pid, state.start_time):
-        posix.close(pidfd)
-        return None
-    return pidfd
 
 
 def delete(root: str, container_id: str, force: bool = False, told: bool = False) -> tuple[str, ...]:
@@ -266,7 +252,7 @@ def _how_memory_ended(state: store.State) -> tuple[str, ...]:
 
 
 def _end_init(state: store.State, paused: bool) -> None:
-    pidfd = open_init(state)
+    pidfd = open_pidfd(state.pid, state.start_time)
     if pidfd is not None:
         try:
             send_signal(pidfd, SIGKILL)

@@ -154,7 +154,7 @@ def update_container(root: str, container_id: str, new: Resources, schemata: dic
     if store.status(root, state) == "stopped":
         raise NotRunning
     if store.is_changing(root, container_id):
-        from gpurun.engine.caller.attach_steps import settle
+        from gpurun.engine.gpus.attach_steps import settle
 
         settle(root, container_id)
     path = f"{root}/{container_id}/config.json"
@@ -208,7 +208,7 @@ def _follow_limit(document: dict[str, Any], merged: Resources, writes: tuple[Cgr
     if limit is None:
         return ()
     from gpurun.cgroup.placement import Site, high_after_update, wanted
-    from gpurun.engine.caller.site_config import read_site, site_path
+    from gpurun.engine.site_config import read_site, site_path
 
     policies = wanted(get_string_map(document, "annotations", ""), read_site(site_path(posix.environ)) or Site())
     high = high_after_update(policies, limit, merged.unified)

@@ -17,7 +17,7 @@ from gpurun.criu.swrk import FIRST_EXTRA, Swrk, find_criu
 from gpurun.decimals import decimal
 from gpurun.engine import state as store
 from gpurun.engine.caller import lifecycle
-from gpurun.engine.caller.criu_options import (
+from gpurun.engine.checkpoint.criu_options import (
     DESCRIPTORS,
     EXTERNAL_NAMESPACES,
     CriuOptions,
@@ -30,8 +30,8 @@ from gpurun.engine.caller.criu_options import (
     outside,
     path_in,
 )
-from gpurun.engine.caller.device_edits import injected_devices, own_environment
-from gpurun.engine.caller.saved_devices import RECORDS, external_name, write_devices
+from gpurun.engine.checkpoint.saved_devices import RECORDS, external_name, write_devices
+from gpurun.engine.gpus.device_edits import injected_devices, own_environment
 from gpurun.engine.signals import default_signals
 from gpurun.errors import GpurunError, Step, oserror_text
 from gpurun.formats.jsontext import dumps
@@ -45,7 +45,7 @@ from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.engine.caller.saved_devices import SavedDevices
+    from gpurun.engine.checkpoint.saved_devices import SavedDevices
     from gpurun.oci.config import Config
 
 LOG = "dump.log"
@@ -80,7 +80,7 @@ def checkpoint(options: CheckpointOptions) -> tuple[str, ...]:
     if now not in ("running", "paused"):
         raise GpurunError(f"Container cannot be checkpointed in {now} state")
     if store.is_changing(options.root, options.id):
-        from gpurun.engine.caller.attach_steps import settle
+        from gpurun.engine.gpus.attach_steps import settle
 
         settle(options.root, options.id)
     criu = find_criu()
@@ -147,7 +147,7 @@ def _devices(options: CheckpointOptions, state: store.State, config: Config, for
     """What the container has for devices; raises :class:`GpurunError` where its programs cannot be saved."""
     if not RECORDS & set(posix.listdir(store.directory(options.root, options.id))):
         return None
-    from gpurun.engine.caller.checkpoint_devices import saved_devices
+    from gpurun.engine.checkpoint.checkpoint_devices import saved_devices
 
     saved = saved_devices(options.root, state, config, foreign)
     if saved is not None and saved.computing:

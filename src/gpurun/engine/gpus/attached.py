@@ -6,7 +6,7 @@ in its device program, in hexadecimal; ``again``: the driver's files are to be m
 
 ``gpu-change``: the change that is being made, written before its first step and removed after its last.  Who finds it, and
 gets the lock, has found a change whose process was killed, and completes or undoes it
-(:mod:`gpurun.engine.caller.attach_steps`).
+(:mod:`gpurun.engine.gpus.attach_steps`).
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.engine.caller.checkpoint_devices import device_mounts
-from gpurun.engine.caller.restore_request import mapped
-from gpurun.engine.caller.saved_devices import SavedDevices
-from gpurun.engine.caller.site_config import read_restore
+from gpurun.engine.checkpoint.checkpoint_devices import device_mounts
+from gpurun.engine.checkpoint.restore_request import mapped
+from gpurun.engine.checkpoint.saved_devices import SavedDevices
+from gpurun.engine.site_config import read_restore
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.gpu.request.restore import RestorePolicy, read_map, wanted
 from gpurun.linux.mountinfo import MountEntry

@@ -12,11 +12,11 @@ from _stat import S_ISCHR, S_ISDIR
 
 from gpurun.cgroup import control
 from gpurun.engine import state as store
-from gpurun.engine.caller.attach_view import units_had
-from gpurun.engine.caller.attached import load_attached
-from gpurun.engine.caller.criu_options import Outside, path_in
-from gpurun.engine.caller.device_edits import own_environment
-from gpurun.engine.caller.saved_devices import RECORDS, SavedDevices
+from gpurun.engine.checkpoint.criu_options import Outside, path_in
+from gpurun.engine.checkpoint.saved_devices import RECORDS, SavedDevices
+from gpurun.engine.gpus.attach_view import units_had
+from gpurun.engine.gpus.attached import load_attached
+from gpurun.engine.gpus.device_edits import own_environment
 from gpurun.errors import GpuError, shown
 from gpurun.gpu.host.driver import module_version
 from gpurun.gpu.leases.seen import command_of, node_paths

@@ -8,8 +8,8 @@ from __future__ import annotations
 import posix
 
 from gpurun.cdi.edits import ContainerEdits
-from gpurun.engine.caller.leases import GrantedLease, asker_of, open_store, site_policy
-from gpurun.engine.caller.site_config import read_shares, site_path
+from gpurun.engine.gpus.leases import GrantedLease, asker_of, open_store, site_policy
+from gpurun.engine.site_config import read_shares, site_path
 from gpurun.errors import ConfigError, GpuError
 from gpurun.gpu.edits.mps import with_host_share, with_share
 from gpurun.gpu.leases import shares

@@ -38,12 +38,12 @@ def device_edits(
     own_env = own_environment(environ)
 
     def look(request: GpuRequest, settings: Settings) -> GpuRequest:
-        from gpurun.engine.caller import leases
+        from gpurun.engine.gpus import leases
 
         return leases.look(request, settings, own_env, config)
 
     if sharer is None and may_share(config.process.env, config.annotations):
-        from gpurun.engine.caller.shares import sharing_of
+        from gpurun.engine.gpus.shares import sharing_of
 
         sharing = sharing_of(config, "", "", own_env, note=False)
         if sharing is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.engine.caller.criu_options import config_file
+from gpurun.engine.checkpoint.criu_options import config_file
 from gpurun.errors import ConfigError
 from gpurun.oci.annotations import CRIU_CONFIG
 from gpurun.oci.config import Config, read_config

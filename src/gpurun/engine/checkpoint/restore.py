@@ -20,7 +20,9 @@ from gpurun.engine import state as store
 from gpurun.engine.caller import cgroup, host_resources
 from gpurun.engine.caller.bundle import CreateOptions, plan_checked, read_bundle
 from gpurun.engine.caller.create import Created, check_rootfs, record, with_filter, with_secret_keyring
-from gpurun.engine.caller.criu_options import (
+from gpurun.engine.caller.rollback import CHECKPOINT, POSTSTOP_HOOKS, PROCESSES, ROOTFS, Rollback
+from gpurun.engine.caller.start_init import end_child
+from gpurun.engine.checkpoint.criu_options import (
     DESCRIPTORS,
     EXTERNAL_NAMESPACES,
     CriuOptions,
@@ -32,17 +34,15 @@ from gpurun.engine.caller.criu_options import (
     has_cgroup_image,
     outside,
 )
-from gpurun.engine.caller.restore_devices import (
+from gpurun.engine.checkpoint.restore_devices import (
     check_devices,
     externals,
     remove_placeholders,
     renew_devices,
 )
-from gpurun.engine.caller.restore_mounts import own_mounts, prepare_mount_points, repair_mounts
-from gpurun.engine.caller.restore_request import asked_again, with_moved
-from gpurun.engine.caller.rollback import CHECKPOINT, POSTSTOP_HOOKS, PROCESSES, ROOTFS, Rollback
-from gpurun.engine.caller.saved_devices import SavedDevices, read_devices
-from gpurun.engine.caller.start_init import end_child
+from gpurun.engine.checkpoint.restore_mounts import own_mounts, prepare_mount_points, repair_mounts
+from gpurun.engine.checkpoint.restore_request import asked_again, with_moved
+from gpurun.engine.checkpoint.saved_devices import SavedDevices, read_devices
 from gpurun.engine.host_hooks import run_host_hooks
 from gpurun.engine.signals import default_signals
 from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
@@ -62,7 +62,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpurun.engine.caller.leases import GrantedLease
+    from gpurun.engine.gpus.leases import GrantedLease
     from gpurun.engine.plan.container import Plan
 
 LOG = "restore.log"
@@ -403,7 +403,7 @@ class Serving:
         self.state = replace(self.state, pid=pid, start_time=found[1], created=store.rfc3339_now())
         _save_config(root, self.plan.id, pid)
         for one in self.devices.granted:
-            from gpurun.engine.caller.leases import bind
+            from gpurun.engine.gpus.leases import bind
 
             bind(one, self.state)
         cgroup.restrict(self.plan, self.program_fd, f"{store.directory(root, self.plan.id)}/exclusive")

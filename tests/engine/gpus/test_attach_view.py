@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.engine.caller import leases
-from gpurun.engine.caller.attach_view import Busy, Running
+from gpurun.engine.gpus import leases
+from gpurun.engine.gpus.attach_view import Busy, Running
 from gpurun.errors import StepError
 from gpurun.oci.config import read_config
 from tests.native.waiting import wait_until

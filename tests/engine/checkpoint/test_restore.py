@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from gpurun.criu.rpc import Answer
-from gpurun.engine.caller import host_resources, restore
+from gpurun.engine.caller import host_resources
 from gpurun.engine.caller.bundle import CreateOptions
-from gpurun.engine.caller.criu_options import CriuOptions
-from gpurun.engine.caller.restore import RestoreOptions, Serving
 from gpurun.engine.caller.rollback import Rollback
+from gpurun.engine.checkpoint import restore
+from gpurun.engine.checkpoint.criu_options import CriuOptions
+from gpurun.engine.checkpoint.restore import RestoreOptions, Serving
 from gpurun.engine.state import State
 from gpurun.errors import GpurunError
 from tests.engine.plan.planning import base, plan

@@ -1,7 +1,7 @@
 """The steps of an attach and of a detach, and how a change is completed or undone that came to no end.
 
 Each of them can be made once more: what is as it should be already stays.  So a change is completed and undone alike by the
-command that has begun it and fails, and by a later one that finds its record (:mod:`gpurun.engine.caller.attached`).
+command that has begun it and fails, and by a later one that finds its record (:mod:`gpurun.engine.gpus.attached`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import posix
 from gpurun import log
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.engine import state as store
-from gpurun.engine.caller import leases
-from gpurun.engine.caller.attach_view import Busy, Running
-from gpurun.engine.caller.attached import Attached, ExecFacts, GpuChange, forget_change, load_change, save_change
+from gpurun.engine.gpus import leases
+from gpurun.engine.gpus.attach_view import Busy, Running
+from gpurun.engine.gpus.attached import Attached, ExecFacts, GpuChange, forget_change, load_change, save_change
 from gpurun.errors import GpurunError, NotRunning, StepError, oserror_text
 from gpurun.hook.device_verdicts import verdicts
 from gpurun.hook.running import DeviceChange, change

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.engine.caller.site_config import read_leases, site_path
 from gpurun.engine.signals import send_signal
+from gpurun.engine.site_config import read_leases, site_path
 from gpurun.gpu.leases import lessor
 from gpurun.gpu.leases.lease import Lease
 from gpurun.gpu.leases.liveness import cgroup_inode

@@ -2,7 +2,7 @@
 
 CRIU cannot save what comes from the host, so each of these mounts is external to it, by the name :func:`external_name`.
 restore has placeholders mounted there, takes them away before a process of the container opens a file, and makes the edits
-anew from the driver that is there then (:mod:`gpurun.engine.caller.restore_devices`).
+anew from the driver that is there then (:mod:`gpurun.engine.checkpoint.restore_devices`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 import posix
 from _stat import S_ISDIR, S_ISLNK
 
-from gpurun.engine.caller.criu_options import path_in
-from gpurun.engine.caller.restore_devices import make_points
+from gpurun.engine.checkpoint.criu_options import path_in
+from gpurun.engine.checkpoint.restore_devices import make_points
 from gpurun.errors import GpurunError, Step
 from gpurun.linux import mount as lm
 from gpurun.linux import process as lp
@@ -19,7 +19,7 @@ from gpurun.ns.path import make_target
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.engine.caller.saved_devices import SavedDevices
+    from gpurun.engine.checkpoint.saved_devices import SavedDevices
     from gpurun.engine.plan.container import Plan
     from gpurun.engine.plan.records import InitPlan
 

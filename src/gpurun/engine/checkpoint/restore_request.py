@@ -6,10 +6,10 @@ from __future__ import annotations
 import posix
 
 from gpurun import log
-from gpurun.engine.caller.device_edits import own_environment
-from gpurun.engine.caller.leases import open_store
-from gpurun.engine.caller.saved_devices import SavedDevices
-from gpurun.engine.caller.site_config import read_restore, site_path
+from gpurun.engine.checkpoint.saved_devices import SavedDevices
+from gpurun.engine.gpus.device_edits import own_environment
+from gpurun.engine.gpus.leases import open_store
+from gpurun.engine.site_config import read_restore, site_path
 from gpurun.errors import ConfigError, GpurunError, shown
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.leases.lessor import is_named

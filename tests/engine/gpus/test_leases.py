@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.engine.caller.leases import GrantedLease, bind
+from gpurun.engine.gpus.leases import GrantedLease, bind
 from gpurun.engine.state import State
 from gpurun.gpu.leases.lease import Leased
 from gpurun.gpu.leases.store import Store, new_lease

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.cgroup.placement import POLICIES, Site, wanted
-from gpurun.engine.caller.site_config import DEFAULT_PATH, check_site, read_site, site_path
+from gpurun.engine.site_config import DEFAULT_PATH, check_site, read_site, site_path
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.library.explanation import explain_plan
 from gpurun.record import replace
@@ -53,7 +53,7 @@ def test_values(tmp_path: Path) -> None:
 
 def test_the_file_that_packages_bring(tmp_path: Path) -> None:
     """Nothing is on in it; each policy has one line, which is good without its #."""
-    text = (Path(__file__).resolve().parents[3] / "examples/config.toml").read_text()
+    text = (Path(__file__).resolve().parents[2] / "examples/config.toml").read_text()
     path = tmp_path / "config.toml"
     path.write_text(text)
     assert read_site(str(path)) == Site(str(path), ())

@@ -1,8 +1,8 @@
 """attach and detach: GPUs that come to a container while it runs, and go again.
 
-A change is recorded before its first step (:mod:`gpurun.engine.caller.attached`).  One that fails is undone; one that is
+A change is recorded before its first step (:mod:`gpurun.engine.gpus.attached`).  One that fails is undone; one that is
 killed is completed or undone by the next attach, detach, update, exec or checkpoint of the container
-(:mod:`gpurun.engine.caller.attach_steps`), or goes with the container.  The device program is changed last when a GPU comes
+(:mod:`gpurun.engine.gpus.attach_steps`), or goes with the container.  The device program is changed last when a GPU comes
 and first when one goes.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from gpurun.cdi.edits import ContainerEdits, DeviceNode
 from gpurun.engine import state as store
-from gpurun.engine.caller import attach_steps as steps
-from gpurun.engine.caller import leases
-from gpurun.engine.caller.attach_view import Running, named_unit
-from gpurun.engine.caller.attached import Attached, AttachedGpu, ExecFacts, GpuChange
-from gpurun.engine.caller.leases import GrantedLease
-from gpurun.engine.caller.open_devices import check_unused
+from gpurun.engine.gpus import attach_steps as steps
+from gpurun.engine.gpus import leases
+from gpurun.engine.gpus.attach_view import Running, named_unit
+from gpurun.engine.gpus.attached import Attached, AttachedGpu, ExecFacts, GpuChange
+from gpurun.engine.gpus.leases import GrantedLease
+from gpurun.engine.gpus.open_devices import check_unused
 from gpurun.errors import ConfigError, GpuError, GpurunError, shown
 from gpurun.gpu.leases.choice import Unit
 from gpurun.gpu.leases.store import Store

@@ -15,10 +15,9 @@ from gpurun.cdi.edits import DeviceNode
 from gpurun.cgroup import control
 from gpurun.cgroup.device_access import device_programs, granted, openable
 from gpurun.engine import state as store
-from gpurun.engine.caller.attached import Attached, load_attached, save_attached
-from gpurun.engine.caller.device_edits import own_environment
-from gpurun.engine.caller.leases import leased_keys
-from gpurun.engine.caller.lifecycle import open_init
+from gpurun.engine.gpus.attached import Attached, load_attached, save_attached
+from gpurun.engine.gpus.device_edits import own_environment
+from gpurun.engine.gpus.leases import leased_keys
 from gpurun.errors import GpuError, GpurunError, NotRunning, StepError, shown
 from gpurun.gpu.host.gpus import read_gpus
 from gpurun.gpu.host.roots import bus_order
@@ -29,7 +28,7 @@ from gpurun.gpu.request.settings import roots_of, site_settings
 from gpurun.hook.device_verdicts import set_verdicts
 from gpurun.linux.files import O_CLOEXEC, read_file
 from gpurun.linux.fs import O_DIRECTORY
-from gpurun.linux.procfs import in_user_namespace
+from gpurun.linux.procfs import in_user_namespace, open_pidfd
 from gpurun.oci.config import read_config
 
 TYPE_CHECKING = False
@@ -75,7 +74,7 @@ class Running:
             self.own_env = own_environment()
             self.settings = site_settings(self.own_env)
             self.state = store.load(self.root, self.id)  # as it is now: it may have been deleted, and made again
-            pidfd = open_init(self.state)
+            pidfd = open_pidfd(self.state.pid, self.state.start_time)
             if pidfd is None or not self.state.created:
                 raise NotRunning
             self._init = pidfd

@@ -11,9 +11,9 @@ import posix
 
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.engine import state as store
-from gpurun.engine.caller.criu_options import config_file, path_in
-from gpurun.engine.caller.device_edits import own_environment
-from gpurun.engine.caller.saved_devices import SavedDevices, external_name
+from gpurun.engine.checkpoint.criu_options import config_file, path_in
+from gpurun.engine.checkpoint.saved_devices import SavedDevices, external_name
+from gpurun.engine.gpus.device_edits import own_environment
 from gpurun.errors import GpuError, Step
 from gpurun.gpu.cuda_checkpoint import obstacle
 from gpurun.gpu.host.driver import module_version

@@ -1,0 +1,1 @@
+"""A container saved to files by CRIU, and made again from them."""
