@@ -253,6 +253,23 @@ def clear(root: Path, start: dict[str, str]) -> None:
     (root / "var/log/systemctl").unlink(missing_ok=True)
 
 
+def test_what_a_killed_installer_left_goes_and_the_files_of_others_stay(root: Path) -> None:
+    prepare(root, NODES["version 2"])
+    programs = root / WISH.program.lstrip("/")
+    record, config = root / "var/lib/gpurun/node-install.json", root / "etc/containerd/config.toml"
+    for file in (programs, record, config):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    strays = [file.parent / f".{file.name}.gpurun.4711" for file in (programs, record, config)]
+    others = [
+        file.parent / f".{file.name}.{end}" for file in (programs, record, config) for end in ("1", "20261123", "1.tmp")
+    ]
+    for file in (*strays, *others):
+        file.write_text("")
+    install(root)
+    assert [file for file in strays if file.exists()] == []
+    assert [file for file in others if not file.exists()] == []
+
+
 @pytest.mark.parametrize("after", ["install", "remove"])
 def test_killed_at_any_step_of_installing(root: Path, after: str) -> None:
     """Whoever comes next goes on, or takes it all back; and the engine has read what is there."""

@@ -31,7 +31,7 @@ def put_program(source: int, path: str) -> bool:
         if _is(path, data):
             return False
         os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-        made = f"{os.path.dirname(path)}/.{os.path.basename(path)}.{os.getpid()}"
+        made = f"{os.path.dirname(path)}/.{os.path.basename(path)}.gpurun.{os.getpid()}"  # files.remove_strays knows it
         fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o755)
         try:
             with os.fdopen(fd, "wb") as file:
@@ -102,13 +102,6 @@ def _is(path: str, data: bytes) -> bool:
             return file.read() == data
     except FileNotFoundError:
         return False
-
-
-def remove_temporary(path: str) -> None:
-    """Remove what somebody who was killed while writing *path* has left beside it."""
-    for stray in glob.glob(f"{glob.escape(os.path.dirname(path))}/.{os.path.basename(path)}.*"):
-        if stray.rsplit(".", 2 if stray.endswith(".tmp") else 1)[1].isdigit():
-            os.unlink(stray)
 
 
 def _label(fd: int) -> None:

@@ -17,7 +17,7 @@ from gpurun.clients.apply import apply_all
 from gpurun.clients.files import Change
 from gpurun.clients.install import installed, uninstalled
 from gpurun.errors import GpurunError, strerror_lower
-from gpurun.kubernetes.install.program import put_program, remove_program, remove_temporary
+from gpurun.kubernetes.install.program import put_program, remove_program
 from gpurun.kubernetes.install.restart import restart
 from gpurun.kubernetes.install.wish import NO_ENGINE, RECORD, Installed, NodeWish, read_installed, write_installed
 from gpurun.record import replace
@@ -123,14 +123,14 @@ def _alone() -> Iterator[None]:
 
 
 def _remove_strays() -> None:
-    remove_temporary(RECORD)
+    files.remove_strays(RECORD)
 
 
 def _remove_strays_of(wish: NodeWish) -> None:
     """What an installer that was killed has left beside the files that it was writing."""
     of_engine = (wish.config, wish.config + files.KEPT, wish.drop_in) if wish.engine != NO_ENGINE else ()
     for path in (wish.program, *of_engine):
-        remove_temporary(path)
+        files.remove_strays(path)
 
 
 def _remove_empty(directory: str) -> None:

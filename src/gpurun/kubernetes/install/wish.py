@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 
+from gpurun.clients import files
 from gpurun.clients.install import DROP_INS, FILES, Wish
 from gpurun.clients.toml_files import RuntimeEntry
 from gpurun.errors import GpurunError, strerror_lower
-from gpurun.linux.files import write_atomically
 from gpurun.record import Record
 
 #: ``none``: only the program is put on the node; somebody else tells the engine (k3s and RKE2 write its files themselves).
@@ -87,8 +87,7 @@ def read_installed(path: str = RECORD) -> Installed | None:
 
 
 def write_installed(installed: Installed, path: str = RECORD) -> None:
-    """Write the note; when this returns it is on the disk.  Raises OSError."""
+    """Write the note; when this returns it is on the disk.  Raises :class:`GpurunError`, PermissionError."""
     wish = {name: getattr(installed.wish, name) for name in NodeWish._fields}
     document = {"wish": wish, "restart": installed.restart, "removing": installed.removing}
-    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
-    write_atomically(path, json.dumps(document, indent=1).encode() + b"\n", 0o644, durable=True)
+    files.write(path, json.dumps(document, indent=1) + "\n")
