@@ -348,7 +348,7 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
             ("mps-root", "", "dir", "device-plugin, dra-driver: where MPS daemons have their directories (/run/gpurun/mps)"),
             ("output-file", "o", "file", "labels: write them there; - is stdout (default: for Node Feature Discovery)"),
             ("patch-node", "", "switch", "labels: set them at the node itself, without Node Feature Discovery"),
-            ("oneshot", "", "switch", "labels: once, and end"),
+            ("oneshot", "", "switch", "labels, install-node: once, and end"),
             ("no-timestamp", "", "switch", "labels: leave out nvidia.com/gfd.timestamp"),
             ("engine", "", "text", "install-node: containerd, crio or none (default: the one of this node)"),
             ("install-dir", "", "dir", "install-node: where on the node gpurun is put (/opt/gpurun)"),

@@ -12,6 +12,7 @@ from gpurun.cdi.files import Registry, SpecFile, parse_spec, read_registry, read
 from gpurun.cdi.transform import transform_root
 from gpurun.commands.cdi_generate import generate_file, option_items, write_spec
 from gpurun.commands.cdi_refresh import refresh
+from gpurun.commands.groups import check_options
 from gpurun.errors import ConfigError, GpurunError, UsageError, strerror_lower
 from gpurun.gpu.cdi.named_devices import spec_dirs
 from gpurun.gpu.cdi.stale import stale_files
@@ -26,10 +27,15 @@ if TYPE_CHECKING:
     from gpurun.invocation import Invocation
 
 
+_COMMANDS = ("generate", "refresh", "list", "validate", "transform")
+
+
 def cdi(invocation: Invocation) -> int:
     """``cdi generate``, ``refresh``, ``list``, ``validate`` and ``transform root``; 1 when a file is wrong."""
     what, args = invocation.args[0], tuple(invocation.args[1:])
     env = dict(os.environ)
+    if what in _COMMANDS:
+        check_options(invocation, _COMMANDS)
     if what == "generate" and not args:
         return generate_file(invocation, env)
     if what == "refresh" and not args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.cli.terminal import write_folded
+from gpurun.commands.groups import check_options
 from gpurun.errors import GpurunError, UsageError
 from gpurun.formats.jsontext import dumps
 from gpurun.output import write_stdout
@@ -27,6 +28,7 @@ def gpu(invocation: Invocation) -> int:
     what, *words = invocation.args
     if what not in _COMMANDS:
         raise UsageError(f'gpu: no such command "{what}", use {", ".join(_COMMANDS[:-1])} or {_COMMANDS[-1]}')
+    check_options(invocation, _COMMANDS)
     if words and what not in ("explain", "lease", "attach", "detach"):
         raise UsageError(f"gpu {what}: takes no argument")
     form = "json" if invocation.flag("json") else invocation.option("format", "table")

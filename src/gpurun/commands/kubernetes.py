@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from gpurun.commands.groups import check_options
 from gpurun.commands.kubernetes_options import config_changes, host_of, interval, node_name, until_signal
 from gpurun.errors import UsageError
 from gpurun.invocation import Invocation
@@ -18,6 +19,7 @@ def kubernetes(invocation: Invocation) -> int:
     if what not in COMMANDS or rest:
         known = f"{', '.join(COMMANDS[:-1])} or {COMMANDS[-1]}"
         raise UsageError(f'kubernetes: no such command "{" ".join(invocation.args)}", use {known}')
+    check_options(invocation, COMMANDS)
     if what == "device-plugin":
         need("grpc", "google.protobuf", "pydantic")
         return _device_plugin(invocation)

@@ -1,0 +1,62 @@
+"""The options of gpu, cdi and kubernetes: one that is for another command of the group is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpurun.cli.parse import parse
+from gpurun.cli.table import COMMANDS
+from gpurun.commands.cdi import cdi
+from gpurun.commands.gpu import gpu
+from gpurun.commands.groups import check_options, takers
+from gpurun.commands.kubernetes import kubernetes
+from gpurun.errors import UsageError
+
+RUN = {"gpu": gpu, "cdi": cdi, "kubernetes": kubernetes}
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("gpu doctor --processes", "gpu doctor: takes no option --processes, which is for gpu list"),
+        ("gpu list --expire", "gpu list: takes no option --expire, which is for gpu leases"),
+        ("gpu attach --force web 0", "gpu attach: takes no option --force, which is for gpu detach"),
+        ("cdi list --to /srv", "cdi list: takes no option --to, which is for cdi transform"),
+        ("cdi validate --format json", "cdi validate: takes no option --format, which is for cdi generate and refresh"),
+        (
+            "kubernetes labels --engine crio",
+            "kubernetes labels: takes no option --engine, which is for kubernetes install-node",
+        ),
+    ],
+)
+def test_an_option_of_another_command_is_refused(line: str, text: str) -> None:
+    words = line.split()
+    with pytest.raises(UsageError) as refused:
+        RUN[words[0]](parse(words))
+    assert str(refused.value) == text
+
+
+def test_its_own_options_and_those_of_the_group_are_taken() -> None:
+    check_options(parse(["gpu", "list", "--processes", "--json"]), ("list", "doctor"))
+    check_options(parse(["kubernetes", "labels", "--oneshot", "--interval", "5"]), ("labels", "install-node"))
+
+
+def test_who_takes_an_option() -> None:
+    below = ("generate", "refresh", "list")
+    assert takers("generate, refresh: yaml or json", below) == ("generate", "refresh")
+    assert takers("table or json", below) == below
+    assert takers("docker: a file", below) == below
+
+
+def test_the_help_names_only_commands_of_the_group() -> None:
+    # A misspelt name would make an option one of all commands.
+    below = {
+        "gpu": COMMANDS["gpu"][0].split()[0],
+        "cdi": COMMANDS["cdi"][0].split()[0],
+        "kubernetes": COMMANDS["kubernetes"][0],
+    }
+    for group, names in below.items():
+        known = set(names.split("|"))
+        for row in COMMANDS[group][-1]:
+            named = set(row[3].partition(":")[0].split(", "))
+            assert named <= known or not named & known, row
