@@ -46,7 +46,8 @@ LATE = {
     ("gpurun.ns.netdev", "pyroute2.iproute.linux"),  # linux.netDevices
     ("gpurun.ns.netdev", "pyroute2.netlink.exceptions"),
     ("gpurun.ns.options", "difflib"),  # an option that has been refused
-    ("gpurun.formats.yaml", "yaml"),  # a CDI file in YAML that our own reader does not know
+    ("gpurun.formats.yaml", "yaml"),  # a CDI file whose value is not kept yet
+    ("gpurun.formats.toml", "tomllib"),  # a configuration file whose value is not kept yet
     ("gpurun.commands.lifecycle", "re"),  # --regex
     ("gpurun.engine.state", "pwd"),  # the name of a caller that is not root
 }

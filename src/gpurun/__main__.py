@@ -97,7 +97,7 @@ def _run(words: list[str], site: str | None) -> int:
     if site is not None:
         from gpurun.toolkit.runtime import enter, first_lines
 
-        enter(site)
+        enter(site, options.root)
     invocation = parse_command(options, rest)
     if invocation.command == "version":
         from gpurun.commands.version import version

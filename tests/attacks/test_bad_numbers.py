@@ -75,7 +75,7 @@ def test_a_number_in_one_cdi_file(number: str, kind: str) -> None:
         parse_spec(text.encode(), f"/etc/cdi/x.{kind}")
 
 
-@pytest.mark.parametrize("value", ["_1", "1_", "1__0", "+-1", "--1", LONG, "-", "+", "1.5", "0x10"])
+@pytest.mark.parametrize("value", ["_1", "1_", "1__0", "+-1", "--1", LONG, "-", "+", "1.", "0x"])
 def test_a_number_of_a_configuration(value: str) -> None:
     with pytest.raises(ConfigError):
         toml.parse(f"a = {value}\n", "config.toml")

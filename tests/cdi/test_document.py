@@ -15,7 +15,6 @@ from gpurun.cdi.files import parse_spec
 from gpurun.cdi.names import class_problem, device_problem, parse_qualified, vendor_problem
 from gpurun.cdi.write import to_value
 from gpurun.errors import ConfigError
-from gpurun.formats.yaml import read_subset
 from tests.cdi.documents import FULL
 from tests.formats.test_yaml import WORDS
 
@@ -247,7 +246,6 @@ def test_a_file_as_nvidias_generator_writes_it() -> None:
     assert spec.devices[0].edits.device_nodes[0].file_mode == 0o666
     assert spec.edits.hooks[0].args[3] == "libcuda.so.1::/lib/x86_64-linux-gnu/libcuda.so"
     assert spec.edits.mounts[0].options == ("ro", "nosuid", "nodev", "rbind", "rprivate")
-    read_subset(NVIDIA_STYLE)  # without PyYAML
 
 
 def test_unquoted_numbers_are_text_where_text_is_wanted() -> None:

@@ -68,7 +68,7 @@ def test_the_file_that_packages_bring(tmp_path: Path) -> None:
     [
         ("[placement]\nmemory.high = [1]", "placement.memory.high: must be a string"),
         ("[plaecment]\nio.weight = 3", "plaecment.io.weight: is unknown: the file has four tables"),
-        ("[placement]\nio.weight 3", "line 2: is not a table or a key"),
+        ("[placement]\nio.weight 3", "line 2: is not valid TOML"),
     ],
 )
 def test_refused(tmp_path: Path, text: str, words: str) -> None:

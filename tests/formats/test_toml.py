@@ -1,4 +1,4 @@
-"""The small reader of TOML against tomllib."""
+"""Configuration files by tomllib: the flat dictionary, and errors with their line."""
 
 from __future__ import annotations
 
@@ -76,15 +76,39 @@ def test_agrees_with_tomllib(text: str) -> None:
         "a = 1 2",
         "a = [1 2]",
         "a = [1",
-        "a = {b = 1}",
         'a = "\\q"',
     ],
 )
 def test_what_is_no_such_toml_names_its_line(text: str) -> None:
-    with pytest.raises(ConfigError, match="f: line 2: "):
+    with pytest.raises(ConfigError, match="f: line 2: is not valid TOML: "):
         parse(f"ok = 1\n{text}\n", "f")
 
 
 def test_a_key_given_twice() -> None:
-    with pytest.raises(ConfigError, match="line 2: a is given twice"):
+    with pytest.raises(ConfigError, match="line 2: is not valid TOML: Cannot overwrite a value"):
         parse("a = 1\na = 2\n", "f")
+    with pytest.raises(ConfigError, match=r"^f: a\.b: is given twice$"):
+        parse('"a.b" = 1\n[a]\nb = 2\n', "f")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a = " + "[" * 200_000, "f: is nested too deeply"),
+        ("a = " + "[" * 100 + "]" * 100, "f: a: is nested too deeply"),
+        ("[" + "a." * 100 + "a]", "f: is nested too deeply"),
+        ("a = " + "9" * 5000, "f: is not valid TOML: "),
+        ("x.a = 2001-01-01", "f: x.a: is a date or a time"),
+        ("a = [[{b = 12:00:00}]]", "f: a: is a date or a time"),
+        ("a = 1\n\n[", "f: line 3: is not valid TOML"),
+        ('a = "\x1b"', "f: line 1: is not valid TOML"),
+    ],
+)
+def test_what_nobody_reads_is_one_sentence(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "f")
+    assert str(caught.value).startswith(words) and str(caught.value).isprintable()
+
+
+def test_more_of_toml_than_containers_need() -> None:
+    assert parse('a = {b = 1.5, c = {}}\nd = """\nx"""\n[[e]]\nf = 1\n', "f") == {"a.b": 1.5, "d": "x", "e": [{"f": 1}]}

@@ -10,6 +10,7 @@ import posix
 from _stat import S_ISREG
 
 from gpurun.cdi.document import CdiSpec, read_document
+from gpurun.document_cache import read_yaml
 from gpurun.errors import ConfigError, oserror_text
 from gpurun.linux.files import O_CLOEXEC, Fd, read_fd, read_file
 from gpurun.oci.reader import parse_json
@@ -112,13 +113,7 @@ def _trusted(uid: int) -> bool:
 
 def parse_spec(data: bytes, source: str) -> CdiSpec:
     """The specification in the text *data*; YAML unless *source* ends in ``.json``.  Raises :class:`ConfigError`."""
-    value: Any
-    if source.endswith(".json"):
-        value = parse_json(data, source)
-    else:
-        from gpurun.formats.yaml import read_yaml
-
-        value = read_yaml(data, source)
+    value: Any = parse_json(data, source) if source.endswith(".json") else read_yaml(data, source)
     return read_document(value, source)
 
 

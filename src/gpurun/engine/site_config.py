@@ -92,7 +92,7 @@ def read_site(path: str) -> Site | None:
         elif isinstance(value, int):
             value = str(value)
         elif not isinstance(value, str):
-            raise ConfigError(f"{path}: {key}", "must be a string, a number or true or false")
+            raise ConfigError(f"{path}: {key}", "must be a string, a whole number, or true or false")
         policies.append((key[len(_TABLE) :], value))
     return Site(path, tuple(policies))
 
@@ -125,6 +125,6 @@ def _values(path: str) -> dict[str, Any] | None:
         if e.errno in (ENOENT, ENOTDIR):
             return None
         raise StepError("read", path, e.errno) from None
-    from gpurun.formats.toml import parse
+    from gpurun.document_cache import read_toml
 
-    return parse(data.decode("utf-8", "surrogateescape"), path)
+    return read_toml(data, path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posix
 
 from gpurun import log
+from gpurun.document_cache import keep_documents
 from gpurun.errors import GpurunError
 from gpurun.gpu.request.settings import read_settings, settings_path
 from gpurun.oci import SPEC_VERSION
@@ -17,13 +18,16 @@ def first_lines() -> str:
     return f"NVIDIA Container Runtime version {INTERFACE_VERSION}\nspec: {SPEC_VERSION}\n\n"
 
 
-def enter(mode: str) -> None:
+def enter(mode: str, root: str = "") -> None:
     """Take up the site's settings for the runtime; *mode* is the one that the name forces (``cdi``, ``legacy``), or empty.
+
+    The file is parsed once for the state root *root*: engines call for each container five times.
 
     A file that cannot be read is reported by the command that needs more of it: containers without GPUs can be deleted.
     """
     if mode:
         posix.environ[b"GPURUN_MODE"] = mode.encode()
+    keep_documents(root)
     env = {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
     try:
         settings = read_settings(settings_path(env))

@@ -100,6 +100,21 @@ def test_our_own_file(runtime: Runtime, bundle: MakeBundle, host: SimulatedDrive
     check(runtime.output(made.sh(SCRIPT), env=ENVIRONMENT | host.env))
 
 
+def test_documents_are_parsed_once(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver, spec_file: Path) -> None:
+    """PyYAML and tomllib are imported for the first container alone, and again when a file says something else."""
+    config = host.path / "etc/nvidia-container-runtime/config.toml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text('[nvidia-container-runtime]\nmode = "cdi"\n')
+
+    def parsed() -> int:
+        made = asking(bundle().sh("true"), "nvidia.com/gpu=0")
+        return runtime.run(made, env=ENVIRONMENT | host.env, globals_=["--debug"]).err.count(" is parsed: ")
+
+    assert [parsed(), parsed()] == [2, 0]
+    config.write_text('[nvidia-container-runtime]\nmode = "cdi"\n# more\n')
+    assert [parsed(), parsed()] == [1, 0]
+
+
 def test_in_a_user_namespace(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver, spec_file: Path) -> None:
     made = with_probe(asking(bundle(), "nvidia.com/gpu=0").user_namespace())
     check(runtime.output(made.sh(SCRIPT), env=ENVIRONMENT | host.env))

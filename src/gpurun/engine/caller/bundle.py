@@ -8,6 +8,7 @@ from _stat import S_ISFIFO
 from gpurun.cachefile import directory_of
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.cgroup import tree
+from gpurun.document_cache import keep_documents
 from gpurun.engine.caller.preserved import listen_fds
 from gpurun.engine.caller.start_init import tell
 from gpurun.engine.gpus.device_edits import device_edits, injected_devices, own_environment
@@ -162,7 +163,7 @@ def plan_checked(
 
     *had* are the names of the GPUs that a restored container had: of free ones it gets these before others.
     """
-
+    keep_documents(options.root)
     sharing: Sharing | None = None
     if may_share(config.process.env, config.annotations):
         from gpurun.engine.gpus.shares import sharing_of

@@ -164,7 +164,7 @@ def update_container(root: str, container_id: str, new: Resources, schemata: dic
     merged = merge(read_resources(old_obj, "linux.resources"), new)
     found = tree.find_tree()
     writes = plan_resources(to_write(new, merged), found.controllers, found.bound_to_v1, where="resources")
-    writes += _follow_limit(document, merged, writes)
+    writes += _follow_limit(root, document, merged, writes)
     if state.unit:
         from gpurun.cgroup.scope import as_systemd_rounds
 
@@ -202,14 +202,18 @@ def _plan_rdt(obj: dict[str, Any] | None, schemata: dict[str, str], container_id
     return resctrl.plan_rdt({**obj, **schemata}, container_id, rdt.resctrl_mounted(resctrl.RESCTRL), resctrl.RESCTRL)
 
 
-def _follow_limit(document: dict[str, Any], merged: Resources, writes: tuple[CgroupWrite, ...]) -> tuple[CgroupWrite, ...]:
+def _follow_limit(
+    root: str, document: dict[str, Any], merged: Resources, writes: tuple[CgroupWrite, ...]
+) -> tuple[CgroupWrite, ...]:
     """What a new memory limit entails: ``memory.high``, where a placement policy makes it a share of the limit."""
     limit = next((write for write in writes if write.file == "memory.max"), None)
     if limit is None:
         return ()
     from gpurun.cgroup.placement import Site, high_after_update, wanted
+    from gpurun.document_cache import keep_documents
     from gpurun.engine.site_config import read_site, site_path
 
+    keep_documents(root)
     policies = wanted(get_string_map(document, "annotations", ""), read_site(site_path(posix.environ)) or Site())
     high = high_after_update(policies, limit, merged.unified)
     return (high,) if high is not None else ()

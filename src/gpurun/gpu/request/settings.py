@@ -137,9 +137,9 @@ def read_settings(path: str) -> Settings:
         raise ConfigError(path, f"cannot be read: {e.strerror}") from None
     if data is None:
         return Settings()
-    from gpurun.formats.toml import parse  # most hosts have no such file
+    from gpurun.document_cache import read_toml  # most hosts have no such file
 
-    read = _Reader(parse(data.decode("utf-8", "surrogateescape"), path), path)
+    read = _Reader(read_toml(data, path), path)
     features = tuple([name for name in _FEATURES if read.flag(f"features.{name}", False)])
     debug = read.text(f"{_RUNTIME}.debug", "")
     modes = f"{_RUNTIME}.modes"
