@@ -83,7 +83,7 @@ def test_a_number_of_a_configuration(value: str) -> None:
 
 @pytest.mark.parametrize(("major", "minor"), [(1, 1 << 31), (1, 1 << 20), (1 << 12, 0), ((1 << 32) - 1, 0)])
 def test_numbers_of_a_device(major: int, minor: int) -> None:
-    with pytest.raises(ConfigError, match="are no numbers of a device"):
+    with pytest.raises(ConfigError, match="is not a valid device number"):
         plan_devices((Device("/dev/x", "c", major, minor),))
 
 

@@ -204,7 +204,7 @@ def test_who_is_not_asked_is_not_heard() -> None:
         env = {**os.environ, "PYTHONPATH": str(Path(messages.__file__).parents[2])}
         forger = subprocess.Popen([sys.executable, "-c", script], stdin=its.fileno(), env=env)
         assert forger.wait(30) == 0
-        with pytest.raises(GpurunError, match=f"process {forger.pid} has spoken in the place of"):
+        with pytest.raises(GpurunError, match=f"process {forger.pid} sent a message in the name of"):
             messages.receive_report(ours.fileno(), (os.getpid(),))
         messages.report(its.fileno(), "child", 7)
         said = messages.receive_report(ours.fileno(), (os.getpid(),))
@@ -212,7 +212,7 @@ def test_who_is_not_asked_is_not_heard() -> None:
 
 
 def test_a_process_of_somebody_else_is_not_named() -> None:
-    with pytest.raises(GpurunError, match="no child of this one"):
+    with pytest.raises(GpurunError, match="not a child of gpurun"):
         messages.check_child(1)
     pid = os.fork()
     if pid == 0:

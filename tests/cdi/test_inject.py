@@ -81,9 +81,7 @@ def test_who_has_files_that_do_not_count_is_not_told_to_make_one_more(tmp_path: 
     with pytest.raises(GpuError) as caught:
         inject(("a.com/a=0",), read_registry((str(tmp_path),)), ("a.com/a", "make one"))
     assert "make one" not in str(caught.value)
-    assert str(caught.value).endswith(
-        "mend those files or take them away: `gpurun cdi validate` says all that is wrong with them"
-    )
+    assert str(caught.value).endswith("repair or remove those files: `gpurun cdi validate` says all that is wrong with them")
 
 
 @pytest.mark.parametrize(
@@ -107,10 +105,10 @@ def test_nodes_are_completed_from_the_host(node: CdiNode, expected: tuple[Any, .
     ("node", "words"),
     [
         (CdiNode("/dev/nowhere"), "failed to stat CDI host device /dev/nowhere: No such file"),
-        (CdiNode("/dev/x", "/etc/passwd"), "/etc/passwd of the host is no device node"),
-        (CdiNode("/dev/null", type="b"), "no device node of type b"),
-        (CdiNode("/dev/x", "/nowhere", "c", 1 << 20, 1), "no numbers of a device"),
-        (CdiNode("/dev/x", "/nowhere", "c", 1, -1), "no numbers of a device"),
+        (CdiNode("/dev/x", "/etc/passwd"), "/etc/passwd on the host is not a device node"),
+        (CdiNode("/dev/null", type="b"), "not a device node of type b"),
+        (CdiNode("/dev/x", "/nowhere", "c", 1 << 20, 1), "not a valid device number"),
+        (CdiNode("/dev/x", "/nowhere", "c", 1, -1), "not a valid device number"),
     ],
 )
 def test_nodes_that_cannot_be(node: CdiNode, words: str) -> None:

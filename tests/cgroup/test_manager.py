@@ -72,7 +72,9 @@ def test_create_refuses_a_frozen_cgroup(tree: Tree, cgroup: Path) -> None:
 def test_create_refuses_a_cgroup_below_a_frozen_one(tree: Tree, base: Path, cgroup: Path) -> None:
     """Its processes would be frozen as they are born, and create would wait for them."""
     (cgroup / "cgroup.freeze").write_text("1")
-    with pytest.raises(GpurunError, match=f"^container's cgroup unexpectedly frozen: {cgroup} is, and all below it"):
+    with pytest.raises(
+        GpurunError, match=f"^container's cgroup unexpectedly frozen: {cgroup} is frozen, with everything below it"
+    ):
         manager.create(str(cgroup / "a/b"), tree.root)
     assert not (cgroup / "a").exists()
 
@@ -137,7 +139,7 @@ def test_no_process_where_controllers_are_given_away(tree: Tree, base: Path) -> 
     if not given:
         pytest.skip("this machine's cgroup v2 has no controller but those for threads")
     with pytest.raises(
-        GpurunError, match=rf'no process can be in the cgroup "{inner}", it gives controllers \({" ".join(given)}'
+        GpurunError, match=rf'the cgroup "{inner}" cannot hold processes: it enables controllers \({" ".join(given)}'
     ):
         manager.create(str(inner), tree.root)
     manager.remove(str(inner))

@@ -178,7 +178,7 @@ def test_bit_masks(text: str, mask: bytes) -> None:
 
 @pytest.mark.parametrize("text", ["", "a", "1-", "-1", "0-99999999", "²", "3-1", "0-1\n3", "9" * 5000])
 def test_bit_masks_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="no list of numbers"):
+    with pytest.raises(ConfigError, match="not a list of numbers"):
         bitmask(text, "w")
 
 

@@ -189,7 +189,9 @@ def test_a_refused_property_is_told_by_who_asked_for_it(manager: Manager, monkey
         Property("TasksMax", "t", 1, "resources.pids.limit"),
         Property("IOWeight", "t", 0, "resources.unified.io.weight"),
     )
-    with pytest.raises(GpurunError, match=r"cannot set resources.unified.io.weight: systemd refuses it of the unit u.scope"):
+    with pytest.raises(
+        GpurunError, match=r"cannot set resources.unified.io.weight: systemd refuses it " r"for the unit u.scope"
+    ):
         systemd.set_properties("u.scope", properties)
 
 
@@ -212,7 +214,7 @@ def test_stop(manager: Manager, tmp_path: Path) -> None:
 def test_without_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoints = (Endpoint(str(tmp_path / "a")), Endpoint(str(tmp_path / "b"), bus=True))
     monkeypatch.setattr(systemd, "system_endpoints", lambda: endpoints)
-    with pytest.raises(GpurunError, match=r"systemd cannot be reached.*/a: no such file or directory; .*/b: no such"):
+    with pytest.raises(GpurunError, match=r"cannot reach systemd.*/a: no such file or directory; .*/b: no such"):
         systemd.connect()
 
 
@@ -245,7 +247,7 @@ def test_a_users_manager(manager: Manager, tmp_path: Path, monkeypatch: pytest.M
 
 def test_no_manager_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(systemd, "user_endpoints", lambda *_: (Endpoint(str(tmp_path / "none"), user=True),))
-    with pytest.raises(GpurunError, match=r"your service manager cannot be reached \(.*/none: no such file.*enable-linger"):
+    with pytest.raises(GpurunError, match=r"cannot reach your systemd user manager \(.*/none: no such file.*enable-linger"):
         systemd.find_user_manager("/")
     monkeypatch.setattr(systemd, "user_endpoints", lambda *_: ())
     with pytest.raises(GpurunError, match="XDG_RUNTIME_DIR is not set"):

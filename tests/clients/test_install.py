@@ -269,7 +269,8 @@ def test_what_the_client_does_not_take_is_taken_back(tmp_path: Path, monkeypatch
         if text:
             file.write_text(text)
         with pytest.raises(
-            GpurunError, match="config dump` does not take it, and nothing is changed: containerd: no such plugin"
+            GpurunError,
+            match="config dump` rejects the new configuration, and nothing is changed: containerd: no such plugin",
         ):
             call("install", "containerd", "--config", str(file), "--path", PROGRAM, "--no-names")
         assert (file.read_text() if file.exists() else None) == text

@@ -303,5 +303,5 @@ def test_an_unusable_directory_of_leases_is_not_the_same_as_no_lease(
     clean.setenv("GPURUN_SYSROOT", str(tmp_path))
     clean.setenv("XDG_RUNTIME_DIR", "/run")  # of one who is not root
     code, _, err = call(capfd, "leases")
-    assert code == 1 and "run/gpurun-leases: others could write here, so no GPU is leased: remove it" in err
+    assert code == 1 and "run/gpurun-leases: other users can write here, so no GPU is leased: remove it" in err
     assert "leases are not shown: " in call(capfd, "list")[2]

@@ -173,7 +173,9 @@ def test_no_file_of_procfs_is_covered(rootfs: Path, rich: SimulatedDriver, in_mo
     for target in ("/proc/self/attr/exec", "/proc/self/oom_score_adj", "/proc/sys/kernel/core_pattern", "/proc/uptime"):
         (rootfs / "usr/bin/nvidia-smi").symlink_to(target)
         said = attempt(in_mount_namespace, rootfs, edits)
-        assert said == "/usr/bin/nvidia-smi: a link of the image leads into /proc or /sys, and nothing is put there"
+        assert (
+            said == "/usr/bin/nvidia-smi: a symbolic link in the image leads into /proc or /sys, where gpurun makes nothing"
+        )
         (rootfs / "usr/bin/nvidia-smi").unlink()
 
 

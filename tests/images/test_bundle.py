@@ -142,4 +142,4 @@ def test_a_bundle_that_is_there_stays(tmp_path: Path, capfd: pytest.CaptureFixtu
     code, said = bundle(layout(tmp_path / "image", BASE), "-o", tmp_path / "out", capfd=capfd)
     assert code == 1 and "is there already" in said
     assert os.listdir(tmp_path / "out") == ["precious"]
-    assert "where it is to be is not said" in bundle(tmp_path / "image", capfd=capfd)[1]
+    assert "the output directory is missing" in bundle(tmp_path / "image", capfd=capfd)[1]

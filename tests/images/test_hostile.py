@@ -107,10 +107,10 @@ def test_links_in_an_archive_of_a_layout(tmp_path: Path, kind: str, named: str) 
 
 def test_what_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no archive\n" * 1000)
-    assert "no archive that tar can read" in refused(tmp_path / "text", tmp_path / "out")
+    assert "nor an archive that tar can read" in refused(tmp_path / "text", tmp_path / "out")
     os.mkfifo(tmp_path / "fifo")
     for prefix in ("", "docker-archive:", "oci-archive:", "tarball:"):
-        assert "is no regular file" in refused(f"{prefix}{tmp_path}/fifo", tmp_path / "out")
+        assert "is not a regular file" in refused(f"{prefix}{tmp_path}/fifo", tmp_path / "out")
     assert "no such file or directory" in refused(tmp_path / "none", tmp_path / "out")
     assert "no such file or directory" in refused(f"oci:{tmp_path}/none", tmp_path / "out")
 

@@ -98,15 +98,18 @@ def test_mps() -> None:
         (config({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Soon"}}), "interval: 'Soon' is unknown"),
         (
             config({"strategy": "TimeSlicing", "mpsConfig": {"a": 1}}),
-            "sharing: mpsConfig is there with the strategy TimeSlicing",
+            "sharing: mpsConfig cannot be given with the strategy TimeSlicing",
         ),
         (
             config({"strategy": "MPS", "timeSlicingConfig": {"a": 1}}),
-            "sharing: timeSlicingConfig is there with the strategy MPS",
+            "sharing: timeSlicingConfig cannot be given with the strategy MPS",
         ),
         (config({"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 101}}), "must be a number from 0 to 100"),
-        (config({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "much"}}), "'much' is no amount"),
-        (config({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "1" * 5000}}), "is no amount of memory"),
+        (config({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "much"}}), "'much' is not an amount"),
+        (
+            config({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "1" * 5000}}),
+            "is not an amount of memory",
+        ),
         (config({"strategy": "MPS", "mpsConfig": {"defaultPerDevicePinnedMemoryLimit": {"0": "x"}}}), "Limit.0: 'x' is no"),
         (config({"timeSlicingConfig": {}, "mpsConfig": {}}), "x.sharing.strategy: is missing"),
         (config({"strategy": "MPS", "mpsConfig": []}), None),

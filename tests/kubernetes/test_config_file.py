@@ -81,9 +81,12 @@ def test_mps_refuses_more_than_one_unless_told() -> None:
         ({"sharing": {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 1}]}}}, "resources[0].replicas: must be"),
         ({"sharing": {"timeSlicing": {"resources": [{"name": "gpu", "replicas": True}]}}}, "resources[0].replicas: must be"),
         ({"sharing": {"timeSlicing": {"resources": [{"replicas": 2}]}}}, "resources[0].name: must be the name"),
-        ({"sharing": {"timeSlicing": {"resources": [{"name": "GPU", "replicas": 2}]}}}, "'GPU' is no name of a resource"),
+        (
+            {"sharing": {"timeSlicing": {"resources": [{"name": "GPU", "replicas": 2}]}}},
+            "'GPU' is not the name of a resource",
+        ),
         ({"sharing": {"timeSlicing": {"resources": [{"name": "a" * 60, "replicas": 2}]}}}, "at most 63"),
-        ({"sharing": {"mps": {"resources": [{"name": "gpu", "replicas": 2}] * 2}}}, "nvidia.com/gpu is there twice"),
+        ({"sharing": {"mps": {"resources": [{"name": "gpu", "replicas": 2}] * 2}}}, "nvidia.com/gpu is given twice"),
         ({"imex": {"channelIDs": [1]}}, "imex.channelIDs: must be [] or [0]"),
         ([], "config.yaml: must be a mapping"),
     ],
@@ -95,7 +98,7 @@ def test_what_is_wrong_is_named(document: object, said: str) -> None:
 
 
 def test_no_yaml() -> None:
-    with pytest.raises(ConfigError, match=r"^config.yaml: is no YAML: .*line 1"):
+    with pytest.raises(ConfigError, match=r"^config.yaml: is not valid YAML: .*line 1"):
         parse("a: [", "config.yaml")
 
 

@@ -246,7 +246,7 @@ def test_what_cannot_be_prepared_says_why_and_leaves_nothing(two: Cluster) -> No
     for claim, said in (
         (second, "gpu-1 is still prepared for claim default/held"),
         (gone, "there is no device gpu-7 on this node"),
-        (foreign, "is another one now"),
+        (foreign, "has another UID now"),
         (nowhere, '"nowhere" not found (404)'),
         (odd, "'Luck' is unknown"),
     ):

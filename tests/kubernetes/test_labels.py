@@ -99,7 +99,7 @@ def test_the_file(tmp_path: Path) -> None:
     assert path.read_text() == "nvidia.com/a=1\nnvidia.com/b=2\n" and [p.name for p in path.parent.iterdir()] == ["gfd"]
     link = tmp_path / "link"
     link.symlink_to("elsewhere")
-    with pytest.raises(GpurunError, match="is no plain file"):
+    with pytest.raises(GpurunError, match="is not a regular file"):
         write_features(str(link), {})
 
 
@@ -111,9 +111,9 @@ def test_the_command(sim: SimulatedDriver, tmp_path: Path) -> None:
     done = gpurun("kubernetes", "labels", "--oneshot", "--no-timestamp", "-o", "-", env=sim.env)
     assert "nvidia.com/gpu.mode=compute\n" in done.stdout and "timestamp" not in done.stdout
     for words, said in (
-        (["--patch-node", "-o", "x"], "--patch-node and --output-file: one of them"),
+        (["--patch-node", "-o", "x"], "--patch-node and --output-file exclude each other"),
         (["--mig-strategy", "some"], "migStrategy: 'some' is unknown"),
-        (["--interval", "never"], '--interval: "never" is no number of seconds'),
+        (["--interval", "never"], '--interval: "never" is not a number of seconds'),
         (["--config-file", "/nonexistent"], "/nonexistent: no such file or directory"),
     ):
         done = gpurun("kubernetes", "labels", "--oneshot", *words, env=sim.env)

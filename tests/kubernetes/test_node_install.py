@@ -193,7 +193,7 @@ def test_the_program_stays_while_containers_need_it(root: Path) -> None:
         (lambda root: (root / "etc/containerd/config.toml").write_text("a = ["), "config.toml: is not TOML"),
         (
             lambda root: (root / "etc/containerd/config.toml").write_text("version = 2\n# broken\n"),
-            "does not take it, and nothing is changed: containerd: broken",
+            "rejects the new configuration, and nothing is changed: containerd: broken",
         ),
         (lambda root: (root / "refuse").touch(), "Job failed; its configuration is as it was before"),
         (lambda root: (root / "opt").rmdir() or (root / "opt").touch(), "/opt/gpurun/bin/gpurun: not a directory"),
@@ -224,7 +224,7 @@ def test_only_one_at_a_time(root: Path) -> None:
         with steps._alone():
             return steps.remove()
 
-    with pytest.raises(GpurunError, match="another installer is at work on this node"):
+    with pytest.raises(GpurunError, match="another installer is running on this node"):
         on_node(str(root), twice)
 
 
@@ -345,7 +345,7 @@ def test_a_signal(tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> 
             restart.restart("containerd", "signal", path)
             assert restart.listener(path) != first
         else:
-            said = "goes on after SIGHUP" if how == "goes on" else "is dockerd: it gets no signal"
+            said = "goes on after SIGHUP" if how == "goes on" else "is dockerd: no signal is sent to it"
             with pytest.raises(GpurunError, match=said):
                 restart.restart("containerd", "signal", path)
             assert restart.listener(path) == first
@@ -418,11 +418,11 @@ def test_the_built_program_asks_whether_its_daemonset_goes_on(root: Path, over: 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--engine", "docker"), '--engine: \\"docker\\" is none of containerd, crio, none'),
-        (("--restart-mode", "reboot"), '--restart-mode: \\"reboot\\" is none of signal, systemd, none'),
-        (("--install-dir", "opt"), '--install-dir: \\"opt\\" is no absolute path of the node'),
+        (("--engine", "docker"), '--engine: \\"docker\\" is not one of containerd, crio, none'),
+        (("--restart-mode", "reboot"), '--restart-mode: \\"reboot\\" is not one of signal, systemd, none'),
+        (("--install-dir", "opt"), '--install-dir: \\"opt\\" is not an absolute path on the node'),
         (("--on-exit", "ask"), "--on-exit ask needs --daemonset NAMESPACE/NAME"),
-        (("--on-exit", "never"), '--on-exit: \\"never\\" is none of ask, remove, keep'),
+        (("--on-exit", "never"), '--on-exit: \\"never\\" is not one of ask, remove, keep'),
         ((), "--program build/gpurun"),
     ],
 )

@@ -369,7 +369,7 @@ def test_output_that_goes_nowhere(
     runtime: Runtime, bundle: MakeBundle, place: Path, record: Path, busybox: Path, tmp_path: Path
 ) -> None:
     hooks = {"createContainer": [hook("createContainer", place, record)]}
-    for path, said in (("relative", "no absolute path"), (f"{tmp_path}/none/file", "no such file or directory")):
+    for path, said in (("relative", "not an absolute path"), (f"{tmp_path}/none/file", "no such file or directory")):
         b = with_hooks(bundle().sh(UP), record, hooks)
         b.config["annotations"] = {"run.oci.hooks.stderr": path}
         result = runtime.create(b, check=False).result

@@ -147,7 +147,7 @@ def test_a_ptmx_that_is_none(runtime: Runtime, bundle: MakeBundle, listener: Lis
     b.config["mounts"] = [m for m in b.config["mounts"] if m["destination"] not in ("/dev/pts", "/dev")]
     (b.rootfs / "dev/pts").mkdir(parents=True)
     os.mknod(b.rootfs / "dev/pts/ptmx", 0o20666, os.makedev(1, 3))
-    assert "no ptmx of a devpts" in runtime.refused(b, "--console-socket", str(listener.path))
+    assert "not the ptmx of a devpts" in runtime.refused(b, "--console-socket", str(listener.path))
 
 
 def in_terminal(runtime: Runtime, *command: str, keys: bytes = b"", stdout: Path | None = None) -> tuple[int, str]:

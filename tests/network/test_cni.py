@@ -67,7 +67,7 @@ def test_what_fails_is_taken_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["nowhere", "../evil", "", "/bin/true"])
 def test_plugins_that_there_are_not(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(GpurunError, match=r"is in none of|is no name of a plugin"):
+    with pytest.raises(GpurunError, match=r"is in none of|is not the name of a plugin"):
         cni.add(network(kind), ATTACHMENT, (str(tmp_path),))
 
 
@@ -158,4 +158,4 @@ def test_networks_that_there_are_not(runtime: Runtime, bundle: MakeBundle, confi
     )
     b = bundle().args("true")
     b.linux["namespaces"] = [one for one in b.linux["namespaces"] if one["type"] != "network"]
-    assert "the container makes no network namespace" in runtime.run(b, "--network", configured).text
+    assert "the container has no network namespace of its own" in runtime.run(b, "--network", configured).text

@@ -98,7 +98,9 @@ def test_nodes_that_the_host_lacks_are_not_made_there(
     made.process["env"] += ASKS
     before = listing(dev)
     said = runtime.refused(made, env=ENVIRONMENT | host.env)
-    assert f"{destination} of the container is bound from outside" in said and "cannot make the device node" in said, said
+    assert f"{destination} of the container is a bind mount of the host" in said and "cannot make the device node" in said, (
+        said
+    )
     assert listing(dev) == before
 
 
@@ -156,7 +158,7 @@ def test_nodes_of_cdi_devices(
         (made.rootfs / "dev/link").symlink_to("/data")
     made.process["env"].append("NVIDIA_VISIBLE_DEVICES=vendor.com/device=d0")
     before = listing(dev)
-    assert "is bound from outside" in runtime.refused(made, env=ENVIRONMENT | host.env)
+    assert "is a bind mount of the host" in runtime.refused(made, env=ENVIRONMENT | host.env)
     assert listing(dev) == before
     if volume == dev:
         node(dev / "vendor0", 10, 229)
@@ -174,7 +176,7 @@ def test_gpu_attach_and_detach(
     container = runtime.start(made, env=env)
     before = listing(dev)
     refused = runtime("gpu", "attach", container.id, "0", env=env)
-    assert refused.rc == 1 and "is bound from outside" in refused.text, refused.text
+    assert refused.rc == 1 and "is a bind mount of the host" in refused.text, refused.text
     assert listing(dev) == before
     for name, numbers in wanted.items():
         node(dev / name, *numbers)

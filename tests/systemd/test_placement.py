@@ -96,4 +96,4 @@ def test_cpus_that_cannot_be_exclusive(runtime: Runtime, bundle: MakeBundle) -> 
     container_id = runtime.new_id()
     made.linux["cgroupsPath"] = f"/gpuruntest-{container_id}"
     text = runtime.refused(made, container_id=container_id)
-    assert "dev.gpurun.cpu.exclusive: the kernel refuses to give the CPUs to this container alone: root invalid" in text
+    assert "dev.gpurun.cpu.exclusive: the kernel refuses to reserve the CPUs for this container: root invalid" in text

@@ -239,7 +239,7 @@ def test_a_frozen_slice(scopes: Driver, bundle: MakeBundle) -> None:
     made = bundle().args("sleep", "1000")
     try:
         text = scopes.runtime.refused(made, container_id=scopes.place(made), globals_=scopes.options, timeout=20)
-        assert f"container's cgroup unexpectedly frozen: /sys/fs/cgroup/{SLICE} is, and all below it" in text
+        assert f"container's cgroup unexpectedly frozen: /sys/fs/cgroup/{SLICE} is frozen, with everything below it" in text
     finally:
         (slice_of_it / "cgroup.freeze").write_text("0")
 

@@ -240,7 +240,7 @@ def test_no_manager(caller: User) -> None:
     made = caller.bundle("true", {})
     caller.environment["XDG_RUNTIME_DIR"] = str(caller.directory)
     text = caller.gpurun(OPTIONS, "run", made, check=False)
-    assert "your service manager cannot be reached" in text and "loginctl enable-linger" in text
+    assert "cannot reach your systemd user manager" in text and "loginctl enable-linger" in text
     caller.environment["XDG_RUNTIME_DIR"] = RUNTIME_DIR
 
 

@@ -72,13 +72,13 @@ def test_settings_with_commas(item: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("item", "words"),
     [
-        ("nonsense=1", "is no key of the toolkit"),
-        ("disable-require=true,nonsense=1", "--set nonsense: is no key of the toolkit"),
+        ("nonsense=1", "is not a key of the toolkit"),
+        ("disable-require=true,nonsense=1", "--set nonsense: is not a key of the toolkit"),
         ("disable-require=true,nonsense", "'true,nonsense' is neither true nor false"),
         ("disable-require=nil", "neither true nor false"),
         ("disable-require=perhaps", "neither true nor false"),
         ("nvidia-container-cli.root", "needs a value"),
-        ("nvidia-container-cli=1", "is no key of the toolkit"),
+        ("nvidia-container-cli=1", "is not a key of the toolkit"),
     ],
 )
 def test_refused_keys(call: Call, tmp_path: Path, item: str, words: str) -> None:

@@ -297,7 +297,7 @@ def test_config_modes(call: Call, mode: str, tmp_path: Path) -> None:
 )
 def test_paths_that_nobody_looks_up(call: Call, words: str, option: str, tmp_path: Path) -> None:
     done = call("nvidia-ctk", "runtime", "configure", "--dry-run", f"--config={tmp_path}/conf", *words.split())
-    assert done.returncode == 1 and f"{option}=" in done.stderr and "is no absolute path" in done.stderr
+    assert done.returncode == 1 and f"{option}=" in done.stderr and "is not an absolute path" in done.stderr
     assert done.stdout == ""
 
 

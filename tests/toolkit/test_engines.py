@@ -312,7 +312,7 @@ def test_oci_hook(call: Call, names: Path, tmp_path: Path) -> None:
     [
         (("--runtime=podman",), "docker, containerd or crio"),
         (("--drop-in-config=/etc/docker/x.toml",), "docker reads no other file"),
-        (("--runtime=crio", "--drop-in-config=x.toml"), 'x.toml\\" is no absolute path'),
+        (("--runtime=crio", "--drop-in-config=x.toml"), 'x.toml\\" is not an absolute path'),
         (("--config-source=net",), "file or command"),
         (("--frobnicate",), "No such option"),
         (("--set-as-default=perhaps",), "true or false"),

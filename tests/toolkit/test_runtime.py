@@ -63,7 +63,7 @@ def test_broken_settings_stop_only_what_needs_them(call: Call, tmp_path: Path, s
         ("nvidia-container-runtime.legacy", "0", ""),
         ("nvidia-container-runtime.cdi", "0", "nvidia.com/gpu=0"),
         ("nvidia-container-runtime", "runtime.nvidia.com/gpu=0", ""),
-        ("nvidia-container-runtime.legacy", "nvidia.com/gpu=0", "knows no CDI devices"),
+        ("nvidia-container-runtime.legacy", "nvidia.com/gpu=0", "does not support CDI devices"),
     ],
 )
 def test_a_name_forces_a_mode(

@@ -204,7 +204,7 @@ def _hook(value: Any, where: str) -> CdiHook:
     obj = _object(value, where, ("hookName", "path", "args", "env", "timeout"))
     stage = _text(obj, "hookName", where, required=True)
     if stage not in HOOK_STAGES:
-        raise ConfigError(child(where, "hookName"), f'"{stage}" is none of {", ".join(HOOK_STAGES)}')
+        raise ConfigError(child(where, "hookName"), f'"{stage}" is not one of {", ".join(HOOK_STAGES)}')
     return CdiHook(
         stage,
         _path(obj, "path", where),
@@ -339,5 +339,5 @@ def _env(obj: dict[str, Any], where: str) -> tuple[str, ...]:
     entries = get_array(obj, "env", where, _as_text)
     for i, entry in enumerate(entries):
         if entry.find("=") <= 0:
-            raise ConfigError(f"{child(where, 'env')}[{i}]", f'"{entry}" is no NAME=VALUE')
+            raise ConfigError(f"{child(where, 'env')}[{i}]", f'"{entry}" is not of the form NAME=VALUE')
     return entries

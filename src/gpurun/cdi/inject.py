@@ -51,7 +51,7 @@ def resolve(names: tuple[str, ...], registry: Registry, advice: tuple[str, str] 
     if notes:
         text += f" ({'; '.join(notes)})"
     if hints:  # one file more would not help
-        raise GpuError(f"{text}: mend those files or take them away: `gpurun cdi validate` says all that is wrong with them")
+        raise GpuError(f"{text}: repair or remove those files: `gpurun cdi validate` says all that is wrong with them")
     if advice[0] in kinds:
         raise GpuError(f"{text}: {advice[1]}")
     raise GpuError(f"{text}: `gpurun cdi list` shows the devices that the files there have")
@@ -132,12 +132,12 @@ def complete_node(node: CdiNode, file: str, reason: str = "") -> DeviceNode:
             mode = stat.st_mode & 0o7777
         if not complete:
             if not found or (kind not in ("", found) and not (kind == "u" and found == "c")):
-                raise ConfigError(where, f"{host_path} of the host is no device node of type {kind or 'b, c or p'}")
+                raise ConfigError(where, f"{host_path} on the host is not a device node of type {kind or 'b, c or p'}")
             kind = found
             if found != "p" and not major:
                 major, minor = posix.major(stat.st_rdev), posix.minor(stat.st_rdev)
     if not (0 <= major < 1 << 12 and 0 <= minor < 1 << 20):
-        raise ConfigError(where, f"{major}:{minor} are no numbers of a device: they go to 4095:1048575")
+        raise ConfigError(where, f"{major}:{minor} is not a valid device number: the highest is 4095:1048575")
     permissions = "" if node.permissions == NO_PERMISSIONS else node.permissions or "rwm"
     return DeviceNode(
         node.path,

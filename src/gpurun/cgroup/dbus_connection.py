@@ -77,12 +77,12 @@ class Bus:
         if unnamed and line.startswith(b"DATA"):
             line = self._line()
         if not line.startswith(b"OK "):
-            raise GpurunError(f"D-Bus does not let us in: {line.decode('ascii', 'replace')}")
+            raise GpurunError(f"D-Bus refuses the connection: {line.decode('ascii', 'replace')}")
 
     def _line(self) -> bytes:
         while b"\r\n" not in self._pending:
             if len(self._pending) > _MAX_LINE:
-                raise GpurunError("what answers at the D-Bus socket does not speak D-Bus")
+                raise GpurunError("the server at the D-Bus socket does not speak D-Bus")
             self._receive_more(monotonic() + self.timeout)
         line, _, self._pending = self._pending.partition(b"\r\n")
         return line

@@ -57,8 +57,10 @@ def lend(write: CgroupWrite, root: str, path: str, record: str) -> None:
         except OSError as e:
             if e.errno == ENOENT:
                 raise GpurunError(
-                    f"{write.where}: CPUs of a cgroup's own deeper than the root of the tree take Linux 6.7 and the cpuset "
-                    'controller all the way down: set linux.cgroupsPath to "/NAME" (with systemd "-.slice:gpurun:NAME")'
+                    f"{write.where}: exclusive CPUs of a cgroup that is not directly below the root "
+                    f"need Linux 6.7 and the cpuset "
+                    'controller in every cgroup above it: set linux.cgroupsPath to "/NAME" (with '
+                    'systemd "-.slice:gpurun:NAME")'
                 ) from None
             step = f'cannot set {write.where}: leaving the CPUs "{write.value}" to'
             raise StepError(step, directory, e.errno or EINVAL) from None

@@ -67,7 +67,9 @@ def check_usable(path: str, root: str) -> None:
     above = path.rpartition("/")[0]
     while above.startswith(f"{root.rstrip('/')}/"):
         if is_frozen(above):
-            raise GpurunError(f"container's cgroup unexpectedly frozen: {above} is, and all below it; thaw it first")
+            raise GpurunError(
+                f"container's cgroup unexpectedly frozen: {above} is frozen, with everything below it; thaw it first"
+            )
         above = above.rpartition("/")[0]
 
 
@@ -164,7 +166,7 @@ def _check_type(fd: int, path: str, domain: bool) -> None:
         if domain:
             raise GpurunError(
                 f'cannot enter cgroupv2 "{path}" with domain controllers -- it is in an invalid state: '
-                "a cgroup beside or above it is threaded, let linux.cgroupsPath name another place"
+                "a cgroup beside or above it is threaded, choose another linux.cgroupsPath"
             )
         try:
             _write(fd, "cgroup.type", "threaded")
@@ -182,8 +184,9 @@ def _check_no_internal_processes(fd: int, path: str) -> None:
         return
     if given:
         raise GpurunError(
-            f'no process can be in the cgroup "{path}", it gives controllers ({" ".join(given)}) to cgroups below it: '
-            "let linux.cgroupsPath name another"
+            f'the cgroup "{path}" cannot hold processes: it enables controllers ({" ".join(given)}) for '
+            f"the cgroups below it: "
+            "choose another linux.cgroupsPath"
         )
 
 
@@ -254,7 +257,7 @@ def check_partition(fd: int, writes: tuple[CgroupWrite, ...]) -> None:
         if write.file == "cpuset.cpus.partition":
             content = _read(fd, write.file).strip()
             if "invalid" in content:
-                raise GpurunError(f"{write.where}: the kernel refuses to give the CPUs to this container alone: {content}")
+                raise GpurunError(f"{write.where}: the kernel refuses to reserve the CPUs for this container: {content}")
 
 
 def check_memory_before_update(fd: int, limit: int, swap: int) -> None:

@@ -81,11 +81,13 @@ def wanted(annotations: Mapping[str, str], site: Site) -> tuple[Wanted, ...]:
     for key in annotations:
         if key.startswith(GPURUN) and key[len(GPURUN) :] not in (*POLICIES, *_ELSEWHERE):
             known = ", ".join([GPURUN + name for name in (*POLICIES, *_ELSEWHERE)])
-            raise ConfigError(f"annotations.{key}", f"there is no such policy; there are {known}")
+            raise ConfigError(f"annotations.{key}", f"there is no such policy; the policies are {known}")
     by_site = dict(site.policies)
     for name in by_site:
         if name not in POLICIES:
-            raise ConfigError(f"{site.path}: placement.{name}", f"there is no such policy; there are {', '.join(POLICIES)}")
+            raise ConfigError(
+                f"{site.path}: placement.{name}", f"there is no such policy; the policies are {', '.join(POLICIES)}"
+            )
     found = []
     for name in POLICIES:
         if GPURUN + name in annotations:
@@ -159,7 +161,7 @@ def _memory_high(value: str, where: str, asked: Asked) -> Iterator[CgroupWrite |
         share = float(value)
     limit = _value_of(asked, "memory.max")
     if limit in ("", "max"):
-        raise Unmet(where, "is a share of the memory limit: set linux.resources.memory.limit")
+        raise Unmet(where, "is a fraction of the memory limit, and there is no limit: set linux.resources.memory.limit")
     yield CgroupWrite("memory.high", str(int(int(limit) * share) & ~4095), where)
 
 
@@ -179,7 +181,7 @@ def _gpu_local(value: str, where: str, asked: Asked) -> Iterator[CgroupWrite | s
     if value not in _LOCAL:
         raise ConfigError(where, f'"{value}" must be one of true, cpus, memory, false')
     if not asked.gpu_nodes:
-        raise Unmet(where, "the container has no GPUs to be near to: let it ask for some, or leave this out")
+        raise Unmet(where, "the container has no GPUs: request some, or remove this annotation")
     cpus = dict(asked.topology.nodes)
     nodes = sorted({node for node in asked.gpu_nodes if node >= 0})
     if not nodes or -1 in asked.gpu_nodes:
@@ -202,7 +204,7 @@ def _exclusive(value: str, where: str, asked: Asked) -> Iterator[CgroupWrite | s
         raise ConfigError(where, f'"{value}" must be one of true, root, isolated, false')
     cpus = _value_of(asked, "cpuset.cpus")
     if not cpus:
-        raise Unmet(where, f"which CPUs? set linux.resources.cpu.cpus, or {GPURUN}gpu.local")
+        raise Unmet(where, f"does not say which CPUs: set linux.resources.cpu.cpus, or {GPURUN}gpu.local")
     yield CgroupWrite("cpuset.cpus.exclusive", cpus, where, (ENOENT,))  # Linux 6.7; before, a partition's are all of its own
     yield CgroupWrite("cpuset.cpus.partition", _PARTITIONS[value], where)
 

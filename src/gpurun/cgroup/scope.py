@@ -268,7 +268,7 @@ def bitmask(numbers: str, where: str) -> bytes:
         first, dash, last = part.strip().partition("-")
         low, high = decimal(first), decimal(last if dash else first, 1 << 13)
         if low is None or high is None or low > high:
-            raise ConfigError(where, f'"{numbers}" is no list of numbers like 0-3,8')
+            raise ConfigError(where, f'"{numbers}" is not a list of numbers like 0-3,8')
         for number in range(low, high + 1):
             mask |= 1 << number
     return mask.to_bytes((mask.bit_length() + 7) // 8, "little")

@@ -74,11 +74,12 @@ def _connect(endpoints: tuple[Endpoint, ...]) -> tuple[Bus, Endpoint]:
     tried = "; ".join(failures)
     if not endpoints or endpoints[0].user:
         raise GpurunError(
-            f"--systemd-cgroup: your service manager cannot be reached ({tried or 'XDG_RUNTIME_DIR is not set'}): "
-            "log in, or let it run without (loginctl enable-linger) and set XDG_RUNTIME_DIR; else leave the option out"
+            f"--systemd-cgroup: cannot reach your systemd user manager ({tried or 'XDG_RUNTIME_DIR is not set'}): "
+            "log in, or keep it running without a login (loginctl enable-linger) and set "
+            "XDG_RUNTIME_DIR; or leave the option out"
         )
     raise GpurunError(
-        f"--systemd-cgroup: systemd cannot be reached, is it what this host runs? ({tried}); else leave the option out"
+        f"--systemd-cgroup: cannot reach systemd ({tried}): check that this host runs it, or leave the option out"
     )
 
 
@@ -335,7 +336,7 @@ def set_properties(unit: str, properties: tuple[Property, ...], manager: str = "
     except (DBusError, DBusTimeout) as e:
         named = [one for one in properties if one.where and one.name in str(e)]
         if named:  # systemd says which one it refuses, in its words; who asked for it is ours to say
-            raise GpurunError(f"cannot set {named[0].where}: systemd refuses it of the unit {unit}: {e}") from None
+            raise GpurunError(f"cannot set {named[0].where}: systemd refuses it for the unit {unit}: {e}") from None
         asked = ", ".join(dict.fromkeys([one.name for one in properties]))
         raise GpurunError(f"cannot set properties of the systemd unit {unit} ({asked}): {e}") from None
 

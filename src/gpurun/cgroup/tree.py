@@ -104,7 +104,9 @@ def cgroup_path(tree: Tree, cgroups_path: str, container_id: str, own: str) -> s
     """
     named = clean_path(cgroups_path or container_id)
     if named == "/":
-        raise ConfigError("linux.cgroupsPath", f'"{cgroups_path}" names no cgroup of the container\'s own')
+        raise ConfigError(
+            "linux.cgroupsPath", f'"{cgroups_path}" is the root of the tree: it must name a cgroup for the container alone'
+        )
     if "\n" in named:
         raise ConfigError("linux.cgroupsPath", "contains a newline, which cgroup names cannot have")
     if cgroups_path.startswith("/"):

@@ -70,4 +70,4 @@ def _check(command: tuple[str, ...]) -> None:
         raise GpurunError(f"`{shlex.join(command)}` failed, and nothing is changed: {e}") from None
     if done.returncode != 0:
         why = (done.stderr.strip() or done.stdout.strip()).splitlines() or [f"exit code {done.returncode}"]
-        raise GpurunError(f"`{shlex.join(command)}` does not take it, and nothing is changed: {why[-1]}")
+        raise GpurunError(f"`{shlex.join(command)}` rejects the new configuration, and nothing is changed: {why[-1]}")

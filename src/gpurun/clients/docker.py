@@ -55,7 +55,7 @@ def _document(text: str | None, path: str) -> dict[str, Any]:
     try:
         document = json.loads(text) if text and text.strip() else {}
     except ValueError as e:
-        raise ConfigError(path, f"is not JSON, which dockerd would not read either: {e}{_comment(text or '')}") from None
+        raise ConfigError(path, f"is not valid JSON, and dockerd cannot read it either: {e}{_comment(text or '')}") from None
     if not isinstance(document, dict):
         raise ConfigError(path, "is not a JSON object")
     for key in ("runtimes", "features"):

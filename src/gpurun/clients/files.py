@@ -89,7 +89,7 @@ def make(change: Change) -> str:
     nothing is changed.
     """
     if read(change.path) != change.before:
-        raise GpurunError(f"{change.path} has changed meanwhile, and is left as it is: try again")
+        raise GpurunError(f"{change.path} was changed by another program meanwhile and is left as it is: try again")
     file = os.path.realpath(change.path)
     saved = ""
     try:

@@ -81,7 +81,7 @@ def _told_already(wish: Wish, change: Change) -> bool:
 def _installed(wish: Wish) -> list[Change]:
     path = wish.file()
     if wish.drop_in and wish.client != "containerd":
-        raise UsageError(f"--drop-in is for containerd: {wish.client} has one file, or always gets one of its own")
+        raise UsageError(f"--drop-in is for containerd, not for {wish.client}: leave it out")
     if wish.client == "docker":
         text = read(path)
         return [

@@ -65,7 +65,7 @@ def entries() -> tuple[Told, ...]:
             [Told(**{name: str(entry[name]) for name in Told._fields}) for entry in json.loads(files.read(path) or "[]")]
         )
     except (OSError, ConfigError, ValueError, TypeError, KeyError) as e:
-        log.warning(f"{path}, where `install` notes what it does, cannot be read and begins anew: {e}")
+        log.warning(f"{path}, the record of what `install` has changed, cannot be read; a new one is begun: {e}")
         return ()
 
 
@@ -132,7 +132,7 @@ def _lock(fd: int, path: str) -> None:
         except BlockingIOError:
             if time.monotonic() >= until:
                 text = f"another `gpurun install` or `uninstall` has been at work for {PATIENCE:.0f} s (it holds {path})"
-                raise GpurunError(f"{text}: wait until it is through") from None
+                raise GpurunError(f"{text}: wait until it has finished") from None
             time.sleep(0.1)
 
 

@@ -20,7 +20,7 @@ def bundle(invocation: Invocation) -> int:
     source, *command = invocation.args
     output = invocation.option("output")
     if not output:
-        raise UsageError("bundle: where it is to be is not said: bundle SOURCE --output DIR")
+        raise UsageError("bundle: the output directory is missing: bundle SOURCE --output DIR")
     size = invocation.option("max-size")
     asked = BundleRequest(
         source, output, tuple(command), invocation.option("tag"), invocation.option("architecture"),
@@ -42,5 +42,5 @@ def _bytes(text: str) -> int:
 
     size = parse_bytes(text, "max-size")
     if size <= 0:
-        raise GpurunError(f"--max-size: {text} is no size")
+        raise GpurunError(f"--max-size: {text} is not a size")
     return size

@@ -118,7 +118,7 @@ def _transform(invocation: Invocation) -> int:
     source = invocation.option("input", "-")
     spec = parse_spec(sys.stdin.buffer.read(), "stdin") if source == "-" else read_spec_file(source)
     if not invocation.option("from"):
-        raise UsageError("--from: is missing, it names the root to replace")
+        raise UsageError("--from is missing: it names the root to replace")
     new = transform_root(spec, invocation.option("from"), invocation.option("to"), invocation.option("relative-to", "host"))
     try:
         write_spec(new, invocation.option("output"), "json" if source.endswith(".json") else "")

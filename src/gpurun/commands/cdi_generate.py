@@ -53,7 +53,7 @@ def generate_spec(mode: str, roots: Roots, options: GenerateOptions, env: Mappin
     if mode in _GPU_MODES:
         return generate(roots, options, env)
     if mode not in MODES:
-        raise UsageError(f'--mode: "{mode}" is not done here, known are {", ".join([*_GPU_MODES, *PLATFORMS, *MODES])}')
+        raise UsageError(f'--mode: "{mode}" is not supported, known are {", ".join([*_GPU_MODES, *PLATFORMS, *MODES])}')
     common = generate(roots, replace(options, devices=("all",)), env).spec if mode == "management" else None
     return generate_mode(mode, dev_root(roots).rstrip("/"), options, common)
 

@@ -60,7 +60,9 @@ def _no_driver(output: str, looked_at: str) -> int:
         _say(f"no NVIDIA driver is loaded ({looked_at}): nothing is written")
         return 0
     if spec.kind.partition("/")[0] != "nvidia.com" and not driver_versions(spec):
-        raise GpurunError(f"{output} is not removed though no NVIDIA driver is loaded: its devices are {spec.kind}")
+        raise GpurunError(
+            f"{output} is not removed, although no NVIDIA driver is loaded: it describes devices of the kind {spec.kind}"
+        )
     posix.unlink(output)
     _say(f"no NVIDIA driver is loaded ({looked_at}): {output} is gone")
     return 0

@@ -35,7 +35,9 @@ def find(word: str, roots: tuple[str, ...]) -> tuple[str, str]:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise GpurunError(f"container does not exist: {shown(word)} is no id and no name of one in {', '.join(roots)}")
+        raise GpurunError(
+            f"container does not exist: {shown(word)} is neither an id nor the name of a container in {', '.join(roots)}"
+        )
     raise _ambiguous(word, found)
 
 

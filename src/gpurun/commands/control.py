@@ -91,7 +91,7 @@ def _find_ps() -> str:
     for directory in ("/bin", "/usr/bin", "/usr/local/bin"):
         if posix.access(f"{directory}/ps", posix.X_OK):
             return f"{directory}/ps"
-    raise GpurunError("ps is not installed on this host (procps); --format json goes without")
+    raise GpurunError("ps is not installed on this host (package procps): install it, or use --format json")
 
 
 #: ``update``'s options and what each sets in a resources object: (option, object, member, kind).
@@ -147,5 +147,5 @@ def update(invocation: Invocation) -> int:
 def _number(text: str, option: str) -> int:
     digits = text[1:] if text[:1] in "+-" else text
     if decimal(digits) is None:
-        raise GpurunError(f'invalid value for {option}: "{text}" is no number')
+        raise GpurunError(f'invalid value for {option}: "{text}" is not a number')
     return int(text)

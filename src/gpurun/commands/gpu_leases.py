@@ -110,13 +110,12 @@ def release(words: tuple[str, ...], env: Mapping[str, str], asked: bool) -> int:
                 if _is_meant(lease, words[0]):
                     raise GpurunError(f"{shown(words[0])}: the lease is one of user {lease.user}, who can release it")
             raise GpurunError(
-                f"{shown(words[0])}: no such container has leased a GPU, `gpurun gpu leases` lists those that have"
+                f"{shown(words[0])}: no container with this id or name has a lease: `gpurun gpu leases` "
+                f"lists those that have one"
             )
         if len(found) > 1:
             listed = ", ".join([lease.shown for lease in found])
-            raise GpurunError(
-                f"{shown(words[0])}: that is the name of {len(found)} containers that have leases: {shown(listed)}"
-            )
+            raise GpurunError(f"{shown(words[0])}: {len(found)} containers with leases have this name: {shown(listed)}")
         # Kept until the container is gone: what is in its /dev does not count any more.
         store.save(replace(found[0], kind="released"))
     return 0

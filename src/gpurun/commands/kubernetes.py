@@ -51,7 +51,7 @@ def _device_plugin(invocation: Invocation) -> int:
     path, directory = invocation.option("config-file", env.get("CONFIG_FILE", "")), invocation.option("config-dir")
     if directory:
         if path:
-            raise UsageError("--config-file and --config-dir: one of them, either a file or a directory of files")
+            raise UsageError("--config-file and --config-dir exclude each other: name a file or a directory of files")
         need("kubernetes")
         from gpurun.kubernetes.api import connect
 

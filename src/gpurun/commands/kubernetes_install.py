@@ -25,9 +25,9 @@ def install_node(invocation: Invocation) -> int:
 
     on_exit = invocation.option("on-exit", "ask" if invocation.option("daemonset") else "remove")
     if on_exit not in ON_EXIT:
-        raise UsageError(f'--on-exit: "{on_exit}" is none of {", ".join(ON_EXIT)}')
+        raise UsageError(f'--on-exit: "{on_exit}" is not one of {", ".join(ON_EXIT)}')
     if on_exit == "ask" and "/" not in invocation.option("daemonset"):
-        raise UsageError("--on-exit ask needs --daemonset NAMESPACE/NAME: whose end is to be asked about")
+        raise UsageError("--on-exit ask needs --daemonset NAMESPACE/NAME, the DaemonSet to ask about")
     root = invocation.option("host-root").rstrip("/")
     wish = _wish(invocation, root)
     path = invocation.option("program") or _own_program()
@@ -72,14 +72,14 @@ def _wish(invocation: Invocation, root: str) -> NodeWish:
 
     engine = invocation.option("engine") or on_node(root, which_engine)
     if engine not in ENGINES:
-        raise UsageError(f'--engine: "{engine}" is none of {", ".join(ENGINES)}')
+        raise UsageError(f'--engine: "{engine}" is not one of {", ".join(ENGINES)}')
     restart = invocation.option("restart-mode")
     if restart and restart not in RESTART_MODES:
-        raise UsageError(f'--restart-mode: "{restart}" is none of {", ".join(RESTART_MODES)}')
+        raise UsageError(f'--restart-mode: "{restart}" is not one of {", ".join(RESTART_MODES)}')
     paths = {name: invocation.option(name) for name in ("install-dir", "engine-config", "engine-drop-in", "engine-socket")}
     for name, path in paths.items():
         if path and not path.startswith("/"):
-            raise UsageError(f'--{name}: "{path}" is no absolute path of the node')
+            raise UsageError(f'--{name}: "{path}" is not an absolute path on the node')
     return with_defaults(
         NodeWish(
             engine,
@@ -94,7 +94,10 @@ def _wish(invocation: Invocation, root: str) -> NodeWish:
 def _own_program() -> str:
     """The file of this program, also where one that was compiled for another Python runs in its place."""
     if getattr(sys, "gpurun_bundle", None) is None:
-        raise GpurunError("run from its source tree gpurun is no file to copy: --program build/gpurun, after `make build`")
+        raise GpurunError(
+            "gpurun runs from its source tree, so there is no program file to copy: run "
+            "`make build` and add --program build/gpurun"
+        )
     return str(sys._xoptions.get("gpurun-called") or os.path.realpath(sys.argv[0]))
 
 
@@ -114,5 +117,5 @@ def _is_over(invocation: Invocation) -> bool:
 
         return is_over(connect(invocation.option("kubeconfig")), namespace, name, node_name(invocation))
     except GpurunError as e:
-        log.warning(f"whether the DaemonSet {namespace}/{name} is over cannot be asked: {e}")
+        log.warning(f"cannot ask whether the DaemonSet {namespace}/{name} is being deleted: {e}")
         return False

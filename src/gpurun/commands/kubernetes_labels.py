@@ -24,7 +24,9 @@ def labels(invocation: Invocation) -> int:
     env = dict(os.environ)
     patch, output = invocation.flag("patch-node"), invocation.option("output-file")
     if patch and output:
-        raise UsageError("--patch-node and --output-file: one of them, the node itself or a file for Node Feature Discovery")
+        raise UsageError(
+            "--patch-node and --output-file exclude each other: label the node, or write a file for Node Feature Discovery"
+        )
     output = output or env.get("GFD_OUTPUT_FILE", "") or FEATURES_FILE
     source = ConfigSource(invocation.option("config-file", env.get("CONFIG_FILE", "")), env, config_changes(invocation))
     name = ""

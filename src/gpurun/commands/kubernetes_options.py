@@ -69,7 +69,7 @@ def interval(invocation: Invocation, default: float) -> float:
     except ValueError:
         value = 0.0
     if not 0.1 <= value <= 86400:
-        raise UsageError(f'--interval: "{text}" is no number of seconds from 0.1 to 86400')
+        raise UsageError(f'--interval: "{text}" is not a number of seconds from 0.1 to 86400')
     return value
 
 

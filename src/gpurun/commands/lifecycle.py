@@ -117,7 +117,7 @@ def run(invocation: Invocation) -> int:
         try:
             _tell(lifecycle.delete_own(options.root, created.state))
         except (GpurunError, OSError) as e:
-            log.warning(f"container {options.id} is left, delete --force removes it: {_reason(e)}")
+            log.warning(f"container {options.id} could not be removed (`gpurun delete --force` removes it): {_reason(e)}")
         raise
     if not invocation.flag("keep"):
         try:
@@ -125,7 +125,7 @@ def run(invocation: Invocation) -> int:
         except (GpurunError, OSError) as e:
             if not code:
                 raise
-            log.error(f"container {options.id} is left, delete --force removes it: {_reason(e)}")
+            log.error(f"container {options.id} could not be removed (`gpurun delete --force` removes it): {_reason(e)}")
     return code
 
 
@@ -135,7 +135,9 @@ def _connect(created: Created, options: CreateOptions, network: str) -> None:
     from gpurun.network.attach import attach
 
     if not created.plan.namespaces.new & CLONE_NEWNET:
-        raise GpurunError('--network: the container makes no network namespace: add {"type": "network"} to linux.namespaces')
+        raise GpurunError(
+            '--network: the container has no network namespace of its own: add {"type": "network"} to linux.namespaces'
+        )
     attach(options.root, options.id, created.state.pid, network)
 
 
@@ -186,7 +188,7 @@ def matching_ids(root: str, pattern: str) -> tuple[str, ...]:
     try:
         matches = re.compile(pattern).search
     except re.error as e:
-        raise GpurunError(f'--regex: "{pattern}" is no regular expression: {e}') from None
+        raise GpurunError(f'--regex: "{pattern}" is not a regular expression: {e}') from None
     try:
         return tuple([name for name in listed_ids(root) if matches(name)])
     except FileNotFoundError:

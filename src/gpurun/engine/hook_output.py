@@ -18,7 +18,7 @@ def output_files(annotations: Mapping[str, str]) -> tuple[str, str]:
     for name in CRUN_HOOK_OUTPUTS:
         path = annotations.get(name)
         if path is not None and (not path.startswith("/") or "\0" in path):
-            raise ConfigError(f'annotations["{name}"]', f'"{path}" is no absolute path of the host')
+            raise ConfigError(f'annotations["{name}"]', f'"{path}" is not an absolute path on the host')
     stdout, stderr = [annotations.get(name, "") for name in CRUN_HOOK_OUTPUTS]
     return stdout, stderr
 

@@ -123,13 +123,13 @@ def receive_report(fd: int, senders: Container[int] | None) -> Report | None:
         return None
     size = int.from_bytes(head, "little")
     if size > _MAX_REPORT:
-        raise GpurunError(f"process {sender} of the container being made has said what is no message: {size} bytes")
+        raise GpurunError(f"process {sender} of the new container sent an invalid message: {size} bytes")
     data, other = _read_from(fd, size)
     if len(data) < size:
         return None
     if senders is not None and (sender not in senders or other != sender):
         raise GpurunError(
-            f"process {other or sender} has spoken in the place of the container's process: it is being attacked"
+            f"process {other or sender} sent a message in the name of the container's process: gpurun is being attacked"
         )
     return parse_report(data, sender)
 
@@ -141,7 +141,7 @@ def parse_report(data: bytes, sender: int) -> Report:
         return Report(word, (), rest, sender)
     numbers = rest.split(" ") if rest else []
     if len(numbers) not in _WORDS.get(word, ()) or not all(map(_is_number, numbers)):
-        raise GpurunError(f"process {sender} of the container being made has said what is no message: {data[:40]!r}")
+        raise GpurunError(f"process {sender} of the new container sent an invalid message: {data[:40]!r}")
     return Report(word, tuple([int(text) for text in numbers]), "", sender)
 
 
@@ -157,7 +157,7 @@ def check_child(pid: int) -> int:
     try:
         posix.waitid(posix.P_PID, pid, posix.WEXITED | posix.WNOHANG | posix.WNOWAIT)
     except ChildProcessError:
-        raise GpurunError(f"process {pid} is said to be the container's, and is no child of this one") from None
+        raise GpurunError(f"process {pid} was reported as the container's, and is not a child of gpurun") from None
     return pid
 
 

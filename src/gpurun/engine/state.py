@@ -200,7 +200,8 @@ def check_owner(path: str, follow: bool = True) -> None:
     owner = posix.stat(path, follow_symlinks=follow).st_uid
     if owner not in (0, posix.geteuid()) and not in_user_namespace():
         raise GpurunError(
-            f"{path} belongs to user {owner}: gpurun uses no state of another user's (chown it, or see --root)"
+            f"{path} belongs to user {owner}: gpurun does not use the state of another user (chown it, "
+            f"or choose another --root)"
         )
 
 

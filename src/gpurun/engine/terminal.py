@@ -50,7 +50,7 @@ def _check_ptmx(fd: int) -> None:
     found = posix.fstat(fd)
     is_ptmx = found.st_rdev == posix.makedev(5, 2) and S_ISCHR(found.st_mode) and found.st_ino == 2
     if not is_ptmx or fstatfs_type(fd) != DEVPTS_SUPER_MAGIC:
-        raise GpurunError(f"{_PTMX} of the container is no ptmx of a devpts: process.terminal needs a devpts mount")
+        raise GpurunError(f"{_PTMX} of the container is not the ptmx of a devpts: process.terminal needs a devpts mount")
 
 
 def bind_console(root_fd: int, peer: int) -> None:

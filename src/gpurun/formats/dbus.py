@@ -197,20 +197,20 @@ def take_message(data: bytes) -> tuple[Message, int] | None:
         return None
     order = {ord("l"): "<", ord("B"): ">"}.get(data[0])
     if order is None:
-        raise ValueError("what came over D-Bus is no message")
+        raise ValueError("the data from D-Bus is not a message")
     body_size, _, fields_size = unpack_from(order + "III", data, 4)
     body_at = (16 + fields_size + 7) & ~7
     size = body_at + body_size
     if size > _MAX_MESSAGE:
-        raise ValueError("what came over D-Bus is no message")
+        raise ValueError("the data from D-Bus is not a message")
     if len(data) < size:
         return None
     (fields,), _ = unmarshal("a(yv)", data[:body_at], 12, order)
     values = {code: value for code, (_, value) in fields}
     if not all(type(values.get(code, "")) is str for code in (_INTERFACE, _MEMBER, _ERROR_NAME, _SIGNATURE)):
-        raise ValueError("a D-Bus message is damaged: a name is none")
+        raise ValueError("a D-Bus message is damaged: a name is invalid")
     if type(values.get(_REPLY_SERIAL, 0)) is not int:
-        raise ValueError("a D-Bus message is damaged: it answers no call")
+        raise ValueError("a D-Bus message is damaged: it does not answer a call")
     body, _ = unmarshal(values.get(_SIGNATURE, ""), data[body_at:size], 0, order)
     message = Message(
         kind=data[1],

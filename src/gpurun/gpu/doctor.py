@@ -73,7 +73,7 @@ def _gpus(roots: Roots) -> list[Finding]:
         text = "the driver has no GPU: is one in the machine (lspci -d 10de:), and is it bound to vfio-pci or nouveau?"
         return [Finding("GPUs", "fail", text)]
     found = [Finding("GPUs", "ok", f"{len(gpus)}: " + ", ".join([f"{g.index} = {g.model}" for g in gpus]))]
-    found += [Finding("GPUs", "fail", f"GPU {g.index} is not well: {ill}") for g, ill in _unwell(roots, gpus)]
+    found += [Finding("GPUs", "fail", f"GPU {g.index} is unhealthy: {ill}") for g, ill in _unwell(roots, gpus)]
     nameless = [str(g.index) for g in gpus if "?" in g.uuid]
     if nameless:
         text = f"GPU {', '.join(nameless)} has no UUID yet: run nvidia-smi once, or nvidia-persistenced always"

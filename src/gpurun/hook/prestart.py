@@ -262,7 +262,7 @@ def apply_here(rootfs: str, edits: ContainerEdits) -> None:
     What container managers that call ``nvidia-container-cli`` from inside the namespaces of the container want.
     """
     if _namespace("self", "mnt") == _namespace_of_init():
-        raise GpuError("this is the mount namespace of the host: call it in the container's, or say --pid")
+        raise GpuError("this is the mount namespace of the host: call it in the container's, or give --pid")
     with Fd(posix.open(rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)) as root_fd:
         apply_edits(edits, Target(root_fd, Journal(root_fd), _in_user_namespace()))
 
@@ -321,7 +321,7 @@ def container_cgroup(pid: int) -> str:
     filtered = any("devices" in controllers.split(",") and path != "/" for controllers, path in parse_cgroups(text))
     if filtered and tree.root != UNIFIED_MOUNTPOINT:
         raise GpuError(
-            "the container's devices are filtered by cgroup v1, which gpurun does not do: boot with "
+            "the container's devices are filtered by cgroup v1, which gpurun does not support: boot with "
             "systemd.unified_cgroup_hierarchy=1 (or set no-cgroups = true and allow the devices in the container's config)"
         )
     return join_root(tree.root, parse_own_cgroup(text))

@@ -87,7 +87,7 @@ def change(pid: int, wanted: DeviceChange, journal_fd: int = -1) -> None:
     image is in the journal.
     """
     if posix.readlink(f"/proc/{pid}/ns/mnt") == posix.readlink("/proc/self/ns/mnt"):
-        raise GpuError("the container has no mount namespace of its own: GPUs cannot come and go in it")
+        raise GpuError("the container has no mount namespace of its own: GPUs can be neither attached nor detached")
     user_fd = -1
     if posix.readlink(f"/proc/{pid}/ns/user") != posix.readlink("/proc/self/ns/user"):
         user_fd = posix.open(f"/proc/{pid}/ns/user", posix.O_RDONLY | O_CLOEXEC)
@@ -168,7 +168,7 @@ def _as_child(
         if wanted.restoring != (0, 0):
             found = posix.fstat(root_fd)
             if (found.st_dev, found.st_ino) != wanted.restoring:
-                raise GpuError("the restored container has another root than its rootfs")
+                raise GpuError("the root of the restored container is not its rootfs")
         for path in reversed(wanted.mounts):
             _detach(root_fd, path)
         _remove_names(root_fd, wanted.names)

@@ -109,7 +109,7 @@ def _check_regular(path: str) -> None:
     except OSError as e:
         raise GpurunError(f"{shown(path)}: {(e.strerror or '').lower()}") from None
     if not regular:
-        raise GpurunError(f"{shown(path)} is no regular file")
+        raise GpurunError(f"{shown(path)} is not a regular file")
 
 
 def limited(memory: int, file_size: int = 0) -> list[str]:
@@ -159,5 +159,5 @@ def _members(path: str) -> tuple[set[str], set[str]]:
         said = errors.read(_LINE).decode("utf-8", "replace")
     if tar.returncode:
         why = shown((said.strip().splitlines() or [f"status {tar.returncode}"])[0])
-        raise GpurunError(f"{shown(path)}: is no directory, and no archive that tar can read: {why}")
+        raise GpurunError(f"{shown(path)}: is neither a directory nor an archive that tar can read: {why}")
     return names, kinds

@@ -85,7 +85,7 @@ def _configuration(layout: str) -> dict[str, Any]:
 def _blob(layout: str, descriptor: dict[str, Any]) -> str:
     algorithm, _, value = get_string(descriptor, "digest", "").partition(":")
     if not (algorithm.isalnum() and value.isalnum() and value.isascii()):
-        raise ConfigError("digest", f'"{shown(value)}" is no digest')
+        raise ConfigError("digest", f'"{shown(value)}" is not a digest')
     return f"{layout}/blobs/{algorithm}/{value}"
 
 

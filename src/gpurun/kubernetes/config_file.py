@@ -37,7 +37,7 @@ def resource_name(value: object) -> str:
         or not all((c.isascii() and (c.isdigit() or c.islower())) or c in "-." for c in tail)
         or len(name) > _MAX_NAME
     ):
-        raise ValueError(f"{value!r} is no name of a resource: at most {_MAX_NAME} of a-z, 0-9, - and . are")
+        raise ValueError(f"{value!r} is not the name of a resource: use at most {_MAX_NAME} of a-z, 0-9, - and .")
     return name
 
 
@@ -168,7 +168,7 @@ def parse(text: str, where: str) -> PluginConfig:
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as e:
-        raise ConfigError(where, f"is no YAML: {' '.join(str(e).split())}") from None
+        raise ConfigError(where, f"is not valid YAML: {' '.join(str(e).split())}") from None
     top = read(_Document, {} if document is None else document, where, ": ")
     tables = ((top.flags, _FLAGS, "flags"), (top.flags.plugin, _PLUGIN, "flags.plugin"), (top.flags.gfd, _GFD, "flags.gfd"))
     warnings = unknown_keys(top, where)
@@ -208,7 +208,7 @@ def _replicated(table: _Replicas, strategy: str, where: str, warnings: list[str]
         place = f"{where}.resources[{number}]"
         warnings += unknown_keys(entry, place)
         if any(one.name == entry.name for one in made):
-            raise ConfigError(f"{place}.name", f"{entry.name} is there twice")
+            raise ConfigError(f"{place}.name", f"{entry.name} is given twice")
         if entry.devices != "all":
             warnings.append(f"{place}.devices: devices cannot be chosen, as in NVIDIA's plugin; all are shared")
         default = entry.name + SHARED_SUFFIX if table.renameByDefault else ""

@@ -62,14 +62,14 @@ class ConfigSource:
         if not name:
             return ""
         if "/" in name or name in (".", ".."):
-            raise ConfigError(LABEL, f"{name!r} is no name of a configuration")
+            raise ConfigError(LABEL, f"{name!r} is not the name of a configuration")
         return os.path.join(self._path, name)
 
     def _made(self, path: str, text: bytes) -> PluginConfig:
         try:
             made = parse(text.decode(), path) if path else PluginConfig()
         except UnicodeDecodeError:
-            raise ConfigError(path, "is no UTF-8 text") from None
+            raise ConfigError(path, "is not UTF-8 text") from None
         made = from_environment(made, self._env)
         return checked(replace(made, **self._changes), "command line")
 
@@ -118,5 +118,5 @@ class NodeLabel:
         try:
             self._version = self._get()
         except GpurunError as e:
-            log.warning(f"the label {self._label} of node {self._node} is not known: {e}")
+            log.warning(f"the label {self._label} of node {self._node} cannot be read: {e}")
             self._stop.wait(5)

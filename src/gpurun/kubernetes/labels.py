@@ -174,7 +174,7 @@ def write_features(path: str, labels: Mapping[str, str]) -> None:
         return
     try:
         if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-            raise GpurunError(f"{path} is no plain file, and is not replaced: name another, or - for stdout")
+            raise GpurunError(f"{path} is not a regular file and is not replaced: name another, or - for stdout")
         os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
         # NFD reads every file of the directory whose name does not begin with a dot.
         write_atomically(path, text.encode(), 0o644, durable=True)

@@ -55,7 +55,7 @@ class XidWatch:
                 finally:
                     watch.close()
             if problem != said:
-                log.warning(f"Xid events are not known: {problem}")
+                log.warning(f"Xid events cannot be watched: {problem}")
                 said = problem
             self._stop.wait(retry)
             retry = min(retry * 2, _RETRY_MAX_S)

@@ -39,10 +39,10 @@ def read_file(path: str, limit: int = MAX_SMALL_FILE, dir_fd: int | None = None)
 
 
 def read_regular(path: str, limit: int = MAX_SMALL_FILE, follow: bool = True) -> bytes:
-    """As :func:`read_file`, of a file that somebody else may have put there: one that is no regular file is not opened.
+    """As :func:`read_file`, of a file that somebody else may have put there: one that is not a regular file is not opened.
 
     A FIFO would block us, and opening a device does something already.  Unless *follow*, a symbolic link as the last name
-    is none either.  Raises OSError, EINVAL for what is no regular file.
+    is none either.  Raises OSError, EINVAL for what is not a regular file.
     """
     nofollow = 0 if follow else posix.O_NOFOLLOW
     with Fd(posix.open(path, O_PATH | nofollow | O_CLOEXEC)) as found:

@@ -32,7 +32,7 @@ def read_mounts(table: int) -> list[MountEntry]:
     """The mounts in the mountinfo that is open; raises OSError, and GpurunError where it is too large to be read whole."""
     text = read_fd(table, MAX_TABLE)
     if len(text) == MAX_TABLE:  # what is not seen could be the mount that is looked for
-        raise GpurunError(f"mountinfo is larger than {MAX_TABLE >> 20} MiB: what is mounted here cannot be told")
+        raise GpurunError(f"mountinfo is larger than {MAX_TABLE >> 20} MiB: the mounts of this host cannot be listed")
     return parse_mounts(text.decode("utf-8", "surrogateescape"))
 
 

@@ -27,7 +27,7 @@ def attach(root: str, container_id: str, pid: int, name: str) -> None:
     """
     if not cni.has_plugins():
         raise GpurunError(
-            f"--network: CNI plugins make networks, and none is in {', '.join(cni.PLUGINS)} "
+            f"--network: it needs CNI plugins, and there are none in {', '.join(cni.PLUGINS)} "
             "(`apt-get install containernetworking-plugins`)"
         )
     configured = cni.networks()

@@ -150,7 +150,7 @@ def _answer(data: bytes) -> dict[str, Any]:
 
 def _program(kind: str, network: Network, directories: tuple[str, ...]) -> str:
     if not kind or "/" in kind or kind.startswith("."):
-        raise GpurunError(f'{network.file}: "{shown(kind)}" is no name of a plugin')
+        raise GpurunError(f'{network.file}: "{shown(kind)}" is not the name of a plugin')
     for directory in directories:
         path = f"{directory}/{kind}"
         if os.access(path, os.X_OK):

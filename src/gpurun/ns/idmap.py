@@ -102,7 +102,7 @@ def _beside(prepare: Callable[[], None], work: Callable[[int], T]) -> T:
         posix.close(done_r)
         answer = posix.read(ready_r, 1)
         if not answer:
-            raise GpurunError("a helper process ended without a word")
+            raise GpurunError("a helper process ended without an answer")
         if answer[0]:
             raise OSError(answer[0], posix.strerror(answer[0]))
         return work(pid)

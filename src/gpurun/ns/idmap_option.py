@@ -23,12 +23,12 @@ def maps_of_option(text: str, where: str, uids: str, gids: str) -> tuple[str, st
         if name not in containers or not equals:
             raise ConfigError(where, f'"{part}" in idmap={text}: uids=FIRST-HOST-COUNT or gids=FIRST-HOST-COUNT is needed')
         if name in found:
-            raise ConfigError(where, f"{name} is there twice in idmap={text}")
+            raise ConfigError(where, f"{name} is given twice in idmap={text}")
         mappings: list[IdMapping] = []
         for one in ranges.split("#"):
             numbers = one.removeprefix("@").split("-")
             if len(numbers) != 3 or not all(word.isascii() and word.isdigit() and len(word) <= 10 for word in numbers):
-                raise ConfigError(where, f'"{one}" in idmap={text} is no range of ids, FIRST-HOST-COUNT')
+                raise ConfigError(where, f'"{one}" in idmap={text} is not a range of ids, FIRST-HOST-COUNT')
             mapping = IdMapping(*[int(word) for word in numbers])
             mappings += _of_the_container(mapping, containers[name], where, text) if one[:1] == "@" else [mapping]
         found[name] = map_lines(tuple(mappings), f"{where} (idmap={text})")

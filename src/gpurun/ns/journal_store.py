@@ -301,7 +301,7 @@ def _undo_in(rootfs: str, traces: tuple[Trace, ...], force: bool) -> tuple[str, 
     if any(not (force and one.refused) for one in kept):
         more = f" (and {len(kept) - 1} more)" if len(kept) > 1 else ""
         what = f"cannot take back what was made in the rootfs {rootfs} for this container: {kept[0]}{more}"
-        raise GpurunError(f"{what}: delete it once more when that is mended")
+        raise GpurunError(f"{what}: delete it again when that is repaired")
     return tuple([f"the rootfs {rootfs} keeps {one.path}, made for this container: {one.reason}" for one in kept])
 
 

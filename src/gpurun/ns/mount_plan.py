@@ -192,7 +192,9 @@ def plan_devices(devices: tuple[Device, ...]) -> tuple[DeviceStep, ...]:
         if path == "/dev/ptmx":
             continue  # always a link to the container's own devpts
         if kind != "p" and not (device.major < 1 << 12 and device.minor < 1 << 20):
-            raise ConfigError(where, f"{device.major}:{device.minor} are no numbers of a device: they go to 4095:1048575")
+            raise ConfigError(
+                where, f"{device.major}:{device.minor} is not a valid device number: the highest is 4095:1048575"
+            )
         mode = 0o666 if device.file_mode is None else device.file_mode & 0o7777
         steps[path] = DeviceStep(path, kind, device.major, device.minor, mode, device.uid or 0, device.gid or 0)
     return tuple(steps.values())

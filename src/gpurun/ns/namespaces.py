@@ -117,7 +117,7 @@ def plan_namespaces(linux: Linux, joined_maps: tuple[str, str] | None = None) ->
     for offset in linux.time_offsets:
         if offset.clock not in ("monotonic", "boottime"):
             raise ConfigError(
-                f"linux.timeOffsets.{offset.clock}", "is no clock of a time namespace, use monotonic or boottime"
+                f"linux.timeOffsets.{offset.clock}", "is not a clock of a time namespace, use monotonic or boottime"
             )
         offsets.append(f"{offset.clock} {offset.secs} {offset.nanosecs}\n")
     return NamespacePlan(

@@ -62,8 +62,8 @@ def refuse_outside(path: str) -> GpurunError:
     """The error for a device node that is not at *path*, where nothing may be made."""
     directory = path.rpartition("/")[0] or "/"
     return GpurunError(
-        f'cannot make the device node "{path}": {directory} of the container is bound from outside, in which nothing is '
-        "made, and the node is not there: load the driver so that the host has it, or mount nothing of the host there"
+        f'cannot make the device node "{path}": {directory} of the container is a bind mount of the host, in which '
+        "gpurun makes nothing: load the driver so that the host has the node, or do not mount the host's directory there"
     )
 
 

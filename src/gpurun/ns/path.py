@@ -91,7 +91,7 @@ def refuse_kernels_own(fd: int, path: str) -> None:
     What is bound there would hide a file that this runtime or the container's processes trust.
     """
     if fstatfs_type(fd) in _KERNELS_OWN and not path.startswith(("/proc/", "/sys/")):
-        raise GpurunError(f"{path}: a link of the image leads into /proc or /sys, and nothing is put there")
+        raise GpurunError(f"{path}: a symbolic link in the image leads into /proc or /sys, where gpurun makes nothing")
 
 
 def make_dirs(root_fd: int, path: str, journal: Journal | None = None, mode: int = 0o755, check: Check | None = None) -> int:

@@ -98,7 +98,7 @@ def receive_trees(fd: int) -> dict[int, int]:
             break
         count = len(data) // 4
         if len(files) != count:
-            raise GpurunError(f"{count} mount trees were sent, {len(files)} came: the limit RLIMIT_NOFILE is too low")
+            raise GpurunError(f"{len(files)} of {count} mount trees arrived: the limit RLIMIT_NOFILE is too low")
         trees.update(zip(unpack(f"{count}i", data), files))  # noqa: B905 - the lengths are checked above
     its.close()
     return trees

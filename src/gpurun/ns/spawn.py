@@ -69,7 +69,7 @@ def spawn(plan: NamespacePlan, joins: tuple[tuple[Join, int], ...], cgroup_fd: i
 def _spawn(
     plan: NamespacePlan, joins: tuple[tuple[Join, int], ...], cgroup_fd: int, inside: bool, told: Callable[[int], None]
 ) -> int:
-    """As :func:`spawn`; the child is born *inside* the cgroup, or moved there.  -1 when it ended without a word."""
+    """As :func:`spawn`; the child is born *inside* the cgroup, or moved there.  -1 when it ended without an answer."""
     ask_r, ask_w = posix.pipe2(O_CLOEXEC)
     answer_r, answer_w = posix.pipe2(O_CLOEXEC)
     helper = plan.needs_helper

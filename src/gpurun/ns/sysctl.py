@@ -41,7 +41,7 @@ def _checked_path(key: str, namespaces: NamespacePlan, own: int) -> str:
     path = sysctl_path(key)
     name = path.translate({ord("/"): ".", ord("."): "/"})
     if any(part in ("", ".", "..") for part in path.split("/")):
-        raise ConfigError(where, "is no name of a sysctl")
+        raise ConfigError(where, "is not the name of a sysctl")
     if name == "kernel.hostname":
         raise ConfigError(where, 'sysctl "kernel.hostname" is not allowed, use hostname')
     needed = 0

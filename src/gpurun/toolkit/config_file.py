@@ -131,7 +131,7 @@ def changed(text: str, sets: tuple[str, ...], separator: str, source: str) -> st
     from tomlkit.exceptions import TOMLKitError
 
     if not separator:
-        raise UsageError("--set-list-separator is empty: what divides the items of a list has to be something")
+        raise UsageError("--set-list-separator must not be empty")
     try:
         document: Any = tomlkit.parse(text)
     except TOMLKitError as e:
@@ -188,7 +188,7 @@ def _value(key: str, equals: str, value: str, separator: str) -> bool | str | li
             return None
         raise ConfigError(f"--set {key}", f"'{value}' is neither true nor false")
     if key not in _LISTS and key not in _TEXTS:
-        raise ConfigError(f"--set {key}", "is no key of the toolkit (`nvidia-ctk config default` shows them)")
+        raise ConfigError(f"--set {key}", "is not a key of the toolkit (`nvidia-ctk config default` shows them)")
     if not equals:
         raise ConfigError(f"--set {key}", "needs a value: KEY=VALUE")
     if key in _TEXTS:

@@ -77,7 +77,7 @@ def _channels(given: list[str]) -> list[int]:
     for item in [item for value in given for item in value.split(",") if item]:
         number = decimal(item, MAX_CHANNEL)
         if number is None:
-            raise StageError("input", f"--imex-channel={item}: a number from 0 to {MAX_CHANNEL} is meant")
+            raise StageError("input", f"--imex-channel={item}: it must be a number from 0 to {MAX_CHANNEL}")
         numbers.append(number)
     return numbers
 

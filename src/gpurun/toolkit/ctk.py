@@ -91,7 +91,7 @@ def _words(argv: list[str]) -> list[str]:
         if word.startswith("-") and len(name) > 1:
             if equals and name in _SWITCHES:
                 if value not in ("true", "false", "1", "0"):
-                    raise click.UsageError(f"--{name}={value}: true or false is meant")
+                    raise click.UsageError(f"--{name}={value}: it must be true or false")
                 if value in ("true", "1"):
                     words.append(f"--{name}")
                 continue
@@ -178,7 +178,7 @@ def config(context: click.Context, path: str, sets: tuple[str, ...], separator: 
         return
     path = path or config_file.default_path()
     if in_place and output:
-        raise click.UsageError("--in-place and --output are one too many")
+        raise click.UsageError("--in-place and --output exclude each other")
     text = config_file.changed(config_file.read(path), sets, separator, path)
     _deliver(context, text, path if in_place else output)
 

@@ -56,9 +56,9 @@ def changes(request: Request) -> tuple[Change, ...]:
         _check_absolute("--nvidia-runtime-hook-path", request.hook)
         return (Change(request.hook_file, oci_hook(request.hook or beside(HOOK))),)
     if request.engine not in _PATHS:
-        raise UsageError(f"--runtime={request.engine}: docker, containerd or crio is meant")
+        raise UsageError(f"--runtime={request.engine}: it must be docker, containerd or crio")
     if request.config_source not in ("file", "command"):
-        raise UsageError(f"--config-source={request.config_source}: file or command is meant")
+        raise UsageError(f"--config-source={request.config_source}: it must be file or command")
     path = request.path or _PATHS[request.engine]
     if request.engine == "docker":
         if request.drop_in:
@@ -98,7 +98,7 @@ def unused_options(request: Request) -> tuple[str, ...]:
 def _check_absolute(option: str, path: str) -> None:
     """Who runs it looks nothing up on a PATH."""
     if path and not path.startswith("/"):
-        raise UsageError(f'{option}="{path}" is no absolute path')
+        raise UsageError(f'{option}="{path}" is not an absolute path')
 
 
 def docker(text: str | None, path: str, name: str, binary: str, default: bool, cdi: bool) -> str:

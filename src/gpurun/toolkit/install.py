@@ -175,7 +175,7 @@ def _names_to_go(wish: Wish, changes: tuple[Change, ...]) -> list[str]:
 def _asked(invocation: Invocation, clients: set[str]) -> str:
     """What the client is to be made to do afterwards: ``restart``, ``reload``, or nothing.  Raises :class:`GpurunError`."""
     if invocation.flag(restart.RESTART) and invocation.flag(restart.RELOAD):
-        raise UsageError("--restart and --reload: one of them")
+        raise UsageError("--restart and --reload exclude each other")
     asked = next((name for name in (restart.RESTART, restart.RELOAD) if invocation.flag(name)), "")
     if not invocation.flag("dry-run"):
         restart.check(clients, asked)
@@ -191,7 +191,7 @@ def _wish(invocation: Invocation) -> tuple[str, Wish]:
     name = invocation.option("name") or "gpurun"
     binary = invocation.option("path") or own_path()
     if not binary.startswith("/"):
-        raise UsageError(f'--path="{binary}" is no absolute path')
+        raise UsageError(f'--path="{binary}" is not an absolute path')
     client = client_of_kubernetes() if what == KUBERNETES else what
     entry = RuntimeEntry(name, binary, invocation.flag("default"), invocation.flag("cdi"))
     return what, Wish(client, entry, invocation.option("config"), invocation.option("drop-in"))

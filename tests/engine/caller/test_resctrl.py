@@ -230,7 +230,7 @@ def test_a_class_with_the_same_schemata_is_joined_as_it_is(resctrl: Resctrl, app
         ({"memBwSchema": "MB:0=100;1=20"}, "MB:1 is 100 and not 20"),
         ({"schemata": ["L3:0=fff", "L2:0=f"]}, "L2:0 is not there and not f"),
         ({"l3CacheSchema": "L3:7=f"}, "L3:7 is not there and not f"),
-        ({"l3CacheSchema": "nonsense"}, '"nonsense" is no schema'),
+        ({"l3CacheSchema": "nonsense"}, '"nonsense" is not a schema'),
     ],
 )
 def test_a_class_with_other_schemata_is_an_error(resctrl: Resctrl, apply: Apply, fields: dict[str, Any], text: str) -> None:

@@ -99,7 +99,7 @@ def test_an_init_that_says_something_before_its_time(
         messages.report(its, *word.split())
     with pytest.raises(GpurunError) as caught:
         serve_init.serve_init(plan(base()), replace(STATE, pid=os.getpid()), ours, "/nonexistent", Rollback())
-    assert str(caught.value) == f'the container\'s init has said "{words[-1].split()[0]}", which it is not to say now'
+    assert str(caught.value) == f'the container\'s init sent "{words[-1].split()[0]}" at the wrong time'
 
 
 def child(its: int, *reports: tuple[str | int, ...]) -> int:
@@ -132,7 +132,7 @@ def test_a_setter_that_says_something_before_its_time(
     process: Any = vars(engine_exec)["_serve"]
     with other, others_end, pytest.raises(GpurunError) as caught:
         process(plan(base()).init, Started(starter, ours), {}, {}, STATE, "/nonexistent", [])
-    assert f'"{words[-1]}" is not for process {setter} to say' in str(caught.value)
+    assert f'"{words[-1]}" must not come from process {setter}' in str(caught.value)
     assert prepared == [setter] * (words[0] == "ready")
     for pid in (starter, setter):
         os.waitpid(pid, 0)

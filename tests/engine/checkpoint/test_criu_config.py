@@ -78,9 +78,9 @@ def test_that_others_replace(place: Path) -> None:
 
 def test_what_is_no_file(place: Path) -> None:
     os.mkfifo(place / "fifo")
-    assert "is no regular file" in refused(place, place / "fifo")
-    assert "is no regular file" in refused(place, place)
-    assert "is no regular file" in refused(place, "/dev/null")
+    assert "is not a regular file" in refused(place, place / "fifo")
+    assert "is not a regular file" in refused(place, place)
+    assert "is not a regular file" in refused(place, "/dev/null")
     assert "no such file or directory" in refused(place, place / "none")
-    assert "is no absolute path" in refused(place, "criu.conf")
-    assert "is no absolute path" in refused(place, "/a\0b")
+    assert "is not an absolute path" in refused(place, "criu.conf")
+    assert "is not an absolute path" in refused(place, "/a\0b")

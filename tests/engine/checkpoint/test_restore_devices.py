@@ -92,8 +92,8 @@ def test_the_table_of_the_site(tmp_path: Path) -> None:
         ('gpus = "any"', "gpus: must be one of same, free"),
         ('gpu-map = "0=1"', "gpu-map: must be an array of strings"),
         ('gpu-map = ["0"]', "gpu-map: 0: must be OLD=NEW"),
-        ('gpu-map = ["0=1", "0=2"]', "gpu-map: 0 is there twice"),
-        ('gpu = "0"', "gpu: is unknown; there are gpus and gpu-map"),
+        ('gpu-map = ["0=1", "0=2"]', "gpu-map: 0 is given twice"),
+        ('gpu = "0"', "gpu: is unknown; known are gpus and gpu-map"),
     ],
 )
 def test_what_is_wrong_with_the_table(tmp_path: Path, line: str, said: str) -> None:

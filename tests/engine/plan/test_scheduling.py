@@ -76,12 +76,12 @@ def test_deadline() -> None:
         (
             "process.scheduler",
             {"policy": "SCHED_DEADLINE", "runtime": 20_000_000, "deadline": 10_000_000},
-            "process.scheduler: the runtime must not exceed the deadline, nor that the period",
+            "process.scheduler: the runtime must not exceed the deadline, nor the deadline the period",
         ),
         (
             "process.scheduler",
             {"policy": "SCHED_DEADLINE", "runtime": 10_000_000, "deadline": 20_000_000, "period": 15_000_000},
-            "process.scheduler: the runtime must not exceed the deadline, nor that the period",
+            "process.scheduler: the runtime must not exceed the deadline, nor the deadline the period",
         ),
         (
             "process.scheduler",
@@ -97,7 +97,7 @@ def test_deadline() -> None:
         (
             "process.execCPUAffinity",
             {"final": "3-1"},
-            'process.execCPUAffinity.final: "3-1" is no range of numbers below 8192',
+            'process.execCPUAffinity.final: "3-1" is not a range of numbers below 8192',
         ),
         (
             "process.apparmorProfile",

@@ -262,7 +262,7 @@ def test_nothing_is_made_for_a_device_that_is_not_there(
 def test_annotations_in_mode_cdi(
     runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver, spec_file: Path, leaks: Leaks
 ) -> None:
-    """The engine has injected the device and left its annotation: nothing is there twice."""
+    """The engine has injected the device and left its annotation: nothing is given twice."""
     settings = host.path / "etc/nvidia-container-runtime/config.toml"
     settings.parent.mkdir()
     settings.write_text("[nvidia-container-runtime]\nmode = 'cdi'\n")

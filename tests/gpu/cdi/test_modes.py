@@ -76,7 +76,7 @@ def test_which_imex_channels(extra_nodes: Path) -> None:
     assert made_for("channel10", "2", "10") == ["10", "2"] and made_for("3", "all") == ["2", "10"]
     assert made_for("10", all_device=True) == ["10", "all"]
     for wrong in ("3", "x", "none", "channel", "GPU-1"):
-        with pytest.raises(GpuError, match="this host has no node of it, it has those of 2, 10"):
+        with pytest.raises(GpuError, match="this host has no device node for it, only for 2, 10"):
             made_for(wrong)
 
 

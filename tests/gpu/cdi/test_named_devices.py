@@ -140,7 +140,7 @@ def test_a_cdi_name_asks_for_all_of_the_driver_unless_told_otherwise(ask: Callab
         ("legacy", "nvidia.com/gpu=0", 'the mode "legacy"'),
         ("cdi", "0,runtime.nvidia.com/gpu=0", "is not supported when requesting other CDI devices"),
         ("cdi", "nvidia.com/gpu=0,7", "unresolvable CDI devices nvidia.com/gpu=7"),
-        ("cdi", "0/0", "no CDI device name"),
+        ("cdi", "0/0", "not a CDI device name"),
     ],
 )
 def test_requests_that_are_refused(ask: Callable[..., ContainerEdits | None], mode: str, value: str, words: str) -> None:

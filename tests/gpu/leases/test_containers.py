@@ -129,7 +129,7 @@ def test_a_release_by_the_administrator(runtime: Runtime, start: Start, host: Si
     first = start("free:4")
     env = ENVIRONMENT | host.env
     wrong = runtime("gpu", "lease", "--release", "nobody", env=env)
-    assert wrong.rc == 1 and "nobody: no such container has leased a GPU" in wrong.text
+    assert wrong.rc == 1 and "nobody: no container with this id or name has a lease" in wrong.text
     assert runtime("gpu", "lease", first.id, env=env).rc != 0
     assert runtime("gpu", "lease", "--release", first.id, env=env).rc == 0
     second = start("free:2")
@@ -215,7 +215,7 @@ def test_a_gpu_that_is_lost_is_not_leased(runtime: Runtime, bundle: MakeBundle, 
     listed = json.loads(runtime("gpu", "list", "--processes", "--json", env=env).out)["gpus"]
     assert [(gpu["problem"] or "")[:15] for gpu in listed] == ["", "NVML cannot use", ""]
     assert "not well: NVML cannot use it: GPU is lost" in runtime("gpu", "list", "--processes", env=env).out
-    assert "GPU 1 is not well: NVML cannot use it" in runtime("gpu", "doctor", env=env).text
+    assert "GPU 1 is unhealthy: NVML cannot use it" in runtime("gpu", "doctor", env=env).text
 
 
 def test_on_a_gpu_that_hangs_a_container_ends_all_the_same(start: Start, make_host: MakeHost) -> None:
@@ -272,7 +272,7 @@ def test_gpus_named_while_they_are_leased(
     said = f"GPU 0: leased by {held.id} since"
     if shared == "refuse":
         text = refused(runtime, bundle(), host, "0", **env)
-        assert said in text and "shares no GPU that is leased, ask for free:1" in text
+        assert said in text and "does not share leased GPUs: ask for free:1" in text
         assert said in refused(runtime, bundle(), host, "all", **env)
     else:
         assert said in start("0", on=host, **env).err

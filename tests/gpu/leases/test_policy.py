@@ -59,8 +59,8 @@ def test_none_of_it(tmp_path: Path) -> None:
         ('at-end = "kill"', "must be one of tell, end"),
         ('grace = "25h"', "must be a time such as 30s"),
         ("per-user = -1", "must be a number of GPUs"),
-        ('per-label = ["team"]', "is no limit, write LABEL=NUMBER"),
-        ("per-gpu = 1", "is unknown; there are shared"),
+        ('per-label = ["team"]', "is not a limit, write LABEL=NUMBER"),
+        ("per-gpu = 1", "is unknown; known are shared"),
     ],
 )
 def test_what_is_wrong_with_it(tmp_path: Path, line: str, said: str) -> None:

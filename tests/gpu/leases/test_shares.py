@@ -155,7 +155,7 @@ def test_free_is_any_gpu_with_room(runtime: Runtime, bundle: MakeBundle, start: 
     text = refused(runtime, bundle(), host, "free", memory="60GiB")
     assert "'free': no GPU has room for a share of 60 GiB: GPU 0: " in text and "of 80 GiB left: " in text
     assert "1 GPU wanted, 0 of 2 free" in refused(runtime, bundle(), host, "free"), "and none of them is wholly free"
-    assert "a share is one of a single GPU: ask for free:1" in refused(runtime, bundle(), host, "free:2", memory="1GiB")
+    assert "a share is a part of a single GPU: ask for free:1" in refused(runtime, bundle(), host, "free:2", memory="1GiB")
     text = refused(runtime, bundle(), host, "free;product=B200", memory="1GiB")
     assert "GPU 0: it is a " in text
 
@@ -231,11 +231,13 @@ def test_variables_and_what_the_site_says(
     site = tmp_path / "site.toml"
     site.write_text('[shares]\nallow = "annotations"\nshm = "64MiB"\n')
     text = refused(runtime, bundle(), host, "0", site=str(site), GPURUN_GPU_MEMORY="1GiB")
-    assert "process.env GPURUN_GPU_MEMORY: this site gives no share of a GPU to variables: ask by annotation" in text
+    assert "process.env GPURUN_GPU_MEMORY: this site does not allow shares of a GPU to variables: ask by annotation" in text
     shm = os.statvfs(f"/proc/{start('1', site=str(site), memory='1GiB').pid}/root/dev/shm")
     assert shm.f_blocks * shm.f_frsize == 64 << 20
     site.write_text('[shares]\nallow = "none"\n')
-    assert "this site gives no share of a GPU (" in refused(runtime, bundle(), host, "0", site=str(site), memory="1GiB")
+    assert "this site does not allow shares of a GPU (" in refused(
+        runtime, bundle(), host, "0", site=str(site), memory="1GiB"
+    )
     site.write_text('[shares]\nallow = "some"\n')
     assert "shares.allow: must be one of all, annotations, none" in refused(
         runtime, bundle(), host, "0", site=str(site), memory="1GiB"
@@ -324,7 +326,7 @@ def test_attach_and_checkpoint_say_no(runtime: Runtime, start: Start, host: Simu
 def test_the_daemon_of_the_host(runtime: Runtime, bundle: MakeBundle, make_host: MakeHost) -> None:
     host = make_host(2, nvml="well", mps=True, mps_programs=True)
     text = refused(runtime, bundle(), host, "0", memory="1GiB")
-    assert "would serve the share, and the container's /dev/shm is its own: share the host's" in text
+    assert "would serve the share, but the container has its own /dev/shm: use the host's" in text
     b = asking(bundle(), "0", "env | grep ^CUDA_MPS | sort; ls /tmp/nvidia-mps", memory="1GiB")
     b.mount("/dev/shm", "/dev/shm", "bind")
     out = runtime.output(b, env=ENVIRONMENT | host.env)

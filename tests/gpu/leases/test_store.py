@@ -298,7 +298,7 @@ def test_a_directory_that_others_could_write_in(own: Store, mode: int) -> None:
     os.mkdir(own.path)
     os.chmod(own.path, mode)
     for look in (own.leases, own.own_leases, own.__enter__):
-        with pytest.raises(GpurunError, match="others could write here"):
+        with pytest.raises(GpurunError, match="other users can write here"):
             look()
 
 

@@ -112,7 +112,7 @@ def test_requirements_have_a_bound(host: SimulatedDriver) -> None:
     "name", ["nvidia.com/gpu=../../etc/shadow", "nvidia.com/gpu=a\nb", "nvidia.com/gpu=\u202etxt", "a/b=%s"]
 )
 def test_cdi_names_are_no_paths(host: SimulatedDriver, name: str) -> None:
-    assert "is no CDI device name" in said(host, f"NVIDIA_VISIBLE_DEVICES={name}")
+    assert "is not a CDI device name" in said(host, f"NVIDIA_VISIBLE_DEVICES={name}")
 
 
 def test_thousands_of_cdi_devices_that_nobody_has(host: SimulatedDriver) -> None:

@@ -132,7 +132,7 @@ def test_defaults(tmp_path: Path) -> None:
         ("[nvidia-container-cli]\nroot = true", r"nvidia-container-cli\.root: must be a string"),
         ("supported-driver-capabilities = 'compute,teleport'", "'teleport' is unknown"),
         ("[nvidia-container-cli]\nroot = 'run/driver'", "'run/driver' is not an absolute path"),
-        ("[nvidia-container-cli]\nenvironment = ['A']", "'A' is not NAME=VALUE"),
+        ("[nvidia-container-cli]\nenvironment = ['A']", "'A' is not of the form NAME=VALUE"),
         ("[nvidia-container-cli]\nenvironment = 'A=b'", r"environment: must be an array of strings"),
         ("[nvidia-container-runtime.modes.cdi]\nspec-dirs = [1]", r"spec-dirs: must be an array of strings"),
         ("[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = 'x'", "'x' is unknown, known are ldconfig, mount"),

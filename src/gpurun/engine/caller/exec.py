@@ -287,7 +287,7 @@ def _serve(
                 _send_listener(state, root, speaker, said.numbers[0])
             return speaker
         else:
-            raise GpurunError(f'unable to start container process: "{said.word}" is not for process {said.sender} to say')
+            raise GpurunError(f'unable to start container process: "{said.word}" must not come from process {said.sender}')
         messages.send(started.channel, "go")
 
 

@@ -80,7 +80,7 @@ def _values(lines: Iterable[str]) -> dict[tuple[str, str], str]:
         for part in domains.split(";"):
             domain, equals, value = part.partition("=")
             if not colon or not equals:
-                raise ConfigError("linux.intelRdt", f'"{line.strip()}" is no schema, such as L3:0=ff;1=f')
+                raise ConfigError("linux.intelRdt", f'"{line.strip()}" is not a schema such as L3:0=ff;1=f')
             found[resource, domain.strip()] = value.strip()
     return found
 

@@ -55,7 +55,7 @@ def serve_init(plan: Plan, state: store.State, channel: int, exclusive: str, rol
             posix.close(source)
             continue
         if said.word in heard or "ready" in heard or said.word not in ("hooks", "ready"):
-            raise GpurunError(f'the container\'s init has said "{said.word}", which it is not to say now')
+            raise GpurunError(f'the container\'s init sent "{said.word}" at the wrong time')
         if not heard:
             cgroup.restrict(plan, program_fd, exclusive)
         heard.add(said.word)
@@ -80,7 +80,7 @@ def _run_hooks(name: str, hooks: tuple[OciHook, ...], plan: Plan, text: str) -> 
 def _one_of(said: messages.Report, end: int = 1 << 31) -> int:
     """The number that was said, below *end*."""
     if not said.numbers or said.numbers[0] >= end:
-        raise GpurunError(f'the container\'s init has said "{said.word}" of what there is not')
+        raise GpurunError(f'the container\'s init sent "{said.word}" without a valid number')
     return said.numbers[0]
 
 

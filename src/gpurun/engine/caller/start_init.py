@@ -161,13 +161,11 @@ def await_init(started: Started, rollback: Rollback) -> tuple[int, tuple[int, ..
     while True:
         said = receive_report(started.channel, (started.pid, *made))
         if said is None:
-            raise GpurunError("the process that makes the container's init ended without a word")
+            raise GpurunError("the process that makes the container's init ended without an answer")
         if said.word == "failed":
             raise GpurunError(said.text)
         if said.word not in ("child", "spawned") or said.sender != started.pid:
-            raise GpurunError(
-                f'the process that makes the container\'s init has said "{said.word}", which is not its to say'
-            )
+            raise GpurunError(f'the process that makes the container\'s init sent "{said.word}", which it must not send')
         pid = check_child(said.numbers[0])
         if said.word == "spawned":
             return pid, (started.pid, *[other for other in made if other != pid])

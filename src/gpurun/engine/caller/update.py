@@ -50,7 +50,7 @@ def parse_bytes(text: str, option: str) -> int:
     whole, dot, fraction = number.partition(".")
     good = whole.isascii() and whole.isdigit() and (not dot or (fraction.isascii() and fraction.isdigit()))
     if not good or len(whole) > _MAX_DIGITS or len(fraction) > _MAX_DIGITS:
-        raise GpurunError(f'invalid value for {option}: "{text}" is no size like 536870912, 512m or 1g')
+        raise GpurunError(f'invalid value for {option}: "{text}" is not a size like 536870912, 512m or 1g')
     scale = 1 << (10 * power)
     return int(whole) * scale + (int(fraction) * scale // 10 ** len(fraction) if dot else 0)
 

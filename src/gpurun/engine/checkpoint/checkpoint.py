@@ -256,7 +256,7 @@ def _page_server(text: str) -> tuple[str, int] | None:
         raise GpurunError("Use --page-server ADDRESS:PORT to specify page server")
     port = decimal(digits, 65535)
     if port is None:
-        raise GpurunError(f'--page-server: "{digits}" is no port number')
+        raise GpurunError(f'--page-server: "{digits}" is not a port number')
     return address.strip("[]"), port
 
 

@@ -104,7 +104,7 @@ def config_file(config: Config, rootfs: str) -> str:
         return ""
     where = f"annotations.{CRIU_CONFIG}"
     if not named.startswith("/") or "\0" in named:
-        raise ConfigError(where, f'"{shown(named)}" is no absolute path of the host')
+        raise ConfigError(where, f'"{shown(named)}" is not an absolute path on the host')
     try:
         with Fd(posix.open(named, O_PATH | O_CLOEXEC)) as fd:
             found = posix.fstat(fd)
@@ -120,7 +120,7 @@ def config_file(config: Config, rootfs: str) -> str:
 def _problem(path: str, found: posix.stat_result, rootfs: str) -> str:
     """Why the settings in the file *found* at *path*, which has no links, cannot be taken; "" where they can."""
     if not S_ISREG(found.st_mode):
-        return "is no regular file"
+        return "is not a regular file"
     root = ""
     try:
         with Fd(posix.open(rootfs, O_PATH | O_CLOEXEC)) as fd:

@@ -52,7 +52,9 @@ def settle(root: str, container_id: str, wait_s: float = 1.0) -> None:
         pass  # whoever is at work comes to an end of it
     except (GpurunError, OSError) as e:
         text = oserror_text(e) if isinstance(e, OSError) else str(e)
-        log.warning(f"a change of the GPUs of {container_id} was killed and cannot be ended: {text}")
+        log.warning(
+            f"a change of the GPUs of {container_id} was interrupted and can be neither completed nor undone: {text}"
+        )
 
 
 def begin(one: Running, begun: GpuChange) -> None:
@@ -117,7 +119,7 @@ def undo_failed(one: Running, begun: GpuChange, journal: int = -1) -> None:
         except NotRunning:
             return
         text = oserror_text(e) if isinstance(e, OSError) else str(e)
-        log.warning(f"the devices of {one.id} are not as they were before: {text}: the next change takes it up")
+        log.warning(f"the devices of {one.id} could not be put back: {text}: the next attach or detach tries again")
 
 
 def first_code(attached: Attached) -> bytes:
@@ -196,7 +198,7 @@ def undo_since(one: Running, size: int, journal: int) -> None:
     try:
         undo_after(one.root, one.id, size, journal)
     except (GpurunError, OSError) as e:
-        log.warning(f"delete takes the rest away: {oserror_text(e) if isinstance(e, OSError) else e}")
+        log.warning(f"the rest is removed when the container is deleted: {oserror_text(e) if isinstance(e, OSError) else e}")
 
 
 def tell_systemd(one: Running, nodes: tuple[DeviceNode, ...]) -> None:

@@ -85,15 +85,16 @@ class Sharing:
         if pipes is not None:
             if not has_host_shm(self.mounts):
                 raise GpuError(
-                    f"{share.source}: the MPS daemon of this host ({pipes.host_path}) would serve the share, and the "
-                    "container's /dev/shm is its own: share the host's (docker run --ipc=host), or end that daemon, and "
+                    f"{share.source}: the MPS daemon of this host ({pipes.host_path}) would serve the share, but the "
+                    "container has its own /dev/shm: use the host's (docker run --ipc=host), or stop that daemon, and "
                     "gpurun starts one for the GPU"
                 )
             return with_host_share(made, pipes, share)
         if settings.driver_root != "/":
             raise GpuError(
-                f"{share.source}: gpurun starts no MPS daemon for a driver in a root of its own ({settings.driver_root}): "
-                "let the host run one"
+                f"{share.source}: gpurun does not start an MPS daemon for a driver below another root "
+                f"({settings.driver_root}): "
+                "start one on the host"
             )
         self.service = service_of(given.unit.key, given.unit.name, store.path, self.own_env, policy.shm)
         return with_share(made, self.service.pipes, self.service.shm, share)
@@ -113,7 +114,7 @@ class Sharing:
         policy = read_shares(path)
         if policy.allow == "none" or (policy.allow == "annotations" and share.by_variable):
             who = " to variables: ask by annotation" if policy.allow == "annotations" else ""
-            raise ConfigError(share.source, f"this site gives no share of a GPU{who} ({path}: shares.allow)")
+            raise ConfigError(share.source, f"this site does not allow shares of a GPU{who} ({path}: shares.allow)")
         if posix.geteuid() != 0 or procfs.in_user_namespace():
             text = "a share of a GPU takes root of the host, whose MPS daemon and shared memory it is"
             raise ConfigError(share.source, text)

@@ -50,7 +50,7 @@ def open_proc() -> int:
     """The host's /proc, verified to be one: everything written to /proc goes through this descriptor."""
     fd = posix.open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC)
     if fstatfs_type(fd) != PROC_SUPER_MAGIC:
-        raise GpurunError("/proc of the host is no proc file system")
+        raise GpurunError("/proc of the host is not a proc file system")
     return fd
 
 

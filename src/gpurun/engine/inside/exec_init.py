@@ -83,7 +83,7 @@ def _run(channel: int) -> None:
         posix._exit(1)  # the parent has refused what it was asked for, and told why
     (_, wire, names), files = received
     if len(names) != len(files):
-        raise GpurunError(f"{len(names)} files were sent, {len(files)} came: the limit RLIMIT_NOFILE is too low")
+        raise GpurunError(f"{len(files)} of {len(names)} descriptors arrived: the limit RLIMIT_NOFILE is too low")
     plan: ExecPlan = from_wire(wire)
     fds = ExecDescriptors(channel, **dict(zip(names, files)))  # noqa: B905 - as many: looked at above
     posix.umask(0)

@@ -103,7 +103,7 @@ def _become_init(channel: int) -> tuple[InitPlan, messages.Descriptors, Opened |
         posix._exit(1)  # the parent has refused what it was asked for, and told why
     (_, oom_score_adj, namespaces_wire, plan_wire, names, edits_came), files = received
     if len(names) != len(files):
-        raise GpurunError(f"{len(names)} files were sent, {len(files)} came: the limit RLIMIT_NOFILE is too low")
+        raise GpurunError(f"{len(files)} of {len(names)} descriptors arrived: the limit RLIMIT_NOFILE is too low")
     named = dict(zip(names, files))  # noqa: B905 - as many: looked at above
     namespaces: NamespacePlan = from_wire(namespaces_wire)
     joins = tuple([(join, named.pop(f"{join.type} namespace")) for join in namespaces.joins])
@@ -131,7 +131,7 @@ def _become_init(channel: int) -> tuple[InitPlan, messages.Descriptors, Opened |
     plan: InitPlan = from_wire(plan_wire)  # while the parent lends what it lends
     if edits_came:
         if edits is None:
-            raise GpurunError("the device edits that were to come before the plan did not come")
+            raise GpurunError("the device edits did not come before the plan")
         plan = replace(plan, edits=edits)
     _expect_go(fds)
     return plan, fds, opened

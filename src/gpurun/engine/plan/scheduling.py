@@ -96,10 +96,10 @@ def parse_list(text: str, where: str) -> int:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not (first.isdecimal() and first.isascii() and (not dash or (last.isdecimal() and last.isascii()))):
-            raise ConfigError(where, f'"{text}" is no list of numbers and ranges like 0-3,7')
+            raise ConfigError(where, f'"{text}" is not a list of numbers and ranges like 0-3,7')
         low, high = int(first), int(last or first)
         if low > high or high >= _MAX_CPUS:
-            raise ConfigError(where, f'"{part.strip()}" is no range of numbers below {_MAX_CPUS}')
+            raise ConfigError(where, f'"{part.strip()}" is not a range of numbers below {_MAX_CPUS}')
         mask |= (1 << (high + 1)) - (1 << low)
     return mask
 
@@ -150,7 +150,7 @@ def _check_deadline(runtime: int, deadline: int, period: int, where: str) -> Non
         raise ConfigError(f"{where}.runtime", f"{runtime} ns is too short, the least is {_MIN_DEADLINE_RUNTIME} ns")
     if runtime > deadline or (period and deadline > period):
         times = f"runtime {runtime}, deadline {deadline}, period {period or 'that of the deadline'}"
-        raise ConfigError(where, f"the runtime must not exceed the deadline, nor that the period: {times}")
+        raise ConfigError(where, f"the runtime must not exceed the deadline, nor the deadline the period: {times}")
 
 
 def _io_priority(obj: dict[str, Any], where: str) -> int:

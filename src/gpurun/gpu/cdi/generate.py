@@ -42,7 +42,7 @@ def check_options(options: GenerateOptions) -> None:
     """Raises :class:`UsageError` for names that no CDI file may have, and for what asks for every hook."""
     for word in options.strategies:
         if word not in STRATEGIES:
-            raise UsageError(f'--device-name-strategy: "{word}" is none of {", ".join(STRATEGIES)}')
+            raise UsageError(f'--device-name-strategy: "{word}" is not one of {", ".join(STRATEGIES)}')
     if "all" in options.enabled_hooks:
         raise UsageError("--enable-hook: all hooks together cannot be enabled, name each")
     for problem in (vendor_problem(options.vendor), class_problem(options.cls)):

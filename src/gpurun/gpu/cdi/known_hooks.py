@@ -77,7 +77,7 @@ def parse_call(words: tuple[str, ...]) -> HookCall | None:
         word = rest.pop(0)
         name, equals, value = word.lstrip("-").partition("=")
         if not word.startswith("-") or name not in known:
-            raise ConfigError(command, f'"{word}" is no option of it')
+            raise ConfigError(command, f'"{word}" is not one of its options')
         if not equals:
             if not rest:
                 raise ConfigError(command, f'"{word}" needs a value')
@@ -94,15 +94,15 @@ def _check(call: HookCall) -> None:
     for text in call.values("link"):
         target, colons, path = text.partition("::")
         if not (target and colons and path):
-            raise ConfigError(call.command, f'--link "{text}" is no TARGET::PATH')
+            raise ConfigError(call.command, f'--link "{text}" is not of the form TARGET::PATH')
     for name in ("folder", "path"):
         for text in call.values(name):
             if not text.startswith("/"):
-                raise ConfigError(call.command, f'--{name} "{text}" is no absolute path')
+                raise ConfigError(call.command, f'--{name} "{text}" is not an absolute path')
     if call.command == "chmod":
         mode = call.value("mode")
         if not mode or len(mode) > 5 or set(mode) - set("01234567"):
-            raise ConfigError(call.command, f'--mode "{mode}" is no octal number')
+            raise ConfigError(call.command, f'--mode "{mode}" is not an octal number')
 
 
 def links_of(call: HookCall) -> tuple[tuple[str, str], ...]:

@@ -87,7 +87,7 @@ def _numbers(ids: tuple[str, ...], there: tuple[str, ...]) -> tuple[str, ...]:
     for number in chosen:
         if number not in there:
             known = ", ".join(sorted(there, key=int))
-            raise GpuError(f"IMEX channel {number}: this host has no node of it, it has those of {known}")
+            raise GpuError(f"IMEX channel {number}: this host has no device node for it, only for {known}")
     return chosen
 
 

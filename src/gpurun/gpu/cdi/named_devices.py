@@ -119,7 +119,7 @@ def split_devices(devices: tuple[str, ...], settings: Settings, source: str) -> 
         if qualified is None:
             if "=" in device or (settings.mode == "cdi" and device_problem(device)):
                 problem = device_problem(device) if "=" not in device else "it is no vendor/class=device"
-                raise ConfigError(source, f"{shown(device)} is no CDI device name: {problem}")
+                raise ConfigError(source, f"{shown(device)} is not a CDI device name: {problem}")
             if settings.mode == "cdi":
                 names.append(f"{settings.default_kind}={device}")
             else:
@@ -129,7 +129,7 @@ def split_devices(devices: tuple[str, ...], settings: Settings, source: str) -> 
             ids.append(qualified.device)
         elif settings.mode == "legacy":
             raise ConfigError(
-                source, f'{shown(device)}: the mode "legacy" of config.toml knows no CDI devices: use auto or cdi'
+                source, f'{shown(device)}: the mode "legacy" of config.toml does not support CDI devices: use auto or cdi'
             )
         elif settings.mode == "jit-cdi" and qualified.kind == settings.default_kind:
             ids.append(qualified.device)

@@ -37,7 +37,7 @@ def generate_platform(platform: str, roots: Roots, options: GenerateOptions, own
     """
     check_options(options)
     if platform == WSL and detect(roots) != WSL:
-        raise GpuError("--mode wsl: this is no WSL: there is no /dev/dxg")
+        raise GpuError("--mode wsl: this host is not WSL: there is no /dev/dxg")
     mode = "csv" if platform == TEGRA else "auto"
     lists = TegraLists(
         options.csv_dir, options.csv_files, options.csv_ignored, options.csv_compat_root, ONE_DEVICE in options.features

@@ -1,4 +1,4 @@
-"""Waiting for the driver's word that a GPU is not well: Xid errors, one JSON object a line on the helper's pipe.
+"""Waiting for the driver's word that a GPU is unhealthy: Xid errors, one JSON object a line on the helper's pipe.
 
 Runs in the helper process alone (:mod:`gpurun.gpu.host.nvml_process`), until the reader goes or the driver fails.
 """

@@ -58,7 +58,7 @@ class EventWatch:
                 return
             if not poll.poll(left * 1000):
                 if time.monotonic() - self._heard > SILENCE_S:
-                    raise GpuError(f"NVML has said nothing for {SILENCE_S:g} s ({self._library}): the NVIDIA driver hangs")
+                    raise GpuError(f"NVML has not answered for {SILENCE_S:g} s ({self._library}): the NVIDIA driver hangs")
                 return
             chunk = posix.read(self._fd, CHUNK)
             if not chunk:
@@ -76,7 +76,7 @@ class EventWatch:
         try:
             told = as_object(parse_json(line, "NVML"), "NVML")
         except ConfigError:
-            raise GpuError(f"NVML's process wrote what cannot be read ({self._library})") from None
+            raise GpuError(f"NVML's process wrote an invalid line ({self._library})") from None
         if "error" in told:
             raise GpuError(f"NVML error: {told['error']} ({self._library})")
         if "watching" in told:

@@ -39,7 +39,7 @@ def driver_root_path(roots: Roots) -> str:
     """The driver root as a path of this host; raises :class:`GpuError` when it is not there."""
     path = roots.sysroot + ("" if roots.driver_root == "/" else roots.driver_root.rstrip("/"))
     if path and not exists(path):
-        raise GpuError(f"no NVIDIA driver: the driver root {path} does not exist: `gpurun gpu doctor` looks")
+        raise GpuError(f"no NVIDIA driver: the driver root {path} does not exist: `gpurun gpu doctor` says more")
     return path or "/"
 
 

@@ -322,7 +322,7 @@ def note_named(
                     f"{place(asker.source)}: {listed}: {'leased' if one.kind == 'lease' else 'shared'} by {described(one)}"
                 )
                 if policy.shared == "refuse":
-                    raise GpuError(f"{shown_lines(text)}: this site shares no GPU that is leased, ask for free:{len(keys)}")
+                    raise GpuError(f"{shown_lines(text)}: this site does not share leased GPUs: ask for free:{len(keys)}")
         made = new_lease(asker.id, asker.root, leased(tuple(mine)), **about(asker, "", "named"))
         store.save(made)
         store.note_use(sorted(keys))

@@ -86,7 +86,7 @@ def read_policy(values: dict[str, Any], path: str) -> LeasePolicy:
         elif name == "per-label":
             found["per_label"] = tuple([_limit(text, where) for text in _texts(value, where)])
         else:
-            raise ConfigError(where, f"is unknown; there are {_KNOWN}")
+            raise ConfigError(where, f"is unknown; known are {_KNOWN}")
     return LeasePolicy(**found)
 
 
@@ -114,7 +114,7 @@ def read_share_policy(values: dict[str, Any], path: str) -> SharePolicy:
                 raise ConfigError(where, "must be a size from 1MiB to 1TiB, such as 1GiB")
             found["shm"] = size
         else:
-            raise ConfigError(where, "is unknown; there are allow and shm")
+            raise ConfigError(where, "is unknown; known are allow and shm")
     return SharePolicy(**found)
 
 
@@ -134,7 +134,7 @@ def _limit(text: str, where: str) -> tuple[str, int]:
     label, _, digits = text.rpartition("=")
     number = decimal(digits, 99999)
     if not label or number is None:
-        raise ConfigError(where, f"'{text}' is no limit, write LABEL=NUMBER")
+        raise ConfigError(where, f"'{text}' is not a limit, write LABEL=NUMBER")
     return label, number
 
 

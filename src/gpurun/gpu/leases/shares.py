@@ -90,7 +90,7 @@ def share_free(
     Unless *note*, nothing is changed.  Raises :class:`GpuError` that says of each GPU what stands against it.
     """
     if wish.count != 1:
-        raise ConfigError(place(asker.source), f"'{shown(wish.text)}': a share is one of a single GPU: ask for free:1")
+        raise ConfigError(place(asker.source), f"'{shown(wish.text)}': a share is a part of a single GPU: ask for free:1")
     found = survey(roots)
     if not note:
         return _share_free(wish, share, found, policy, store, asker)
@@ -142,7 +142,7 @@ def share_named(
     mine = units_of(found.units, nodes)
     if len(mine) != 1:
         what = f"{len(mine)} GPUs are asked for" if mine else "no GPU is asked for"
-        raise ConfigError(share.source, f"a share is one of a single GPU, and {what}: name one, or ask for free")
+        raise ConfigError(share.source, f"a share is a part of a single GPU, and {what}: name one, or ask for free")
     (unit,) = mine
     if not note:
         return _share_named(unit, share, found, policy, store, asker)

@@ -108,7 +108,9 @@ class Store:
         """Refuse a directory that others could have written in.  Raises OSError where there is none."""
         found = posix.lstat(self.path)
         if found.st_uid != posix.geteuid() or not S_ISDIR(found.st_mode) or found.st_mode & 0o022:
-            raise GpurunError(f"{self.path}: others could write here, so no GPU is leased: remove it, it is made again")
+            raise GpurunError(
+                f"{self.path}: other users can write here, so no GPU is leased: remove it, and gpurun makes it again"
+            )
 
     def _open(self) -> int:
         """A descriptor of the directory; -1 where there is none yet.  Raises :class:`GpurunError`."""
@@ -144,7 +146,7 @@ class Store:
             keys = [unit.key for unit in lease.units]
         except files.Damaged:
             if self._lock >= 0:
-                log.warning(f"{self.path}/{name} is no lease of a GPU, and is removed")
+                log.warning(f"{self.path}/{name} is not a lease of a GPU and was removed")
             keys = []
         if self._lock >= 0:
             if keys:

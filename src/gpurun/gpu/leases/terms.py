@@ -105,7 +105,7 @@ def _told(lease: Lease, step: str, moment: int, policy: LeasePolicy) -> str:
 def _send(lease: Lease, step: str, send: Callable[[int, int], None]) -> None:
     """Send the signal to the init; SIGKILL to all processes of the cgroup, where others outlive the init."""
     if lease.pid_namespace != own_pid_namespace():
-        log.warning(f"{shown(lease.shown)} is of another pid namespace, and gets no signal from here")
+        log.warning(f"{shown(lease.shown)} is in another pid namespace: no signal can be sent to it")
         return
     try:
         if step == KILLED and is_cgroup(lease.cgroup, lease.cgroup_inode):

@@ -55,7 +55,7 @@ def lists_in(roots: Roots, directory: str, all_lists: bool) -> tuple[str, ...]:
     names = [n for n in names_in(place) if n.endswith(".csv") and (all_lists or n in LISTS)]
     if not names:
         raise GpuError(
-            f"the files of a Tegra's driver are told by {', '.join(LISTS)}, and {place} has none of them: "
+            f"the files of a Tegra's driver are listed in {', '.join(LISTS)}, and {place} has none of them: "
             "install nvidia-l4t-init (JetPack)"
         )
     return tuple([f"{place}/{name}" for name in names])

@@ -79,11 +79,11 @@ def read_wish(text: str, source: str) -> FreeRequest:
         elif condition.startswith("profile") and condition[7:].strip().startswith("="):
             profile = condition.partition("=")[2].strip().lower()
             if not profile:
-                raise _bad(text, source, condition, "names no profile, write profile=1g.10gb")
+                raise _bad(text, source, condition, "does not name a profile, write profile=1g.10gb")
         elif condition.startswith("for") and condition[3:].strip().startswith("<="):
             longest = _duration(condition, text, source)
         elif condition:
-            raise _bad(text, source, condition, f"is no condition; known are {_KNOWN}")
+            raise _bad(text, source, condition, f"is not a condition; known are {_KNOWN}")
     if nvlink and profile:
         raise _bad(text, source, "nvlink", "cannot be asked of MIG devices, which have none")
     return FreeRequest(text, wanted, tuple(memory), tuple(products), nvlink, profile, longest)
@@ -100,7 +100,7 @@ def _memory(condition: str, text: str, source: str) -> tuple[str, int]:
             size = read_size(rest[len(comparison) :])
             if size >= 0:
                 return comparison, size
-    raise _bad(text, source, condition, "compares with no size, write memory>=20GiB")
+    raise _bad(text, source, condition, "does not compare with a size, write memory>=20GiB")
 
 
 def _duration(condition: str, text: str, source: str) -> int:
@@ -108,7 +108,7 @@ def _duration(condition: str, text: str, source: str) -> int:
     number = decimal(word[:-1].strip(), _MAX_DAYS * 86400)
     seconds = (number or 0) * _TIMES.get(word[-1:], 0)
     if not 0 < seconds <= _MAX_DAYS * 86400:
-        raise _bad(text, source, condition, f"is no time from 1s to {_MAX_DAYS}d, write for<=4h")
+        raise _bad(text, source, condition, f"is not a time from 1s to {_MAX_DAYS}d, write for<=4h")
     return seconds
 
 
@@ -126,7 +126,7 @@ def _product(condition: str, text: str, source: str) -> tuple[str, bool]:
     wanted = rest.startswith("=")
     pattern = rest[1:].strip() if wanted else rest[2:].strip()
     if not pattern or not (wanted or rest.startswith("!=")):
-        raise _bad(text, source, condition, "names no product, write product=A100*")
+        raise _bad(text, source, condition, "does not name a product, write product=A100*")
     return pattern.lower(), wanted
 
 

@@ -47,7 +47,7 @@ def read_restore_policy(values: Mapping[str, Any], path: str) -> RestorePolicy:
                 raise ConfigError(where, "must be an array of strings")
             found["gpu_map"] = tuple(read_map(tuple(value), where).items())
         else:
-            raise ConfigError(where, "is unknown; there are gpus and gpu-map")
+            raise ConfigError(where, "is unknown; known are gpus and gpu-map")
     return RestorePolicy(**found)
 
 
@@ -59,7 +59,7 @@ def read_map(pairs: tuple[str, ...], where: str) -> dict[str, str]:
         if not old or not new or "," in new or is_free(new):
             raise ConfigError(where, f"{shown(pair)}: must be OLD=NEW, each a GPU by its index or UUID")
         if old in found:
-            raise ConfigError(where, f"{shown(old)} is there twice")
+            raise ConfigError(where, f"{shown(old)} is given twice")
         found[old] = new
     return found
 

@@ -125,7 +125,7 @@ def site_settings(env: Mapping[str, str]) -> Settings:
     settings = read_settings(settings_path(env))
     mode = env.get("GPURUN_MODE", "")
     if mode not in ("", *MODES):
-        raise ConfigError("GPURUN_MODE", f'"{mode}" is no mode, known are {", ".join(MODES)}')
+        raise ConfigError("GPURUN_MODE", f'"{mode}" is not a mode, known are {", ".join(MODES)}')
     return replace(settings, mode=mode) if mode else settings
 
 
@@ -265,7 +265,7 @@ class _Reader:
         values = self.texts(key, ())
         for value in values:
             if "=" not in value:
-                raise self.bad(key, f"'{value}' is not NAME=VALUE")
+                raise self.bad(key, f"'{value}' is not of the form NAME=VALUE")
         return values
 
 

@@ -83,7 +83,7 @@ class Claims:
             else:
                 if read_claim(now, self._pool).devices:
                     continue
-            log.warning(f"claim {claim.namespace}/{claim.name} is gone, and is taken back")
+            log.warning(f"claim {claim.namespace}/{claim.name} no longer exists: what was prepared for it is removed")
             try:
                 self._preparer.unprepare(claim.uid)
             except GpurunError as e:
@@ -92,7 +92,7 @@ class Claims:
     def _get(self, namespace: str, name: str, uid: str) -> dict[str, Any]:
         found = self._api.get_namespaced(RESOURCE_GROUP, self._version, "resourceclaims", namespace, name)
         if found["metadata"].get("uid") != uid:
-            raise ApiError(f"claim {namespace}/{name}", 404, f"is another one now, not {uid}")
+            raise ApiError(f"claim {namespace}/{name}", 404, f"has another UID now, not {uid}")
         return found
 
 

@@ -23,7 +23,7 @@ def bytes_of(quantity: object) -> int:
     digits = text.rstrip("KMGTik")
     unit = text[len(digits) :]
     if unit not in _UNITS or not digits.isascii() or not digits.isdigit() or len(digits) > 19:
-        raise ValueError(f"{text[:40]!r} is no amount of memory such as 8Gi")
+        raise ValueError(f"{text[:40]!r} is not an amount of memory such as 8Gi")
     return int(digits) * _UNITS[unit]
 
 
@@ -71,7 +71,7 @@ class Sharing(Table):
     def _only_its_own(self) -> Sharing:
         other = "mpsConfig" if self.strategy == "TimeSlicing" else "timeSlicingConfig"
         if getattr(self, other) is not None:
-            raise ValueError(f"{other} is there with the strategy {self.strategy}")
+            raise ValueError(f"{other} cannot be given with the strategy {self.strategy}")
         return self
 
 

@@ -179,7 +179,7 @@ class Preparer:
     def _time_slice(self, uuid: str, interval: int) -> None:
         program = find_program("nvidia-smi", self._programs, self._host.root)
         if program is None:
-            raise GpurunError("a time slice is set by nvidia-smi, which is not there: is the driver installed?")
+            raise GpurunError("a time slice is set with nvidia-smi, which is missing: install the driver's programs")
         words = in_root(self._host.root, program, "compute-policy", "-i", uuid, f"--set-timeslice={interval}")
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S)
@@ -218,7 +218,7 @@ class Preparer:
             return
         for name in names:
             if name.lstrip(".").startswith(prefix) and name not in known:
-                log.warning(f"{self._cdi_dir}/{name} is of no claim, and goes")
+                log.warning(f"{self._cdi_dir}/{name} belongs to no claim and is removed")
                 remove(f"{self._cdi_dir}/{name}")
 
     def _uuids(self, claim: PreparedClaim) -> tuple[str, ...]:
@@ -226,7 +226,7 @@ class Preparer:
 
     def _file(self, uid: str) -> str:
         if not uid or not all(c.isalnum() or c == "-" for c in uid):
-            raise GpurunError(f"claim UID {uid!r} is none")
+            raise GpurunError(f"claim UID {uid!r} is invalid")
         return file_name(self._cdi_dir, VENDOR, CLASS, uid)
 
     def _mps_directory(self, uid: str) -> str:

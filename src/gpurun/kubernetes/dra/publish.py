@@ -35,7 +35,7 @@ class Publisher:
             return self._write(wanted)
         except ApiError as e:
             if self._counting and e.status in (400, 422) and any("sharedCounters" in spec for spec in wanted):
-                log.warning(f"this API server takes no counters: MIG devices are published without them ({e})")
+                log.warning(f"this API server does not support counters: MIG devices are published without them ({e})")
                 self._counting = False
                 return self.publish(node, ill)
             raise

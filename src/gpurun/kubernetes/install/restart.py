@@ -54,7 +54,7 @@ def _signal(pid: int, engine: str) -> None:
         with open(f"/proc/{pid}/comm", encoding="utf-8") as file:
             name = file.read().strip()
         if name != engine:
-            raise GpurunError(f"process {pid} listens on the socket of {engine} and is {name}: it gets no signal")
+            raise GpurunError(f"process {pid} listens on the socket of {engine} and is {name}: no signal is sent to it")
         os.kill(pid, signal.SIGHUP)
     except OSError as e:
         raise GpurunError(f"signal process {pid} of {engine}: {strerror_lower(e.errno or 0)}") from None
@@ -72,7 +72,7 @@ def _until(path: str, old: int) -> int:
         except OSError as e:
             why = strerror_lower(e.errno or 0)
         if time.monotonic() > deadline:
-            raise GpurunError(f"nobody new answers at {path} within {_WAIT_S:g} s: {why}")
+            raise GpurunError(f"no new process answers at {path} within {_WAIT_S:g} s: {why}")
         time.sleep(0.1)
 
 

@@ -82,7 +82,7 @@ def _remove(before: Installed) -> str:
     users = remove_program(wish.program, wish.directory)
     if users:
         # The note stays, so that the next one to come, or another removal, looks again.
-        log.warning(f"{wish.program} stays: {len(users)} containers need it to be stopped: {', '.join(users[:5])}")
+        log.warning(f"{wish.program} is not removed: {len(users)} containers need it until they end: {', '.join(users[:5])}")
         return "; ".join([*told, f"{wish.program} stays for {len(users)} containers"])
     os.unlink(RECORD)
     _remove_empty(os.path.dirname(RECORD))
@@ -117,7 +117,7 @@ def _alone() -> Iterator[None]:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise GpurunError("another installer is at work on this node: wait until it is through") from None
+        raise GpurunError("another installer is running on this node: wait until it has finished") from None
     finally:
         os.close(fd)
 
