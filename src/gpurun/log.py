@@ -118,6 +118,7 @@ def debug(message: str) -> None:
 
 
 def debugging() -> bool:
+    """Whether records of level ``debug`` are written anywhere."""
     return _Log.debug or _Log.copy_debug
 
 
@@ -153,6 +154,7 @@ def _copy(level: str, message: str) -> None:
 
 
 def now() -> str:
+    """The time as RFC 3339 in UTC, in whole seconds."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 

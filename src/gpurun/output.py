@@ -82,6 +82,7 @@ class Stdout:
     buffer = _Binary()
 
     def write(self, text: str) -> int:
+        """Write *text* to stdout; how many characters that were."""
         write_stdout(text)
         return len(text)
 
@@ -89,7 +90,9 @@ class Stdout:
         """Nothing waits."""
 
     def isatty(self) -> bool:
+        """Whether stdout is a terminal."""
         return posix.isatty(1)
 
     def fileno(self) -> int:
+        """The descriptor of stdout."""
         return 1

@@ -118,7 +118,10 @@ def to_plain(value: Any) -> Any:
 
 
 def to_wire(value: Any) -> Any:
-    """*value* with every record turned into a list ``[class name, field, ...]``: what ``marshal`` can carry."""
+    """*value* with every record turned into a list ``[class name, field, ...]``: what ``marshal`` can carry.
+
+    Raises TypeError for anything that is not made of records, tuples and plain values.
+    """
     kind = type(value)
     if kind in _LEAVES:
         return value
@@ -132,7 +135,10 @@ def to_wire(value: Any) -> Any:
 
 
 def from_wire(value: Any) -> Any:
-    """The inverse of :func:`to_wire`; the classes named must have been imported, and have the fields that they had."""
+    """The inverse of :func:`to_wire`; the classes named must have been imported, and have the fields that they had.
+
+    Raises TypeError for a record with another number of fields.
+    """
     kind = type(value)
     if kind is list:
         cls = _registry[value[0]]

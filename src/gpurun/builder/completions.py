@@ -13,6 +13,7 @@ FILES = {"bash": "gpurun", "zsh": "_gpurun", "fish": "gpurun.fish"}
 
 
 def main() -> int:
+    """Write the completion scripts; the exit code."""
     parser = argparse.ArgumentParser(prog="gpurun.builder.completions", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="write DIR/SHELL/FILE")
     output: Path = parser.parse_args().output

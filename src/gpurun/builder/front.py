@@ -76,7 +76,10 @@ def compile_front(command: list[str], more: tuple[str, ...] = ()) -> bytes:
 
 
 def join(program: bytes, launcher: bytes) -> bytes:
-    """*program*, and behind it, from :data:`BASE` on, the *launcher* that was assembled to stand there."""
+    """*program*, and behind it, from :data:`BASE` on, the *launcher* that was assembled to stand there.
+
+    Raises ValueError when *program* reaches beyond BASE.
+    """
     if len(program) > BASE:
         raise ValueError(f"the compiled front has {len(program)} bytes, more than the {BASE} before the launcher")
     return program.ljust(BASE, b"\0") + launcher
@@ -101,6 +104,7 @@ def build(output: Path, multiarch: str = "") -> bool:
 
 
 def main() -> int:
+    """Build gpurun-fast where there is a C compiler; the exit code."""
     parser = argparse.ArgumentParser(prog="gpurun.builder.front", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=Path, default=Path("build/gpurun-fast"))
     add_multiarch(parser)

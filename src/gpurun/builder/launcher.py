@@ -49,7 +49,7 @@ CHILD_CODE = (
 
 
 def compile_gpurun(package: Path, commit: str) -> tuple[dict[str, CodeType | None], dict[str, tuple[str, ...]]]:
-    """The code of each module (None when it does nothing), and what each imports."""
+    """The code of each module (None when it does nothing), and what each imports.  Returns (codes, imports)."""
     files = {name: path for name, path in source_files(package) if not name.startswith(LEFT_OUT)}
     known = set(files)
     codes: dict[str, CodeType | None] = {}
@@ -115,7 +115,8 @@ def assemble(
     """The whole file, for the interpreter *python* (an absolute path); it will stand at offset *base* of another file.
 
     *tag* is whose bytecode it says to be (``sys.implementation.cache_tag`` of this interpreter, but for tests); *multiarch*
-    the architecture that it is for, if it is another than this machine's.
+    the architecture that it is for, if it is another than this machine's.  Raises ValueError when the path of *python* is
+    too long for the first line.
     """
     start = base + START
     codes, graph = compile_gpurun(package, commit)
@@ -203,6 +204,7 @@ def git_commit() -> str:
 
 
 def main() -> int:
+    """Build gpurun; the exit code."""
     parser = argparse.ArgumentParser(
         prog="gpurun.builder.launcher", description=__doc__.partition("\n")[0] if __doc__ else ""
     )

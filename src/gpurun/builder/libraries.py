@@ -39,7 +39,10 @@ def library_sources(name: str) -> dict[str, tuple[Path, bytes]]:
 
 
 def compile_library(name: str) -> tuple[dict[str, CodeType], dict[str, bool]]:
-    """The code of each module of the pure Python package *name*, and which of them are packages."""
+    """The code of each module of the pure Python package *name*, and which of them are packages.
+
+    Returns (codes, packages).
+    """
     codes, packages = {}, {}
     for module, (path, text) in library_sources(name).items():
         file = f"{module.replace('.', '/')}.py"

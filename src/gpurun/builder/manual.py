@@ -129,6 +129,7 @@ def _text(text: str) -> str:
 
 
 def main() -> int:
+    """Write the manual pages; the exit code."""
     parser = argparse.ArgumentParser(prog="gpurun.builder.manual", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
     output: Path = parser.parse_args().output

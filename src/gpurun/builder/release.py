@@ -28,7 +28,10 @@ def version(root: Path = ROOT) -> str:
 
 
 def of_description(described: str, programs: str) -> str:
-    """The version for what ``git describe --long`` says (empty: there is no tag); *programs* is that of the program."""
+    """The version for what ``git describe --long`` says (empty: there is no tag); *programs* is that of the program.
+
+    Raises ValueError when the tag and the program differ.
+    """
     found = _DESCRIBED.fullmatch(described)
     if found is None:
         return programs

@@ -67,7 +67,10 @@ def read_registry(dirs: tuple[str, ...]) -> Registry:
 
 
 def resolve_conflicts(files: tuple[SpecFile, ...]) -> tuple[dict[str, Found], tuple[tuple[str, str], ...]]:
-    """Which device of which file counts, and the conflicts there are.  Pure."""
+    """Which device of which file counts, and the conflicts there are.  Pure.
+
+    Returns (name → what is found, conflicts); a conflict is (name, the sentence about it).
+    """
     best: dict[str, list[Found]] = {}
     for file in files:
         for device in file.spec.devices:

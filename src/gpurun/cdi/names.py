@@ -21,6 +21,7 @@ class QualifiedName(Record):
 
     @property
     def kind(self) -> str:
+        """``vendor/class``, as in the ``kind`` of a CDI file."""
         return f"{self.vendor}/{self.cls}"
 
     def __str__(self) -> str:

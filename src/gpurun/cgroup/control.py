@@ -30,7 +30,10 @@ REMOVE_TIMEOUT = 10.0
 
 
 def processes(path: str) -> tuple[int, ...]:
-    """The pids in the cgroup and in all below it; none when it does not exist."""
+    """The pids in the cgroup and in all below it; none when it does not exist.
+
+    Raises :class:`StepError` when it cannot be read.
+    """
     found: list[int] = []
     for fd in _walk(path):
         try:
@@ -52,7 +55,7 @@ def kill(path: str) -> None:
     """SIGKILL every process in the cgroup and below it, also a frozen one; a cgroup that is gone has none.
 
     cgroup.kill (Linux 5.14) does it at once.  Where that is not possible (a threaded cgroup) the cgroup is frozen, so that
-    nothing can fork away, and the processes are killed one by one.
+    nothing can fork away, and the processes are killed one by one.  Raises :class:`StepError`.
     """
     try:
         fd = posix.open(path, DIRECTORY)
@@ -139,7 +142,10 @@ def _set_freeze(path: str, value: str) -> None:
 
 
 def is_frozen(path: str) -> bool:
-    """Whether the cgroup is frozen: asked for, and done (that is waited for).  A cgroup that is gone is not."""
+    """Whether the cgroup is frozen: asked for, and done (that is waited for).  A cgroup that is gone is not.
+
+    Raises :class:`StepError` when it cannot be read.
+    """
     try:
         asked = _read(None, f"{path}/cgroup.freeze").strip() == "1"
     except OSError as e:

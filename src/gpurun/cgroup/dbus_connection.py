@@ -88,6 +88,7 @@ class Bus:
         return line
 
     def close(self) -> None:
+        """Close the connection; its other methods may not be called after that."""
         self._socket.close()
 
     def call(
@@ -118,7 +119,10 @@ class Bus:
                 return message.body
 
     def signal(self, member: str, deadline: float) -> Message:
-        """The next signal *member*, one that came during a call included; others are dropped.  *deadline* is monotonic."""
+        """The next signal *member*, one that came during a call included; others are dropped.  *deadline* is monotonic.
+
+        It counts in seconds.
+        """
         while True:
             message = self._signals.pop(0) if self._signals else self._next(deadline)
             if message.kind == SIGNAL and message.member == member:

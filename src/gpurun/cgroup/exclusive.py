@@ -67,7 +67,10 @@ def lend(write: CgroupWrite, root: str, path: str, record: str) -> None:
 
 
 def give_back(record: str) -> None:
-    """Take back what :func:`lend` has recorded, once the cgroup is gone; nothing where nothing was lent."""
+    """Take back what :func:`lend` has recorded, once the cgroup is gone; nothing where nothing was lent.
+
+    Raises :class:`StepError` when the kernel refuses.
+    """
     try:
         value, *directories = read_file(record).decode("utf-8", "surrogateescape").split("\n")
     except FileNotFoundError:

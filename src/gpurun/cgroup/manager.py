@@ -191,7 +191,10 @@ def _check_no_internal_processes(fd: int, path: str) -> None:
 
 
 def open_dir(path: str) -> int:
-    """A descriptor of the cgroup, for clone3(2) with CLONE_INTO_CGROUP and for the functions that take one."""
+    """A descriptor of the cgroup, for clone3(2) with CLONE_INTO_CGROUP and for the functions that take one.
+
+    Raises :class:`StepError`.
+    """
     try:
         return posix.open(path, DIRECTORY)
     except OSError as e:
@@ -199,7 +202,7 @@ def open_dir(path: str) -> int:
 
 
 def add_process(fd: int, pid: int, path: str = "") -> None:
-    """Move the process *pid* into the cgroup that *fd* is; *path* is its name for the error."""
+    """Move the process *pid* into the cgroup that *fd* is; *path* is its name for the error.  Raises :class:`StepError`."""
     try:
         _write(fd, "cgroup.procs", str(pid))
     except OSError as e:
@@ -263,7 +266,8 @@ def check_partition(fd: int, writes: tuple[CgroupWrite, ...]) -> None:
 def check_memory_before_update(fd: int, limit: int, swap: int) -> None:
     """What ``checkBeforeUpdate`` asks for: refuse new limits (bytes, 0 or -1 for none) that the usage has reached already.
 
-    The check is best effort, as runc's: without ``memory.current`` there is none.
+    The check is best effort, as runc's: without ``memory.current`` there is none.  Raises :class:`GpurunError` in runc's
+    words.
     """
     try:
         usage = int(_read(fd, "memory.current"))

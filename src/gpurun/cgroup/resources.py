@@ -166,7 +166,11 @@ def _memory(memory: Memory, where: str) -> Iterator[CgroupWrite]:
 
 
 def memory_swap_max(limit: int, swap: int, where: str) -> str | None:
-    """``memory.swap.max`` (swap alone) from *limit* and *swap* (memory and swap together); None is not to be written."""
+    """``memory.swap.max`` (swap alone) from *limit* and *swap* (memory and swap together); None is not to be written.
+
+    All are bytes; 0 is "not given", -1 "no limit".  Raises :class:`ConfigError` at *where* for a swap limit that is below
+    the memory limit, or without one.
+    """
     if limit == UNLIMITED and swap == 0:
         return "max"
     if swap == 0:

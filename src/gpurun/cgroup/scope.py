@@ -92,7 +92,10 @@ def scope_names(cgroups_path: str, container_id: str, default_slice: str = "syst
 
 
 def expand_slice(slice_name: str) -> str:
-    """The path of a slice in the tree: each dash nests, ``a-b.slice`` is ``/a.slice/a-b.slice``; ``-.slice`` is the root."""
+    """The path of a slice in the tree: each dash nests, ``a-b.slice`` is ``/a.slice/a-b.slice``; ``-.slice`` is the root.
+
+    Raises :class:`ConfigError` for a name that is not one of a slice.
+    """
     if slice_name == "-.slice":
         return ""
     name = slice_name.removesuffix(".slice")
@@ -158,7 +161,10 @@ def unit_properties(
 
 
 def annotation_properties(annotations: Mapping[str, str]) -> tuple[Property, ...]:
-    """The properties that annotations ask for: ``org.systemd.property.NAME`` with a value in GVariant's text format."""
+    """The properties that annotations ask for: ``org.systemd.property.NAME`` with a value in GVariant's text format.
+
+    Raises :class:`ConfigError` for a name or a value that systemd does not take.
+    """
     found = []
     for key, text in annotations.items():
         if not key.startswith(SYSTEMD_PROPERTY):
@@ -262,7 +268,10 @@ def _rounded(write: CgroupWrite) -> CgroupWrite:
 
 
 def bitmask(numbers: str, where: str) -> bytes:
-    """A list of CPUs or memory nodes (``0-3,8``) as the bit mask that systemd takes: byte 0 holds the numbers 0 to 7."""
+    """A list of CPUs or memory nodes (``0-3,8``) as the bit mask that systemd takes: byte 0 holds the numbers 0 to 7.
+
+    Raises :class:`ConfigError` at *where* for another text.
+    """
     mask = 0
     for part in numbers.split(","):
         first, dash, last = part.strip().partition("-")

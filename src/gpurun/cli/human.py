@@ -69,6 +69,7 @@ class Formatter(click.HelpFormatter):
     """Breaks lines between words alone: an option or a path is not torn apart at its hyphens."""
 
     def write_text(self, text: str) -> None:
+        """Write the paragraphs of *text*, wrapped; one that begins with ``\\b`` stays as it is."""
         indent = " " * self.current_indent
         for number, paragraph in enumerate(re.split(r"\n\s*\n", text)):
             self.write("\n" if number else "")
@@ -78,6 +79,7 @@ class Formatter(click.HelpFormatter):
                 self.write("".join([f"{indent}{line}\n" for line in _wrapped(paragraph, self.width - self.current_indent)]))
 
     def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """Write *rows* of (term, description) in two columns; widths are in characters."""
         rows, indent = list(rows), self.current_indent
         column = min(max(len(first) for first, _ in rows), col_max) + col_spacing + indent
         for first, second in rows:

@@ -57,7 +57,8 @@ def parse_globals(args: Sequence[str]) -> tuple[Globals, list[str]]:
     """The options before the command, and the words from the command on.
 
     ``--version`` and ``--help`` stand for the commands ``version`` and ``help``, and so does an empty command line.
-    Raises :class:`UsageError` on what the table does not know, :class:`GpurunError` on a value that cannot be.
+    Raises :class:`UsageError` on what the table does not know, :class:`GpurunError` on a value that cannot be.  Returns
+    (options, words).
     """
     values, rest = _options("", GLOBALS, args, stop=True)
     manager, maps = str(values.get("cgroup-manager", "")), values.get("gpu-map", ())

@@ -49,6 +49,7 @@ class Wish(Record):
     drop_in: str = ""
 
     def file(self) -> str:
+        """The configuration file that is written: the one that was named, or the client's own."""
         return self.path or FILES[self.client]
 
 

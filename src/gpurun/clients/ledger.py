@@ -47,6 +47,7 @@ class Told(Record):
         return Wish(self.client, RuntimeEntry(self.name, self.binary), self.path, self.drop_in)
 
     def same_place(self, other: Told) -> bool:
+        """Whether *other* is of the same runtime in the same file of the same client."""
         return (self.client, self.name, self.path) == (other.client, other.name, other.path)
 
 

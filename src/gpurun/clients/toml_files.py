@@ -81,7 +81,10 @@ def pattern_of(drop_in: str) -> str:
 
 
 def with_import(text: str, path: str, drop_in: str, version: int = 0) -> str:
-    """containerd's file *path*, which imports the file *drop_in*; as it is when it does already."""
+    """containerd's file *path*, which imports the file *drop_in*; as it is when it does already.
+
+    Raises :class:`ConfigError` where ``imports`` is not an array.
+    """
     main = _parse(text, path)
     imports = main.get("imports", [])
     if not isinstance(imports, list):

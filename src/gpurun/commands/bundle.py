@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def bundle(invocation: Invocation) -> int:
-    """``bundle SOURCE -o DIR [COMMAND...]``: all of DIR is made, or nothing is left of it."""
+    """``bundle SOURCE -o DIR [COMMAND...]``: all of DIR is made, or nothing is left of it.
+
+    Raises :class:`UsageError` without ``--output``.
+    """
     source, *command = invocation.args
     output = invocation.option("output")
     if not output:

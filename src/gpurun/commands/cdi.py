@@ -31,7 +31,10 @@ _COMMANDS = ("generate", "refresh", "list", "validate", "transform")
 
 
 def cdi(invocation: Invocation) -> int:
-    """``cdi generate``, ``refresh``, ``list``, ``validate`` and ``transform root``; 1 when a file is wrong."""
+    """``cdi generate``, ``refresh``, ``list``, ``validate`` and ``transform root``; 1 when a file is wrong.
+
+    Raises :class:`UsageError` for another word.
+    """
     what, args = invocation.args[0], tuple(invocation.args[1:])
     env = dict(os.environ)
     if what in _COMMANDS:
@@ -92,7 +95,10 @@ def list_devices(dirs: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...
 def validate(
     paths: tuple[str, ...], dirs: tuple[str, ...], env: Mapping[str, str]
 ) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...], tuple[str, ...]]:
-    """((good file, its devices), ...), problems and warnings of the files *paths*, or of all in *dirs*."""
+    """((good file, its devices), ...), problems and warnings of the files *paths*, or of all in *dirs*.
+
+    Returns (good files, problems, warnings).
+    """
     good: list[tuple[str, int]] = []
     if not paths:
         registry = read_registry(dirs)

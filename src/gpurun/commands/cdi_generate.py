@@ -91,7 +91,10 @@ def hook_program(path: str) -> tuple[str, ...]:
 
 
 def generate_as_asked(invocation: Invocation, env: Mapping[str, str]) -> tuple[Generated, GenerateOptions]:
-    """What the options of ``cdi generate`` ask for, and the same as a record.  Raises :class:`GpurunError`."""
+    """What the options of ``cdi generate`` ask for, and the same as a record.  Raises :class:`GpurunError`.
+
+    Returns (specification, options).
+    """
     settings = read_settings(settings_path(env))
     options = GenerateOptions(
         vendor=invocation.option("vendor", "nvidia.com"),

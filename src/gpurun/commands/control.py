@@ -20,7 +20,7 @@ _MAX_LIST = 64 << 20  # bytes of what ps(1) says
 
 
 def pause(invocation: Invocation) -> int:
-    """``pause ID``: returns when all its processes have stopped."""
+    """``pause ID``: returns when all its processes have stopped.  Raises :class:`NotRunning`."""
     root = invocation.globals.root
     state = store.load(root, invocation.args[0])
     if store.status(root, state) not in ("created", "running"):
@@ -30,7 +30,7 @@ def pause(invocation: Invocation) -> int:
 
 
 def resume(invocation: Invocation) -> int:
-    """``resume ID``."""
+    """``resume ID``.  Raises :class:`GpurunError` for a container that is not paused."""
     root = invocation.globals.root
     state = store.load(root, invocation.args[0])
     if store.status(root, state) != "paused":
@@ -40,7 +40,10 @@ def resume(invocation: Invocation) -> int:
 
 
 def ps(invocation: Invocation) -> int:
-    """``ps ID [ARGS]``: the pids as JSON, or the lines that ps(1) of the host has for them."""
+    """``ps ID [ARGS]``: the pids as JSON, or the lines that ps(1) of the host has for them.
+
+    Raises :class:`GpurunError` for another ``--format``, and when ps(1) fails.
+    """
     state = store.load(invocation.globals.root, invocation.args[0])
     form = invocation.option("format", "table")
     if form not in ("table", "json"):
@@ -54,7 +57,10 @@ def ps(invocation: Invocation) -> int:
 
 
 def ps_lines(output: str, pids: frozenset[int]) -> str:
-    """The header and the lines of ps(1)'s *output* whose column PID is one of *pids*."""
+    """The header and the lines of ps(1)'s *output* whose column PID is one of *pids*.
+
+    Raises :class:`GpurunError` when there is no such column.
+    """
     header, *lines = output.rstrip("\n").split("\n")  # a name in it may have what else ends lines for Python
     names = header.split()
     if "PID" not in names:

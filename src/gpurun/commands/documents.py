@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def spec(invocation: Invocation) -> int:
-    """``spec``: write config.json into the bundle; a file that is there is never overwritten."""
+    """``spec``: write config.json into the bundle; a file that is there is never overwritten.
+
+    Raises :class:`GpurunError` then.
+    """
     import json
 
     from gpurun.oci.default_spec import default_spec

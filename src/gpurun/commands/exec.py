@@ -26,7 +26,10 @@ class ExecError(GpurunError):
 
 
 def execute(invocation: Invocation) -> int:
-    """``exec ID COMMAND...`` or ``exec --process FILE ID``: the exit code of the process, or 255."""
+    """``exec ID COMMAND...`` or ``exec --process FILE ID``: the exit code of the process, or 255.
+
+    Raises :class:`ExecError` for what goes wrong before the process runs.
+    """
     try:
         from gpurun.engine.caller.preserved import preserved_fds
 

@@ -30,7 +30,8 @@ _NAME = 12  # columns of a name in the summary
 def explain(invocation: Invocation) -> int:
     """``explain [BUNDLE]``, ``--running ID``, ``--diff BUNDLE BUNDLE``: for people, or as JSON; changes nothing.
 
-    The exit code is 1 when create would fail, or when the bundles differ.
+    The exit code is 1 when create would fail, or when the bundles differ.  Raises :class:`UsageError` for another number of
+    bundles.
     """
     running, diff = invocation.option("running"), invocation.flag("diff")
     if diff and (len(invocation.args) != 2 or running):

@@ -23,7 +23,8 @@ _VERDICT = 6  # columns of the doctor's verdict and the blanks behind it
 def gpu(invocation: Invocation) -> int:
     """``gpu list``, ``leases``, ``lease``, ``attach``, ``detach``, ``doctor`` and ``explain``.
 
-    The exit code is 1 when the doctor finds something that does not work, or explain that create would fail.
+    The exit code is 1 when the doctor finds something that does not work, or explain that create would fail.  Raises
+    :class:`UsageError` for another word.
     """
     what, *words = invocation.args
     if what not in _COMMANDS:

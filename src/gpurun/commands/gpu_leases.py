@@ -99,7 +99,10 @@ def _clock(lease: Lease) -> time.struct_time:
 
 
 def release(words: tuple[str, ...], env: Mapping[str, str], asked: bool) -> int:
-    """``gpu lease --release CONTAINER``: its GPUs can be leased again, though it may use them still."""
+    """``gpu lease --release CONTAINER``: its GPUs can be leased again, though it may use them still.
+
+    Raises :class:`GpurunError` for a container without a lease, and for one of another user.
+    """
     if not asked or len(words) != 1:
         raise UsageError("gpu lease: say --release and one container, by its id or its engine's name (`gpurun gpu leases`)")
     store = open_store(env)

@@ -33,7 +33,10 @@ def state(invocation: Invocation) -> int:
 
 
 def list_containers(invocation: Invocation) -> int:
-    """``list``: a table, JSON, or only the ids; with ``--all`` also of the state directories of engines."""
+    """``list``: a table, JSON, or only the ids; with ``--all`` also of the state directories of engines.
+
+    Raises :class:`GpurunError` for another ``--format``, and for a state root that is named and missing.
+    """
     root = invocation.globals.root
     if invocation.flag("all"):
         return _list_all(invocation)

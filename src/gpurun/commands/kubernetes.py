@@ -14,7 +14,7 @@ COMMANDS = ("device-plugin", "dra-driver", "labels", "install-node", "uninstall-
 
 
 def kubernetes(invocation: Invocation) -> int:
-    """Run one of :data:`COMMANDS` until a signal ends it; the exit code."""
+    """Run one of :data:`COMMANDS` until a signal ends it; the exit code.  Raises :class:`UsageError` for another word."""
     what, *rest = invocation.args
     if what not in COMMANDS or rest:
         known = f"{', '.join(COMMANDS[:-1])} or {COMMANDS[-1]}"

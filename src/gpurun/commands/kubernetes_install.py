@@ -19,7 +19,10 @@ ON_EXIT = ("ask", "remove", "keep")
 
 
 def install_node(invocation: Invocation) -> int:
-    """Install, then wait for a signal and take it back, as ``--on-exit`` says; the exit code."""
+    """Install, then wait for a signal and take it back, as ``--on-exit`` says; the exit code.
+
+    Raises :class:`UsageError` for wrong options, :class:`GpurunError` when the node cannot be configured.
+    """
     from gpurun.kubernetes.install.host import on_node
     from gpurun.kubernetes.install.steps import install
 

@@ -20,7 +20,10 @@ _INTERVAL_S = 60.0
 
 
 def labels(invocation: Invocation) -> int:
-    """Write the labels until a signal ends it, or once; the exit code."""
+    """Write the labels until a signal ends it, or once; the exit code.
+
+    Raises :class:`UsageError` for options that exclude each other.
+    """
     env = dict(os.environ)
     patch, output = invocation.flag("patch-node"), invocation.option("output-file")
     if patch and output:

@@ -180,7 +180,10 @@ def delete(invocation: Invocation) -> int:
 
 
 def matching_ids(root: str, pattern: str) -> tuple[str, ...]:
-    """The ids of the containers under *root* that the regular expression *pattern* matches somewhere (crun's --regex)."""
+    """The ids of the containers under *root* that the regular expression *pattern* matches somewhere (crun's --regex).
+
+    Raises :class:`GpurunError` for a pattern that is not a regular expression.
+    """
     import re  # for people only
 
     from gpurun.engine.state import listed_ids

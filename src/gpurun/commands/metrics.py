@@ -112,7 +112,10 @@ class Reader:
 
 
 def metrics(invocation: Invocation) -> int:
-    """Serve /metrics until a signal ends it, or with ``--once`` print them; the exit code."""
+    """Serve /metrics until a signal ends it, or with ``--once`` print them; the exit code.
+
+    Raises :class:`GpurunError` when the address cannot be listened on.
+    """
     need("prometheus_client", "grpc", "google.protobuf")
     from gpurun.kubernetes.xid_watch import XidWatch
     from gpurun.metrics.exposition import application, text

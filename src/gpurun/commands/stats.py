@@ -59,7 +59,10 @@ class Look(Record):
 
 
 def stats(invocation: Invocation) -> int:
-    """``stats [ID...]``: of all that run where no ID is given; ends when the last one named has ended, or by a signal."""
+    """``stats [ID...]``: of all that run where no ID is given; ends when the last one named has ended, or by a signal.
+
+    Raises :class:`GpurunError` for a container that does not run.
+    """
     options = invocation.globals
     roots = state_roots(options.root, options.root_given)
     form = "json" if invocation.flag("json") else invocation.option("format", "table")

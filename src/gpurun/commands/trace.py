@@ -26,7 +26,8 @@ _OPTION = "trace"
 def traced_run(file: str, container_id: str) -> int:
     """Do what the command line says without ``--trace``, and write the timeline to *file*; the container's exit code.
 
-    Its ending says the form: ``.svg``, ``.html``, else text; ``-`` is stderr.
+    Its ending says the form: ``.svg``, ``.html``, else text; ``-`` is stderr.  Raises :class:`GpurunError` without strace,
+    and when *file* cannot be written.
     """
     strace = shutil.which("strace", path="/usr/local/bin:/usr/bin:/bin")
     if strace is None:

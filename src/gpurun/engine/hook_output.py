@@ -26,7 +26,7 @@ def output_files(annotations: Mapping[str, str]) -> tuple[str, str]:
 def open_outputs(files: tuple[str, str]) -> tuple[int, int]:
     """Open *files* for appending, and make those that are not there; -1 where there is no name.
 
-    Raises :class:`StepError`.  The descriptors are the caller's to close (:func:`close_outputs`).
+    Raises :class:`StepError`.  The descriptors are the caller's to close (:func:`close_outputs`).  Returns (stdout, stderr).
     """
     made = []
     for path in files:

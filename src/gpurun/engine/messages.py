@@ -227,7 +227,10 @@ def send_files(channel: int, files: tuple[int, ...], *message: Any) -> None:
 
 
 def receive_files(channel: int) -> tuple[tuple[Any, ...], list[int]] | None:
-    """The message that :func:`send_files` has sent, and the files, closed on exec; None when the other side is gone."""
+    """The message that :func:`send_files` has sent, and the files, closed on exec; None when the other side is gone.
+
+    Returns (message, descriptors).
+    """
     from _socket import AF_UNIX, SOCK_STREAM, socket
 
     from gpurun.linux.scm_rights import receive_with

@@ -62,7 +62,10 @@ ENDING = tuple([NUMBERS[name] for name in ("HUP", "INT", "QUIT", "USR1", "USR2",
 
 
 def parse_signal(text: str) -> int:
-    """The number of the signal *text*: a number, or a name with or without ``SIG`` in any case, also ``RTMIN+n``."""
+    """The number of the signal *text*: a number, or a name with or without ``SIG`` in any case, also ``RTMIN+n``.
+
+    Raises :class:`GpurunError` for any other text.
+    """
     number = decimal(text, SIGRTMAX)
     if number is not None:
         return number

@@ -107,7 +107,7 @@ def fifo_path(root: str, container_id: str) -> str:
 
 
 def make_directory(root: str, container_id: str) -> str:
-    """Make the store and the container's directory in it (0711, so that a mapped root can reach the FIFO)."""
+    """Make the store and in it the container's directory (0711: a mapped root reaches the FIFO).  Raises ContainerExists."""
     path = directory(root, container_id)
     make_store(root)
     check_owner(root)
@@ -121,7 +121,7 @@ def make_directory(root: str, container_id: str) -> str:
 
 
 def make_store(root: str) -> None:
-    """Make the state root, 0700; one that is there already stays as it is.
+    """Make the state root, 0700; one that is there already stays as it is.  Raises :class:`StepError`.
 
     The one in $XDG_RUNTIME_DIR is sticky, or systemd-tmpfiles would clear it away after six hours (file-hierarchy(7)).
     """
@@ -176,7 +176,7 @@ def live_containers(roots: Iterable[str]) -> list[tuple[str, State]]:
 
 
 def save(root: str, state: State) -> None:
-    """Write the state of a container, by rename: a reader sees the old one or the new one."""
+    """Write the state of a container, by rename: readers see the old or the new one.  Raises :class:`GpurunError`."""
     lines = []
     for name in State._fields:
         value = getattr(state, name)
@@ -195,7 +195,7 @@ def check_owner(path: str, follow: bool = True) -> None:
 
     Unless *follow*, a symbolic link of somebody else's that leads to one of ours is refused as well.
 
-    Who is in a user namespace sees the owner of what is the host's as nobody.
+    Who is in a user namespace sees the owner of what is the host's as nobody.  Raises :class:`GpurunError`.
     """
     owner = posix.stat(path, follow_symlinks=follow).st_uid
     if owner not in (0, posix.geteuid()) and not in_user_namespace():

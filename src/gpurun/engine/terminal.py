@@ -85,7 +85,10 @@ def set_up_terminal(root_fd: int, proc_fd: int, size: tuple[int, int] | None, co
 
 
 def send_master(socket_fd: int, master: int) -> None:
-    """Hand the master over: one message with a name (which nobody uses) and exactly one descriptor."""
+    """Hand the master over: one message with a name (which nobody uses) and exactly one descriptor.
+
+    Raises :class:`GpurunError`.
+    """
     s = socket(AF_UNIX, SOCK_STREAM, 0, socket_fd)
     try:
         send_with(s, b"/dev/ptmx", (master,))
@@ -100,7 +103,10 @@ def send_master(socket_fd: int, master: int) -> None:
 
 
 def check_console(terminal: bool, detached: bool, console_socket: str) -> None:
-    """--console-socket goes with a detached container that has a terminal, and only with that."""
+    """--console-socket goes with a detached container that has a terminal, and only with that.
+
+    Raises :class:`GpurunError` in runc's words.
+    """
     if terminal and detached and not console_socket:
         raise GpurunError("cannot allocate tty if runc will detach without setting console socket")
     if console_socket and not (terminal and detached):
@@ -125,7 +131,10 @@ def connect_socket(path: str) -> int:
 
 
 def send_pidfd(path: str, pidfd: int, kind: bytes) -> None:
-    """Hand *pidfd* to the Unix socket *path*; *kind* says what it is of: ``standard`` (an init) or ``setns`` (exec)."""
+    """Hand *pidfd* to the Unix socket *path*; *kind* says what it is of: ``standard`` (an init) or ``setns`` (exec).
+
+    Raises :class:`GpurunError`.
+    """
     s = socket(AF_UNIX, SOCK_STREAM, 0, connect_socket(path))
     try:
         send_with(s, kind, (pidfd,))
@@ -136,13 +145,19 @@ def send_pidfd(path: str, pidfd: int, kind: bytes) -> None:
 
 
 def console_pair() -> tuple[int, int]:
-    """Two connected descriptors: over one the init sends the master, from the other :func:`receive_master` takes it."""
+    """Two connected descriptors: over one the init sends the master, from the other :func:`receive_master` takes it.
+
+    Returns (end of the init, our end).
+    """
     ours, its = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
     return ours.detach(), its.detach()
 
 
 def receive_master(socket_fd: int) -> int:
-    """The master that the init has sent, made ready for the foreground; the socket is closed."""
+    """The master that the init has sent, made ready for the foreground; the socket is closed.
+
+    Raises :class:`GpurunError` when none came.
+    """
     s = socket(AF_UNIX, SOCK_STREAM, 0, socket_fd)
     try:
         data, files = receive_with(s, 4096, 1)

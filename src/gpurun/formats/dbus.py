@@ -192,7 +192,10 @@ def method_call(
 
 
 def take_message(data: bytes) -> tuple[Message, int] | None:
-    """(the first message in *data*, its size), None when it is not all there; ValueError when it is none."""
+    """(the first message in *data*, its size), None when it is not all there; ValueError when it is none.
+
+    Raises ValueError for damaged data.
+    """
     if len(data) < 16:
         return None
     order = {ord("l"): "<", ord("B"): ">"}.get(data[0])

@@ -62,7 +62,10 @@ def fields(data: bytes) -> dict[int, list[int | bytes]]:
 
 
 def number(found: dict[int, list[int | bytes]], field: int, default: int = 0) -> int:
-    """The last value of a field of whole numbers (of a field given twice the last one counts), as a signed one."""
+    """The last value of a field of whole numbers (of a field given twice the last one counts), as a signed one.
+
+    Raises :class:`BadMessage` for a field of another type.
+    """
     value = found.get(field, [default])[-1]
     if not isinstance(value, int):
         raise BadMessage
@@ -75,7 +78,10 @@ def text(found: dict[int, list[int | bytes]], field: int) -> str:
 
 
 def inner(found: dict[int, list[int | bytes]], field: int) -> bytes:
-    """The last value of a field of messages, as bytes; no bytes if it is not there."""
+    """The last value of a field of messages, as bytes; no bytes if it is not there.
+
+    Raises :class:`BadMessage` for a field of another type.
+    """
     value = found.get(field, [b""])[-1]
     if not isinstance(value, bytes):
         raise BadMessage

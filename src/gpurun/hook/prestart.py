@@ -181,7 +181,8 @@ def _check_mode(settings: Settings) -> None:
 def read_bundle_config(bundle: str) -> dict[str, Any]:
     """What the hook needs of the bundle's config.json, by its names, and whether the container is ``privileged``.
 
-    Read leniently: the document is another runtime's, which has accepted it already.
+    Read leniently: the document is another runtime's, which has accepted it already.  Raises :class:`StepError` when it
+    cannot be read.
     """
     path = f"{bundle}/config.json"
     try:
@@ -259,7 +260,8 @@ def apply_in(
 def apply_here(rootfs: str, edits: ContainerEdits) -> None:
     """Apply *edits* to *rootfs* in this process's own mount namespace, which must not be the host's.
 
-    What container managers that call ``nvidia-container-cli`` from inside the namespaces of the container want.
+    What container managers that call ``nvidia-container-cli`` from inside the namespaces of the container want.  Raises
+    :class:`GpuError`.
     """
     if _namespace("self", "mnt") == _namespace_of_init():
         raise GpuError("this is the mount namespace of the host: call it in the container's, or give --pid")

@@ -74,7 +74,7 @@ def prepare_tree(tree: ProcTree, label: str, prefix: str | None = None, sources:
     """*tree*, but for attaching it; without a *prefix* with the one that this host's /proc makes likely.
 
     *label* is the SELinux context of what is made.  *sources* are those of its binds where they are open already; they
-    become part of it.
+    become part of it.  Raises :class:`StepError`.
     """
     if prefix is None:
         prefix = _prefix(tree.path) if tree.path.startswith("/proc/") and not _is_there(tree.path) else ""
@@ -99,7 +99,7 @@ def prepare_tree(tree: ProcTree, label: str, prefix: str | None = None, sources:
 def mask_tree(where: Target, tree: ProcTree, prepared: PreparedTree | None = None, sources: tuple[int, ...] = ()) -> None:
     """A read-only tmpfs over the host's tree: *files* written, *binds* put back from the host.
 
-    *prepared* is closed, and used if it fits; so are *sources* (see :func:`prepare_tree`).
+    *prepared* is closed, and used if it fits; so are *sources* (see :func:`prepare_tree`).  Raises :class:`StepError`.
     """
     try:
         target, prefix = _tree_target(where, tree.path)
@@ -201,7 +201,10 @@ def _fill(mount: int, tree: ProcTree, prefix: str) -> None:
 
 
 def bind_source(bind: EditMount) -> int:
-    """A detached copy of what the host has there, with the options of *bind*; a symbolic link is refused."""
+    """A detached copy of what the host has there, with the options of *bind*; a symbolic link is refused.
+
+    Raises :class:`StepError`.
+    """
     options = parse_options(bind.options)
     try:
         source = private_copy(AT_FDCWD, bind.host_path, options.attr_set, options.attr_clr, options.recursive)

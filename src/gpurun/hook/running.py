@@ -108,7 +108,10 @@ def change(pid: int, wanted: DeviceChange, journal_fd: int = -1) -> None:
 
 
 def not_there(pid: int, edits: ContainerEdits) -> tuple[tuple[DeviceNode, ...], tuple[str, ...]]:
-    """The nodes of *edits*, and its entries of /proc/driver/nvidia (relative), that the container of *pid* does not have."""
+    """The nodes of *edits*, and its entries of /proc/driver/nvidia (relative), that the container of *pid* does not have.
+
+    Returns (nodes, entries).
+    """
     listed = [bind.container_path for tree in edits.proc_trees if tree.path == _PROC for bind in tree.binds]
     with Fd(posix.open(f"/proc/{pid}/root", O_PATH | O_DIRECTORY | O_CLOEXEC)) as root_fd:
         nodes = tuple([node for node in edits.device_nodes if not is_there(root_fd, node_step(node))])

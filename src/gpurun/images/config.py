@@ -54,7 +54,7 @@ def container_config(
     the image that are left out, because runtimes obey annotations of those names, or the *site* has a use for them).
 
     *command* stands in place of the image's ``Cmd``.  *read* gives the text of a file of the image, "" for none: the names
-    of users and groups are looked up there.  Raises :class:`ConfigError`.
+    of users and groups are looked up there.  Raises :class:`ConfigError`.  Returns (config, labels).
     """
     made = image.get("config") or {}
     if not isinstance(made, dict):
@@ -114,7 +114,10 @@ def _words(made: dict[str, Any], name: str) -> list[str]:
 
 
 def user(text: str, read: Callable[[str], str]) -> dict[str, Any]:
-    """``process.user`` for *text*: ``user``, ``uid``, ``user:group`` and so on, by the image's passwd and group."""
+    """``process.user`` for *text*: ``user``, ``uid``, ``user:group`` and so on, by the image's passwd and group.
+
+    Raises :class:`ConfigError` for a name that the image does not have.
+    """
     name, _, group = text.partition(":")
     users = [line.split(":") for line in read("/etc/passwd").splitlines() if line.count(":") >= 3]
     groups = [line.split(":") for line in read("/etc/group").splitlines() if line.count(":") >= 3]

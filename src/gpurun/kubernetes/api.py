@@ -73,7 +73,7 @@ class Api:
         _called(f"label node {name}", self._core.patch_node, name, {"metadata": {"labels": labels}})
 
     def list(self, group: str, version: str, plural: str, field_selector: str = "") -> tuple[list[Object], str]:
-        """All objects, and the resource version at which they were so."""
+        """All objects, and the resource version at which they were so.  Returns (objects, resource version)."""
         more = {"field_selector": field_selector} if field_selector else {}
         answer = _called(f"list {plural}", self._objects.list_cluster_custom_object, group, version, plural, **more)
         return list(answer.get("items") or ()), str(answer.get("metadata", {}).get("resourceVersion", ""))

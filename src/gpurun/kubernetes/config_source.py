@@ -88,6 +88,7 @@ class NodeLabel:
         threading.Thread(target=self._run, name="node-label", daemon=True).start()
 
     def stop(self) -> None:
+        """End the watch of the label; returns at once."""
         self._stop.set()
 
     def _get(self) -> str:

@@ -17,6 +17,7 @@ _SUN_PATH = 107  # bytes of a Unix socket's path
 
 
 def device_plugins(directory: str) -> str:
+    """The directory of the sockets of device plugins below the kubelet's *directory*."""
     return f"{directory}/device-plugins"
 
 
@@ -50,7 +51,10 @@ def server(path: str, workers: int) -> grpc.Server:
 
 
 def identity(path: str) -> tuple[int, int, int]:
-    """What tells the socket *path* from one that was made later under the same name; zeros when it is not there."""
+    """What tells the socket *path* from one that was made later under the same name; zeros when it is not there.
+
+    Returns (device, inode, ctime in nanoseconds).
+    """
     try:
         found = os.stat(path)
     except OSError:

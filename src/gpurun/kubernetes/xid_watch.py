@@ -27,6 +27,7 @@ class XidWatch:
         self._thread = threading.Thread(target=self._run, name="xid-watch", daemon=True)
 
     def start(self) -> None:
+        """Begin to watch, in a thread that never keeps the process alive."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -94,6 +94,7 @@ class Bundle:
         """None: importlib is to make the module object."""
 
     def exec_module(self, module: ModuleType) -> None:
+        """Run the module's code, if it does anything."""
         code = self.code(module.__name__)
         if code is not None:
             exec(code, module.__dict__)

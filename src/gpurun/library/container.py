@@ -86,7 +86,8 @@ class Container:
 
         The streams are what :class:`subprocess.Popen` takes: None for this process's own, ``subprocess.DEVNULL``, a file, or
         ``subprocess.PIPE``, whose other end is :attr:`stdin`, :attr:`stdout` or :attr:`stderr` then.  They are of bytes, or
-        with *text* of strings in UTF-8, in which what is none is U+FFFD.
+        with *text* of strings in UTF-8, in which what is none is U+FFFD.  Raises :class:`GpurunError` when the container
+        cannot be made, or was made already.
         """
         if self._monitor is not None:
             raise GpurunError(f"container {self.id} has been created already: make another Container")
@@ -196,7 +197,10 @@ class Container:
         return subprocess.CompletedProcess(list(args), running.returncode, out, err)
 
     def kill(self, signal: int | str = signals.SIGTERM) -> None:
-        """Send the container's first process *signal*: a number, or a name such as ``"SIGKILL"`` or ``"term"``."""
+        """Send the container's first process *signal*: a number, or a name such as ``"SIGKILL"`` or ``"term"``.
+
+        Raises :class:`ArgumentError` for anything else, :class:`GpurunError` when the container has ended.
+        """
         if isinstance(signal, bool) or not isinstance(signal, int | str):
             raise ArgumentError("signal must be a number, or a name such as SIGTERM")
         number = parse_signal(signal) if isinstance(signal, str) else parse_signal(str(int(signal)))

@@ -114,6 +114,7 @@ class Filter:
             raise OSError(EINVAL, "")
 
     def release(self) -> None:
+        """Free libseccomp's memory; the filter cannot be used after that."""
         if self._context:
             self._library._release(self._context)
             self._context = None
@@ -125,6 +126,7 @@ class Filter:
             _check(result)
 
     def set_attribute(self, attribute: int, value: int) -> None:
+        """seccomp_attr_set(3).  Raises OSError."""
         _check(self._library._attr_set(self._context, attribute, value))
 
     def add_rule(self, action: int, number: int, conditions: tuple[tuple[int, int, int, int], ...]) -> None:

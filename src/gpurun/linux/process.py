@@ -123,7 +123,10 @@ def setdomainname(name: str) -> None:
 
 
 def capget() -> tuple[int, int, int]:
-    """capget(2) of this thread: the effective, permitted and inheritable sets as 64-bit masks."""
+    """capget(2) of this thread: the effective, permitted and inheritable sets as 64-bit masks.
+
+    Returns (effective, permitted, inheritable).
+    """
     data = buffer(24)
     syscall(NR["capget"], pack("Ii", 0x20080522, 0), data)
     words = unpack("6I", data.raw)
@@ -159,7 +162,7 @@ def make_session_keyring(name: str) -> None:
 def join_session_keyring(name: str) -> int:
     """Join the session keyring *name*, or make one where there is none that we may search; its serial number.
 
-    0 is of a kernel without keyrings, which has no keys to protect.
+    0 is of a kernel without keyrings, which has no keys to protect.  Raises :class:`StepError` when the kernel refuses.
     """
     try:
         return syscall(NR["keyctl"], _KEYCTL_JOIN_SESSION_KEYRING, cstring(name), 0, 0, 0)

@@ -9,7 +9,10 @@ from gpurun.linux.files import read_file
 
 
 def stat(pid: int) -> tuple[str, int] | None:
-    """(state letter, start time in clock ticks since boot) of *pid*; None when there is no such process."""
+    """(state letter, start time in clock ticks since boot) of *pid*; None when there is no such process.
+
+    Raises :class:`GpurunError` for a file of another form.
+    """
     try:
         data = read_file(f"/proc/{pid}/stat", 4096)
     except (FileNotFoundError, ProcessLookupError):

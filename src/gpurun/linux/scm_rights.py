@@ -21,7 +21,8 @@ def send_with(channel: socket, data: bytes, files: Iterable[int]) -> int:
 def receive_with(channel: socket, size: int, most: int) -> tuple[bytes, list[int]]:
     """At most *size* bytes and *most* descriptors, which are closed on exec; ``b""`` when the other side has hung up.
 
-    The kernel keeps back descriptors for which there is no room (RLIMIT_NOFILE): the caller is to count them.
+    The kernel keeps back descriptors for which there is no room (RLIMIT_NOFILE): the caller is to count them.  Returns
+    (data, descriptors).
     """
     data, control, _, _ = channel.recvmsg(size, CMSG_SPACE(_INT * most), MSG_CMSG_CLOEXEC)
     files: list[int] = []

@@ -39,7 +39,10 @@ class Attachment(Record):
 
 
 def networks(directory: str = CONFIGURATIONS) -> list[Network]:
-    """The networks that are configured, in the order of the names of their files; files that are damaged raise."""
+    """The networks that are configured, in the order of the names of their files; files that are damaged raise.
+
+    Raises :class:`GpurunError`.
+    """
     found = []
     try:
         files = sorted(path for path in Path(directory).iterdir() if path.suffix in (".conflist", ".conf", ".json"))

@@ -36,7 +36,7 @@ def lend_nodes(
 
     mknod(2) is refused in a user namespace, and nodes on a file system of its own would not work.  *host_ids* maps the
     container's owner and group to the host's, *label* is their SELinux context.  Returns the tmpfs' descriptor, -1 where we
-    may make none either.
+    may make none either.  Raises :class:`StepError` when a node cannot be made.
     """
     try:
         fd = tmpfs(0o755, "64k", lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NOEXEC, label)
@@ -125,7 +125,10 @@ def make_devices(root_fd: int, steps: tuple[DeviceStep, ...], user_namespace: bo
 
 
 def is_there(root_fd: int, step: DeviceStep) -> bool:
-    """Whether the rootfs has exactly the device of *step* at its path."""
+    """Whether the rootfs has exactly the device of *step* at its path.
+
+    Raises :class:`StepError` when it cannot be looked up.
+    """
     try:
         fd = open_in_root(root_fd, step.path)
     except OSError as e:

@@ -21,6 +21,7 @@ def read_maps(path: str, where: str) -> tuple[str, str]:
     """The uid and gid maps of the user namespace that the file *path* names, as lines of /proc/pid/uid_map.
 
     Only a process in a namespace can be asked for its maps, so one is sent there.  Raises :class:`ConfigError` at *where*.
+    Returns (uid map, gid map).
     """
     try:
         fd = posix.open(path, posix.O_RDONLY | O_CLOEXEC)

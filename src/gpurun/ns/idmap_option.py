@@ -15,6 +15,7 @@ def maps_of_option(text: str, where: str, uids: str, gids: str) -> tuple[str, st
     """The lines of the uid map and of the gid map that *text*, what follows ``idmap=``, stands for.
 
     *uids* and *gids* are the maps of the container's user namespace, empty without one.  Raises :class:`ConfigError`.
+    Returns (uid map, gid map).
     """
     containers = {"uids": uids, "gids": gids}
     found: dict[str, str] = {}

@@ -43,6 +43,7 @@ class Earlier(Record):
 
     @property
     def path(self) -> str:
+        """The path of the journal's file."""
         return f"{self.folder}/{self.name}"
 
 
@@ -76,6 +77,7 @@ def rootfs_key(rootfs: str) -> str:
 
 
 def container_key(root: str, container_id: str) -> str:
+    """The key of the container *container_id* of the state root *root* in the names of journals."""
     return _digest(f"{root}\0{container_id}")
 
 

@@ -118,7 +118,10 @@ def _by_mount2(fstype: str, options: tuple[Option, ...], attributes: int, source
 
 
 def within_a_page(fstype: str, words: list[tuple[str, str]]) -> tuple[str, str]:
-    """(directory that relative paths are of or "", the options as mount(2) takes them)."""
+    """(directory that relative paths are of or "", the options as mount(2) takes them).
+
+    Returns (directory, options).  Raises :class:`GpurunError` when they fit neither one page nor fsconfig(2).
+    """
     limit = posix.sysconf("SC_PAGESIZE") - 1
     data = ",".join([word for _, word in words])
     if _size(data) <= limit:

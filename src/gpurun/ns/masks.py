@@ -45,7 +45,8 @@ def null_cover(views: Views) -> int:
 
     It is private: as a peer of the host's /dev it would put there, on /dev/null, whatever the container mounts over a masked
     file.  And read-only: root in the container could else change the mode, the owner and the times of the host's own node.
-    In a mount namespace that is joined somebody else may have put another file there.
+    In a mount namespace that is joined somebody else may have put another file there.  Raises :class:`GpurunError` where
+    that is not the null device.
     """
     if "/dev" in views:
         try:
@@ -102,7 +103,7 @@ def repair_masks(root_fd: int, paths: tuple[str, ...]) -> None:
     """Make the covers of masked files at *paths* again what :func:`null_cover` has made them.
 
     CRIU binds all of them from one /dev/null, and only the first of them read-only.  In an image of an older gpurun they are
-    peers of the host's /dev.
+    peers of the host's /dev.  Raises :class:`StepError`.
     """
     for path in paths:
         try:

@@ -179,7 +179,10 @@ def is_late(step: MountStep, rootfs: str) -> bool:
 
 
 def plan_devices(devices: tuple[Device, ...]) -> tuple[DeviceStep, ...]:
-    """The default devices and those of ``linux.devices``; an entry of the same path replaces a default one."""
+    """The default devices and those of ``linux.devices``; an entry of the same path replaces a default one.
+
+    Raises :class:`ConfigError` for a path, a type or numbers that no device can have.
+    """
     steps = {d.path: d for d in DEFAULT_DEVICES}
     for i, device in enumerate(devices):
         where = f"linux.devices[{i}]"

@@ -21,7 +21,7 @@ def mount_root(rootfs: str, record: str) -> bool:
     *record*; returns whether it is done.
 
     It is not where we may not mount (a user namespace among the host's mounts), nor for the caller's own root directory,
-    which nothing covers for those who are in it.
+    which nothing covers for those who are in it.  Raises :class:`StepError` where the mount fails.
     """
     place = posix.open(rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)
     tree = -1

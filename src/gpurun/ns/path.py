@@ -138,7 +138,8 @@ def make_target(
     """An O_PATH descriptor of the mount point *path* in the rootfs: a directory, or an empty file where it is missing.
 
     An existing target is taken as it is, whatever its kind: move_mount(2) refuses what does not fit (ENOTDIR).  *check*:
-    as with :func:`make_dirs`.
+    as with :func:`make_dirs`.  Raises OSError with *path* as the file name, as open(2) and mkdir(2) do; ENOTDIR where a
+    directory is wanted and something else is there.
     """
     try:
         return open_in_root(root_fd, path)

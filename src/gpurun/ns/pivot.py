@@ -96,7 +96,8 @@ def _open_sources(steps: tuple[MountStep, ...], rootfs: str, is_wanted: Callable
 def enter_root(rootfs: str, propagation: Propagation, tree: int = -1) -> int:
     """Cut the new mount namespace off the host's and mount *rootfs* on itself; returns the root's descriptor.
 
-    *tree* is the rootfs' mount tree if it has been opened already (a user namespace may be unable to reach it).
+    *tree* is the rootfs' mount tree if it has been opened already (a user namespace may be unable to reach it).  Raises
+    :class:`StepError`.
     """
     flag, recursive = propagation
     try:

@@ -59,7 +59,8 @@ def mount_all(
     made: see :mod:`gpurun.ns.outside`.
 
     *sources* gives the source tree of a bind mount, by the index of its step, that the parent opens; -1 is for us to open.
-    *cgroup* is the host's cgroup tree, if the container is to see that: it has no cgroup namespace.
+    *cgroup* is the host's cgroup tree, if the container is to see that: it has no cgroup namespace.  Raises
+    :class:`GpurunError` with the mount's JSON path, and :class:`StepError`.
     """
     late: list[tuple[int, int]] = []
     for index, step in enumerate(steps):

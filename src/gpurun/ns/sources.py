@@ -89,7 +89,10 @@ def hand_over(
 
 
 def receive_trees(fd: int) -> dict[int, int]:
-    """The init's side: index of the mount (or :data:`ROOT`) → the descriptor of its tree; *fd* is closed."""
+    """The init's side: index of the mount (or :data:`ROOT`) → the descriptor of its tree; *fd* is closed.
+
+    Raises :class:`GpurunError` when fewer descriptors came than were sent.
+    """
     its = socket(fileno=fd)
     trees: dict[int, int] = {}
     while True:

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
 
 def open_joins(plan: NamespacePlan) -> tuple[tuple[Join, int], ...]:
-    """Descriptors of the namespaces to join, all opened before any is entered."""
+    """Descriptors of the namespaces to join, all opened before any is entered.
+
+    Returns ((namespace, descriptor), ...).  Raises :class:`GpurunError` for one that cannot be opened.
+    """
     opened: list[tuple[Join, int]] = []
     for join in plan.joins:
         try:
@@ -56,7 +59,7 @@ def spawn(plan: NamespacePlan, joins: tuple[tuple[Join, int], ...], cgroup_fd: i
 
     ``told(pid)`` is called for each process that is made, at once, so that our parent can end and reap it; after an error
     (raised in the caller) all have been told.  A mount namespace to join is left to the new process: it still has to see the
-    host's files.
+    host's files.  Raises :class:`GpurunError` when a process cannot be made or cannot enter a namespace.
     """
     made = _spawn(plan, joins, cgroup_fd, True, told)
     if made < 0 and cgroup_fd >= 0:

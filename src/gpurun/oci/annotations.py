@@ -63,6 +63,7 @@ def split_labels(
     """(the labels of an image that may become annotations, the keys of the others, sorted).
 
     *prefixes* are those of annotations that name CDI devices on this host; *names* are labels that the site counts by.
+    Returns (labels, keys).
     """
     refused = (*OBEYED, *OBEYED_BY_OTHERS, *NAMES, *names)
     kept = {key: value for key, value in labels.items() if not (stands_in(key, refused) or key.startswith(prefixes))}

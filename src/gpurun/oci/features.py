@@ -37,6 +37,7 @@ class Built(Record):
 
 
 def features_document(built: Built) -> dict[str, Any]:
+    """The document of ``gpurun features`` (features.md of the runtime specification), for what *built* says."""
     return {
         "ociVersionMin": "1.0.0",
         "ociVersionMax": SPEC_VERSION,

@@ -108,16 +108,19 @@ def type_name(value: Any) -> str:
 
 
 def wrong_type(where: str, wanted: str, value: Any) -> ConfigError:
+    """The error for a *value* at *where* that is not *wanted* ("a string")."""
     return ConfigError(where, f"must be {wanted}, not {type_name(value)}")
 
 
 def as_object(value: Any, where: str) -> JSONObject:
+    """*value*, if it is an object.  Raises :class:`ConfigError` at *where*."""
     if type(value) is not dict:
         raise wrong_type(where, "an object", value)
     return value
 
 
 def as_string(value: Any, where: str) -> str:
+    """*value*, if it is a string without NUL.  Raises :class:`ConfigError` at *where*."""
     if type(value) is not str:
         raise wrong_type(where, "a string", value)
     if "\0" in value:
@@ -126,6 +129,7 @@ def as_string(value: Any, where: str) -> str:
 
 
 def as_int(value: Any, where: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
+    """*value*, if it is an integer from *low* to *high*.  Raises :class:`ConfigError` at *where*."""
     if type(value) is not int:
         raise wrong_type(where, "an integer", value)
     if not low <= value <= high:
@@ -134,16 +138,19 @@ def as_int(value: Any, where: str, low: int = INT64_MIN, high: int = INT64_MAX) 
 
 
 def get_object(obj: JSONObject, key: str, where: str) -> JSONObject | None:
+    """The object *key* of *obj*, None where it is absent or null.  Raises :class:`ConfigError`."""
     value = obj.get(key)
     return None if value is None else as_object(value, child(where, key))
 
 
 def get_string(obj: JSONObject, key: str, where: str, default: str = "") -> str:
+    """The string *key* of *obj*, *default* where it is absent or null.  Raises :class:`ConfigError`."""
     value = obj.get(key)
     return default if value is None else as_string(value, child(where, key))
 
 
 def get_bool(obj: JSONObject, key: str, where: str, default: bool = False) -> bool:
+    """The boolean *key* of *obj*, *default* where it is absent or null.  Raises :class:`ConfigError`."""
     value = obj.get(key)
     if value is None:
         return default
@@ -153,12 +160,16 @@ def get_bool(obj: JSONObject, key: str, where: str, default: bool = False) -> bo
 
 
 def get_int(obj: JSONObject, key: str, where: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int | None:
+    """The integer *key* of *obj*, from *low* to *high*; None where it is absent or null.  Raises :class:`ConfigError`."""
     value = obj.get(key)
     return None if value is None else as_int(value, child(where, key), low, high)
 
 
 def get_array(obj: JSONObject, key: str, where: str, read: Callable[[Any, str], T]) -> tuple[T, ...]:
-    """The array *key*, each element read by ``read(value, path)``; absent or null is the empty tuple."""
+    """The array *key*, each element read by ``read(value, path)``; absent or null is the empty tuple.
+
+    Raises :class:`ConfigError` for what is not an array.
+    """
     value = obj.get(key)
     if value is None:
         return ()
@@ -169,10 +180,12 @@ def get_array(obj: JSONObject, key: str, where: str, read: Callable[[Any, str], 
 
 
 def get_strings(obj: JSONObject, key: str, where: str) -> tuple[str, ...]:
+    """The array of strings *key* of *obj*, empty where it is absent or null.  Raises :class:`ConfigError`."""
     return get_array(obj, key, where, as_string)
 
 
 def get_string_map(obj: JSONObject, key: str, where: str) -> dict[str, str]:
+    """The object of strings *key* of *obj*, empty where it is absent or null.  Raises :class:`ConfigError`."""
     value = get_object(obj, key, where)
     if value is None:
         return {}
@@ -183,7 +196,7 @@ def get_string_map(obj: JSONObject, key: str, where: str) -> dict[str, str]:
 
 
 def require(value: T | None, where: str, key: str) -> T:
-    """*value*, or the error that the member *key* of the object at *where* is missing."""
+    """*value*, or the error that the member *key* of the object at *where* is missing.  Raises :class:`ConfigError`."""
     if value is None:
         raise ConfigError(child(where, key), "is missing")
     return value

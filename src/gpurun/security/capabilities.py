@@ -71,7 +71,7 @@ def capability_masks(capabilities: Capabilities, last_cap: int) -> tuple[Capabil
 
     Names that are unknown or that this kernel lacks (> *last_cap*) are left out, because profiles list capabilities of newer
     kernels; so are ambient ones that are not permitted and inheritable as well, which the kernel would refuse
-    (capabilities(7)).
+    (capabilities(7)).  Returns (masks, warnings).
     """
     unknown: set[str] = set()
 
@@ -112,7 +112,8 @@ def drop_bounding(keep: int, last_cap: int) -> None:
 
 def set_capabilities(masks: CapabilityMasks) -> None:
     """capset(2), then the ambient set; an ambient capability that the kernel refuses all the same (securebits) is not
-    there, as in runc."""
+    there, as in runc.  Raises :class:`StepError` for one that this process itself lacks.
+    """
     try:
         lp.capset(masks.effective, masks.permitted, masks.inheritable)
     except OSError as e:

@@ -76,7 +76,7 @@ def check_restored_context(pid: int, label: str) -> None:
 
 
 def apply_apparmor(proc_fd: int, profile: str) -> None:
-    """The next execve(2) of this process enters *profile*."""
+    """The next execve(2) of this process enters *profile*.  Raises :class:`StepError`."""
     try:
         _write_attr(proc_fd, "apparmor/exec", f"exec {profile}")
     except FileNotFoundError:  # a kernel before 5.8 has one directory for all modules

@@ -112,7 +112,7 @@ def default_path() -> str:
 
 
 def read(path: str) -> str:
-    """The text of the file *path*; the default when there is none."""
+    """The text of the file *path*; the default when there is none.  Raises :class:`ConfigError` for what is not UTF-8."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -51,6 +51,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--usage", action=_Usage, nargs=0, help="give a short usage message")
 
     def error(self, message: str) -> NoReturn:
+        """Say *message* as argp(3) does, and exit with 1."""
         write_stderr(f"{self.prog}: {message}")
         write_stderr(f"Try `{self.prog} --help' or `{self.prog} --usage' for more information.")
         sys.exit(1)

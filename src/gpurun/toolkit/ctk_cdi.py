@@ -67,7 +67,10 @@ def main(words: list[str]) -> int:
 
 
 def without_globals(words: list[str]) -> tuple[list[str], str]:
-    """*words* without the options that all commands of nvidia-ctk have; the file that ``--config`` names, or empty."""
+    """*words* without the options that all commands of nvidia-ctk have; the file that ``--config`` names, or empty.
+
+    Returns (words, file).
+    """
     kept: list[str] = []
     config = ""
     rest = list(words)

@@ -102,7 +102,10 @@ def _check_absolute(option: str, path: str) -> None:
 
 
 def docker(text: str | None, path: str, name: str, binary: str, default: bool, cdi: bool) -> str:
-    """dockerd's ``daemon.json``, with the runtime *name*; *text* None is no file."""
+    """dockerd's ``daemon.json``, with the runtime *name*; *text* None is no file.
+
+    Raises :class:`ConfigError` for a text that dockerd could not read.
+    """
     try:
         document = json.loads(text) if text and text.strip() else {}
     except ValueError as e:

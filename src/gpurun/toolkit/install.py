@@ -91,7 +91,8 @@ def install(invocation: Invocation) -> int:
 def uninstall(invocation: Invocation) -> int:
     """``uninstall CLIENT``: the inverse, which also takes away names that no client is left to use.
 
-    ``uninstall all`` takes back what `install` of this program has noted, as far as it stands as it was written.
+    ``uninstall all`` takes back what `install` of this program has noted, as far as it stands as it was written.  Raises
+    :class:`UsageError` for wrong options, :class:`GpurunError` for what could not be taken back.
     """
     if invocation.args[0] != ALL:
         what, wish = _wish(invocation)

@@ -56,7 +56,7 @@ class CreateOptions(Record):
 
 
 def read_bundle(bundle: str, config: str = "") -> tuple[bytes, Config]:
-    """The text and the records of the bundle's config.json; raises :class:`ConfigError`."""
+    """The text and the records of the bundle's config.json; raises :class:`ConfigError`.  Returns (text, records)."""
     path = config if config.startswith("/") else f"{bundle}/{config or 'config.json'}"
     try:
         # A FIFO would hold us for ever; who names a file (--config /dev/stdin) may well mean one.
@@ -141,6 +141,7 @@ def plan_bundle(
     Only with *check*, which raises for a plan that cannot be carried out, may the host's missing device nodes be made on the
     way: when the plan, as far as it is known without them, has passed.  *started*, which waits for the plan, is told to
     import meanwhile what a container with devices needs.  GPUs that are leased to the container are added to *granted*.
+    Returns (text of the config, plan).
     """
     data, config = read_bundle(options.bundle, options.config)
     if started is not None and (may_ask(config.process.env) or has_gpus(injected_devices(config))):
@@ -161,7 +162,8 @@ def plan_checked(
 ) -> tuple[bytes, Plan]:
     """:func:`plan_bundle` for *config*, whose text is *data*, with *check* and *granted*.
 
-    *had* are the names of the GPUs that a restored container had: of free ones it gets these before others.
+    *had* are the names of the GPUs that a restored container had: of free ones it gets these before others.  Returns (text
+    of the config, plan).
     """
     keep_documents(options.root)
     sharing: Sharing | None = None
@@ -201,7 +203,10 @@ def plan_checked(
 def plan_config(
     options: CreateOptions, data: bytes, config: Config, environ: Mapping[bytes, bytes] = posix.environ
 ) -> tuple[bytes, Plan]:
-    """:func:`plan_bundle` for *config*, whose text is *data*, with *environ* as gpurun's own; touches nothing."""
+    """:func:`plan_bundle` for *config*, whose text is *data*, with *environ* as gpurun's own; touches nothing.
+
+    Returns (text of the config, plan).
+    """
     return _plan_with(device_edits(config, environ=environ), options, data, config, environ)
 
 

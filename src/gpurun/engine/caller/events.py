@@ -25,7 +25,10 @@ _UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a duration like ``5s``, ``100ms``, ``1m30s``, ``1.5h``; it must be longer than none."""
+    """Seconds of a duration like ``5s``, ``100ms``, ``1m30s``, ``1.5h``; it must be longer than none.
+
+    Raises :class:`GpurunError` for any other text.
+    """
     rest, total = text, 0
     while rest:
         length = len(rest) - len(rest.lstrip("0123456789."))
@@ -90,7 +93,8 @@ def print_stats(root: str, container_id: str, write: Callable[[str], None]) -> N
 def follow(root: str, container_id: str, interval: float, write: Callable[[str], None]) -> None:
     """Reports every *interval* seconds, and each OOM kill as it happens, until no process of the container is left.
 
-    The kernel tells of changes in both files by poll(2), so nothing is missed between two reports.
+    The kernel tells of changes in both files by poll(2), so nothing is missed between two reports.  Raises
+    :class:`GpurunError` for a container that does not run.
     """
     from select import POLLPRI, poll
 

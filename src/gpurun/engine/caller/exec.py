@@ -42,7 +42,10 @@ if TYPE_CHECKING:
 
 
 def read_process_file(data: bytes, path: str) -> dict[str, Any]:
-    """The process object in the file *path* with the text *data*; its members are not looked at yet."""
+    """The process object in the file *path* with the text *data*; its members are not looked at yet.
+
+    Raises :class:`ConfigError` for what is not an object.
+    """
     value = parse_json(data, path)
     if value is None:
         raise ConfigError(path, "process property must not be empty")
@@ -129,7 +132,8 @@ def open_cgroups(state: store.State, sub: str) -> tuple[int, int]:
     """Descriptors of the cgroup that the process is to be born in, and of the one to take when that cannot be (-1: none).
 
     *sub*, a path below the container's cgroup, is the caller's own choice: then there is no other.  A container that has
-    none (--cgroup-manager disabled, or a caller that may make none) leaves its processes in the caller's.
+    none (--cgroup-manager disabled, or a caller that may make none) leaves its processes in the caller's.  Returns (cgroup
+    to be born in, other cgroup).  Raises :class:`StepError` when none can be opened.
     """
     if not state.cgroup and not sub:
         return -1, -1

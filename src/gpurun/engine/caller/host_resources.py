@@ -54,7 +54,10 @@ def hand_over_sources(plan: Plan, ours: socket, pid: int, joins: tuple[tuple[Joi
 
 
 def open_late_source(plan: Plan, pid: int, index: int) -> int:
-    """A descriptor of the source of mount *index*, of which the init *pid* says that its turn has come."""
+    """A descriptor of the source of mount *index*, of which the init *pid* says that its turn has come.
+
+    Raises :class:`GpurunError` with the mount's JSON path.
+    """
     from gpurun.ns.sources import channel, receive_trees
 
     wanted = plan.init.mounts[index]

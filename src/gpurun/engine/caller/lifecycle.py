@@ -28,7 +28,8 @@ def start(root: str, container_id: str) -> None:
 
     A poststart hook that fails is an error: the container is ended and deleted (runtime.md "Lifecycle", steps 9 and 12).
 
-    Whoever removes the FIFO is the one who starts the container, so of two starts at once one is refused.
+    Whoever removes the FIFO is the one who starts the container, so of two starts at once one is refused.  Raises
+    :class:`GpurunError` for a container that is not in the state ``created``.
     """
     state = store.load(root, container_id)
     now = store.status(root, state)
@@ -118,7 +119,10 @@ def _looks_whole(text: bytes) -> bool:
 
 
 def kill(root: str, container_id: str, signal: int, all_processes: bool = False) -> None:
-    """Send *signal* to the init; SIGKILL to a container without a pid namespace of its own reaches all its processes."""
+    """Send *signal* to the init; SIGKILL to a container without a pid namespace of its own reaches all its processes.
+
+    Raises :class:`SignalTooLate` for a container that has ended.
+    """
     state = store.load(root, container_id)
     shared = signal == SIGKILL and not state.private_pid
     if shared or (all_processes and signal == SIGKILL):
@@ -148,7 +152,7 @@ def delete(root: str, container_id: str, force: bool = False, told: bool = False
     With *force*, a container that does not exist is fine, and one whose state is damaged or that was half made is removed,
     with what is in the cgroup that the state or the config still names.  A state that cannot be read just now is an error,
     and all stays.  Where something of the container stays, because what told of it is damaged, the rest is removed, and then
-    :class:`GpurunError` says what.
+    :class:`GpurunError` says what.  Raises :class:`GpurunError`.
     """
     warnings = _delete(root, container_id, force, told)
     stays = [warning for warning in warnings if isinstance(warning, Stays)]

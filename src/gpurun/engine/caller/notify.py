@@ -37,7 +37,7 @@ def with_notify(edits: ContainerEdits, state_directory: str) -> ContainerEdits:
 
 
 def bind_socket(directory: str) -> socket:
-    """The socket that the container will write to; anyone in the container may."""
+    """The socket that the container will write to; anyone in the container may.  Raises :class:`StepError`."""
     made = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
     try:
         at = posix.open(directory, O_PATH | O_CLOEXEC)
@@ -51,7 +51,10 @@ def bind_socket(directory: str) -> socket:
 
 
 def forward(inside: socket, host_path: str, state: State) -> None:
-    """Pass on the first ``READY=`` of the container, then say who the main process is; returns also when that has ended."""
+    """Pass on the first ``READY=`` of the container, then say who the main process is; returns also when that has ended.
+
+    Raises :class:`StepError` when *host_path* cannot be written to.
+    """
     unit = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
     address = "\0" + host_path[1:] if host_path.startswith("@") else host_path
     inside.settimeout(0.1)

@@ -26,6 +26,7 @@ def make_filter(plan: SeccompPlan, root: str) -> tuple[bytes, int]:
     """(program, flags for seccomp(2), and CAN_WAIT) of *plan*; *root* is the state root, which may not be there yet.
 
     Raises :class:`GpurunError` when the filter cannot be made on this host; nothing of a container has been made by then.
+    Returns (program, flags).
     """
     flags = _kernel_flags(plan)
     path, identity = libseccomp.find()

@@ -143,7 +143,8 @@ def edits_come_first(plan: Plan) -> bool:
 def await_init(started: Started, rollback: Rollback) -> tuple[int, tuple[int, ...]]:
     """The pid of the init, once it is in its namespaces, and those of our children that have done their part.
 
-    *rollback* gets the step that ends what was made.  Raises :class:`GpurunError` with what the starter tells.
+    *rollback* gets the step that ends what was made.  Raises :class:`GpurunError` with what the starter tells.  Returns
+    (pid, pids).
     """
     made: list[int] = []
 

@@ -17,6 +17,7 @@ def give_streams(uid_map: str, uid: int) -> None:
 
     From inside it could not take them, and could not open its /dev/stdout.  Nothing else is given away: who owns a file can
     erase it, though it is a log that was opened for appending, and a terminal or another device belongs to others as well.
+    Raises :class:`StepError`.
     """
     owner = host_id(uid_map, uid)
     if not 0 <= owner < _NO_ID:

@@ -39,7 +39,10 @@ _MAX_DIGITS = 20  # of 2^64, beyond which nothing is a size
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """A number of bytes as Docker's tools take it: ``512m``, ``1.5GiB``, ``-1`` for no limit; units are powers of 1024."""
+    """A number of bytes as Docker's tools take it: ``512m``, ``1.5GiB``, ``-1`` for no limit; units are powers of 1024.
+
+    Raises :class:`GpurunError` for any other text.
+    """
     if text == "-1":
         return -1
     number = text.strip().lower()

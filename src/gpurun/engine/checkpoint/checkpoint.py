@@ -193,7 +193,8 @@ def _dump(criu: str, paths: tuple[str, ...], options: CheckpointOptions, asked: 
 
 def external_streams(state: store.State) -> tuple[str, str, str]:
     """What the descriptors 0 to 2 of the init are, in CRIU's words: ``pipe:[N]``, ``file[MOUNT:INODE]`` for a regular file
-    that lies outside of the container, else a path that means nothing to CRIU."""
+    that lies outside of the container, else a path that means nothing to CRIU.  Returns (stdin, stdout, stderr).
+    """
     streams = (state.streams.split("\t") + ["", "", ""])[:3]
     mounted = {mount.id for mount in mounts(state.pid)}
     found = []

@@ -203,7 +203,10 @@ def has_cgroup_image(image_path: str) -> bool:
 
 
 def path_in(root_fd: int, path: str) -> str:
-    """*path* without links, as seen from the root that *root_fd* is; "" when it is not there."""
+    """*path* without links, as seen from the root that *root_fd* is; "" when it is not there.
+
+    Raises :class:`StepError` where it cannot be looked up.
+    """
     try:
         fd = open_in_root(root_fd, path)
         base = posix.readlink(f"/proc/self/fd/{root_fd}").rstrip("/")

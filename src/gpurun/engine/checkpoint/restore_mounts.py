@@ -37,7 +37,7 @@ def prepare_mount_points(plan: Plan, saved: SavedDevices | None = None, journal:
     *journal*.
 
     It is done in a process with a mount namespace of its own, where each bind is mounted for those inside it.
-    Returns (name in the image, source) of what is mounted from outside.
+    Returns (name in the image, source) of what is mounted from outside.  Raises :class:`GpurunError`.
     """
 
     def in_child() -> bytes:

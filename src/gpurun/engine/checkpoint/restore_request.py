@@ -63,7 +63,8 @@ def mapped(
     """The text and the records of a config whose container asks for the GPUs that *wanted* says in the place of its own.
     *where* names the map in errors.
 
-    Raises :class:`GpurunError` for a GPU that it did not have, and for a config that does not name its GPUs.
+    Raises :class:`GpurunError` for a GPU that it did not have, and for a config that does not name its GPUs.  Returns (text,
+    records).
     """
     if not wanted:
         return data, config

@@ -178,7 +178,10 @@ def put_in(one: Running, edits: ContainerEdits, journal: int) -> None:
 
 
 def open_journal(one: Running) -> tuple[int, int]:
-    """The container's journal for reading and appending, made where it has none, and how long it is."""
+    """The container's journal for reading and appending, made where it has none, and how long it is.
+
+    Returns (descriptor, bytes).
+    """
     from gpurun.ns.journal_store import open_journal as make
 
     path = f"{one.root}/{one.id}/created"

@@ -91,7 +91,7 @@ def grant(
 ) -> tuple[GpuRequest, GrantedLease]:
     """*request* with the GPUs that the container gets in the place of ``free:N``, rather those that it *had*.
 
-    Raises :class:`GpurunError`.
+    Raises :class:`GpurunError`.  Returns (request, lease).
     """
     wish = read_wish(request.devices[0], request.source)
     store, policy = open_store(own_env), site_policy()
@@ -132,7 +132,10 @@ def bind(granted: GrantedLease, state: State) -> None:
 def grant_more(
     request: GpuRequest, settings: Settings, own_env: Mapping[str, str], config: Config, state: State, root: str
 ) -> tuple[GpuRequest, GrantedLease]:
-    """As :func:`grant`, for a container that runs: beside what it has.  It is this process' until :func:`bind`."""
+    """As :func:`grant`, for a container that runs: beside what it has.  It is this process' until :func:`bind`.
+
+    Returns (request, lease).
+    """
     wish = read_wish(request.devices[0], request.source)
     store = open_store(own_env)
     asker = replace(asker_of(config, state.id, root, request.source, parent(state.pid)), part=_new_part())
@@ -151,7 +154,7 @@ def note_more(
     """What the site says to a container that runs and gets GPUs by name: a warning or "", and what was noted, which is this
     process' until :func:`bind`.
 
-    Raises :class:`GpurunError` where it says no.
+    Raises :class:`GpurunError` where it says no.  Returns (warning, lease or None).
     """
     policy = site_policy()
     if policy.shared == "share":

@@ -47,7 +47,10 @@ _ON_PROC = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOL
 
 
 def open_proc() -> int:
-    """The host's /proc, verified to be one: everything written to /proc goes through this descriptor."""
+    """The host's /proc, verified to be one: everything written to /proc goes through this descriptor.
+
+    Raises :class:`GpurunError` where something else is mounted there.
+    """
     fd = posix.open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC)
     if fstatfs_type(fd) != PROC_SUPER_MAGIC:
         raise GpurunError("/proc of the host is not a proc file system")
@@ -55,6 +58,7 @@ def open_proc() -> int:
 
 
 def write_proc(proc_fd: int, path: str, value: str) -> None:
+    """Write *value* to *path* below the /proc that *proc_fd* is.  Raises :class:`StepError`."""
     if path.startswith("self/"):
         path = posix.readlink("self", dir_fd=proc_fd) + path[4:]
     with Step("write", f'"{value}" to /proc/{path}'), Fd(openat2(proc_fd, path, posix.O_WRONLY, _ON_PROC)) as fd:
@@ -65,6 +69,7 @@ def set_oom_score_adj(value: int | None) -> None:
     """Our own OOM score adjustment, which all that we clone inherit (proc_pid_oom_score_adj(5)); None leaves it.
 
     To be called before a user namespace is entered and before PR_SET_DUMPABLE is 0: then the file is the host's root's.
+    Raises :class:`GpurunError` when the kernel refuses.
     """
     if value is None:
         return
@@ -81,7 +86,10 @@ def set_oom_score_adj(value: int | None) -> None:
 
 
 def null_stdio(root_fd: int, proc_fd: int) -> None:
-    """Where stdin, stdout or stderr is the host's /dev/null, put the container's in its place."""
+    """Where stdin, stdout or stderr is the host's /dev/null, put the container's in its place.
+
+    Raises :class:`StepError`.
+    """
     for fd in (0, 1, 2):
         if not _is_null(fd):
             continue
@@ -104,6 +112,7 @@ def _is_null(fd: int) -> bool:
 
 
 def environment(process: ProcessPlan, root_fd: int, proc_fd: int) -> dict[str, str]:
+    """The variables of the process, with HOME of its user's entry in the container's /etc/passwd where it has none."""
     env = dict(process.env)
     if not env.get("HOME"):
         env["HOME"] = home_directory(root_fd, proc_fd, process.uid)
@@ -111,7 +120,10 @@ def environment(process: ProcessPlan, root_fd: int, proc_fd: int) -> dict[str, s
 
 
 def become_process(process: ProcessPlan, env: dict[str, str]) -> str:
-    """Take the user, groups and capabilities of the process; returns the path of its program, looked up as that user."""
+    """Take the user, groups and capabilities of the process; returns the path of its program, looked up as that user.
+
+    Raises :class:`GpurunError` and :class:`StepError` for what the kernel refuses, in runc's words.
+    """
     masks = process.capabilities
     if masks is not None:
         drop_bounding(masks.bounding, process.last_cap)
@@ -244,7 +256,8 @@ def notify_first(
     """For a filter with an agent, which must get the listener while the container is being created: install it now.
 
     Returns the listener's descriptor and a function that becomes the program by execve(2) alone: descriptors and signals are
-    as they must be then already, for of what comes in between every system call is up to the profile and the agent.
+    as they must be then already, for of what comes in between every system call is up to the profile and the agent.  The
+    tuple is (descriptor, function).
     """
     from gpurun.linux.seccomp import install, prepare_execve  # imported before the host's tree was left
 

@@ -69,7 +69,10 @@ def home_directory(root_fd: int, proc_fd: int, uid: int) -> str:
 
 
 def check_cwd() -> None:
-    """Refuse a working directory outside the container's root: the way out of CVE-2024-21626."""
+    """Refuse a working directory outside the container's root: the way out of CVE-2024-21626.
+
+    Raises :class:`GpurunError`.
+    """
     try:
         cwd = posix.getcwd()
     except OSError:

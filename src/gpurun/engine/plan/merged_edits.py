@@ -31,7 +31,7 @@ _APART = ("", "rslave", "rprivate", "runbindable")
 
 
 def edited(config: Config, edits: ContainerEdits) -> tuple[Config, ContainerEdits]:
-    """*config* with that part of *edits* which is the config's, and the rest of *edits*."""
+    """*config* with that part of *edits* which is the config's, and the rest of *edits*.  Returns (config, edits)."""
     if edits == ContainerEdits():
         return config, edits
     user = config.process.user

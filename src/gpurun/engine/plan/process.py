@@ -17,7 +17,10 @@ RLIMITS = {f"RLIMIT_{name}": number for number, name in enumerate(LIMITS)}
 
 
 def plan_env(env: tuple[str, ...], where: str) -> tuple[tuple[str, str], ...]:
-    """``NAME=value`` strings → pairs; of duplicate names the last value wins at the first one's place."""
+    """``NAME=value`` strings → pairs; of duplicate names the last value wins at the first one's place.
+
+    Raises :class:`ConfigError` at *where* for an entry without ``=`` or without a name.
+    """
     pairs: dict[str, str] = {}
     for i, entry in enumerate(env):
         name, equals, value = entry.partition("=")

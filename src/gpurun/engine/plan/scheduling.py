@@ -60,7 +60,7 @@ _MIN_DEADLINE_RUNTIME = 1024  # nanoseconds; the kernel counts in units of 2^10
 def plan_knobs(process: Process, linux: Linux | None = None, where: str = "process") -> tuple[Knobs, tuple[str, ...]]:
     """The knobs of *process* and, for the container's first process, of *linux*; and warnings.
 
-    Raises :class:`ConfigError` for unknown names and values that the kernel could only refuse.
+    Raises :class:`ConfigError` for unknown names and values that the kernel could only refuse.  Returns (knobs, warnings).
     """
     warnings: tuple[str, ...] = ()
     persona = policy = None
@@ -91,7 +91,10 @@ def exec_affinity(process: Process, where: str = "process") -> tuple[bytes, byte
 
 
 def parse_list(text: str, where: str) -> int:
-    """The bit mask of a list of CPUs or nodes as cpuset(7) "List format" has it: ``0-3,7``."""
+    """The bit mask of a list of CPUs or nodes as cpuset(7) "List format" has it: ``0-3,7``.
+
+    Raises :class:`ConfigError` at *where* for any other text.
+    """
     mask = 0
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

@@ -38,9 +38,11 @@ class HookCall(Record):
     options: dict[str, tuple[str, ...]]
 
     def values(self, name: str) -> tuple[str, ...]:
+        """All values that the option *name* was given, in their order."""
         return self.options.get(name, ())
 
     def value(self, name: str, default: str = "") -> str:
+        """The last value that the option *name* was given, or *default*."""
         return self.options.get(name, (default,))[-1]
 
 

@@ -82,7 +82,8 @@ def route(
     """What is left of *request* for the driver, and the names that the CDI files are to serve.
 
     *env* is ``process.env``: who names CDI devices gets all of the driver, as from a file, unless it says what is needed.
-    Raises :class:`ConfigError`, also for NVIDIA_REQUIRE_* that the driver of *roots* does not meet.
+    Raises :class:`ConfigError`, also for NVIDIA_REQUIRE_* that the driver of *roots* does not meet.  Returns (request or
+    None, names).
     """
     names: tuple[str, ...] = ()
     if settings.mode == "cdi":

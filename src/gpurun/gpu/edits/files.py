@@ -22,12 +22,14 @@ _EXTRA_LINKS = {
 
 
 def library_mount(library: Library, needed: tuple[str, ...]) -> EditMount:
+    """The read-only bind mount of *library*, with those of its capabilities that are *needed* as its reason."""
     bits = "32-bit " if library.compat32 else ""
     reason = f"{bits}library of capability {', '.join([c for c in library.capabilities if c in needed])}"
     return EditMount(library.host_path, library.path, FILE_OPTIONS, "file", reason)
 
 
 def file_mount(file: HostFile) -> EditMount:
+    """The bind mount of *file*, with the options that its kind takes."""
     if file.kind == "firmware":
         return EditMount(file.host_path, file.path, FILE_OPTIONS, "file", "firmware of the driver")
     if file.kind == "mps":
@@ -38,11 +40,13 @@ def file_mount(file: HostFile) -> EditMount:
 
 
 def file_link(file: HostFile) -> Link:
+    """The link that programs expect beside *file*, for a file that has one."""
     directory, _, name = file.path.rpartition("/")
     return Link(f"{directory}/{file.link}", name, f"expected beside {name}")
 
 
 def library_links(library: Library) -> list[Link]:
+    """The links to *library*: its SONAME, the name for linking, and others that programs open."""
     directory = library.path.rpartition("/")[0]
     stem = library.name[: library.name.find(".so")]
     links = []

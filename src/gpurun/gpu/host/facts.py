@@ -54,7 +54,7 @@ class Listener:
         self._names: dict[str, Names] = {}
 
     def text(self, path: str, limit: int, content: bytes | None) -> None:
-        """A small file of the kernel or of the site was read."""
+        """A small file of the kernel or of the site was read.  At most *limit* bytes of it."""
         self._texts.setdefault(path, (path, limit, content))
 
     def names(self, path: str, names: list[str]) -> None:

@@ -45,7 +45,8 @@ def read_majors(roots: Roots) -> dict[str, int]:
 def find_node(root: str, path: str, major: int, minor: int, mode: int = 0o666) -> HostNode:
     """The node at *path* below *root*; *mode* is what it would have where it does not exist.
 
-    A file there that is not the device it should be is never handed to a container: :class:`GpuError`.
+    A file there that is not the device it should be is never handed to a container: :class:`GpuError`.  Raises
+    :class:`GpuError`.
     """
     host_path = root + path
     stat = lstat(host_path)

@@ -87,7 +87,10 @@ def find_nvml(roots: Roots) -> str:
 
 
 def start(library: str, what: str) -> tuple[int, int]:
-    """Start the helper; its pid, and the descriptor of what it answers."""
+    """Start the helper; its pid, and the descriptor of what it answers.
+
+    Returns (pid, descriptor).  Raises :class:`GpuError` when no process can be made.
+    """
     command = child_command(NVML_ENTRY)
     read, write = posix.pipe()
     null = posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC)

@@ -113,6 +113,7 @@ class Nvml:
             raise NvmlError(name, code, self.error_text(code))
 
     def error_text(self, code: int) -> str:
+        """NVML's own text for the return code *code*."""
         function = getattr(self._library, "nvmlErrorString", None)
         if function is None:
             return "error"

@@ -15,6 +15,7 @@ listener: Listener | None = None
 
 
 def lstat(path: str) -> posix.stat_result | None:
+    """lstat(2) of *path*, None where nothing is there.  Raises OSError for any other failure."""
     try:
         found = posix.lstat(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -100,7 +100,8 @@ def told(wish: FreeRequest, choice: Choice) -> str:
 def lease(wish: FreeRequest, roots: Roots, policy: LeasePolicy, store: Store, asker: Asker) -> tuple[Lease, tuple[str, ...]]:
     """GPUs for *asker*, noted in *store*; returns the lease and the names of what was chosen.
 
-    Raises :class:`GpuError`: too few that fit, a limit of the site, or taken, and for how long was waited.
+    Raises :class:`GpuError`: too few that fit, a limit of the site, or taken, and for how long was waited.  Returns (lease,
+    names).
     """
     until(wish, policy, asker.source)  # what the site does not allow is refused at once
     found = survey(roots)

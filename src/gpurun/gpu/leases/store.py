@@ -123,7 +123,7 @@ class Store:
         return files.open_own(self.path)
 
     def own_leases(self) -> tuple[Lease, ...]:
-        """Those of :meth:`leases` that are ours to change."""
+        """Those of :meth:`leases` that are ours to change.  Raises :class:`StepError` when the store cannot be read."""
         fd = self._open()
         if fd < 0:
             return ()
@@ -187,7 +187,10 @@ class Store:
                 raise StepError("read a lease of GPUs in", self.path, e.errno) from None
 
     def save(self, lease: Lease) -> None:
-        """Write *lease*, in the place of one that the container had."""
+        """Write *lease*, in the place of one that the container had.
+
+        Raises :class:`StepError` when it cannot be written.
+        """
         try:
             write_atomically(f"{self.path}/{lease.file}", dumps(to_plain(lease)).encode("utf-8", "replace"), 0o644)
         except OSError as e:

@@ -51,10 +51,12 @@ class Service(Record):
 
     @property
     def pipes(self) -> str:
+        """The directory of the daemon's pipes (CUDA_MPS_PIPE_DIRECTORY)."""
         return f"{self.directory}/daemon/pipe"
 
     @property
     def shm(self) -> str:
+        """The directory that clients have as their /dev/shm."""
         return f"{self.directory}/daemon/shm"
 
 

@@ -153,7 +153,10 @@ def forward_compat(root: DriverRoot, files: PlatformFiles, compat_root: str) -> 
 
 
 def read_list(file: str) -> list[tuple[str, str]]:
-    """The (kind, path) of every line of *file*."""
+    """The (kind, path) of every line of *file*.
+
+    Raises :class:`ConfigError` for a file that is missing and for a line of another form.
+    """
     data = read_bytes(file, _LIMIT)
     if data is None:
         raise ConfigError(file, "is not there")

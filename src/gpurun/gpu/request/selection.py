@@ -56,7 +56,10 @@ def select(request: GpuRequest, gpus: tuple[Gpu, ...], resolver: Resolver | None
 
 
 def find_gpu(device: str, gpus: tuple[Gpu, ...], source: str = "") -> Gpu:
-    """The GPU with that index, UUID (any case) or PCI bus id (domain of any width); the error names what there is."""
+    """The GPU with that index, UUID (any case) or PCI bus id (domain of any width); the error names what there is.
+
+    Raises :class:`GpuError` when there is none.
+    """
     is_index = _is_number(device)
     bus = bus_order(device) if ":" in device else ()
     for gpu in gpus:
@@ -89,7 +92,8 @@ def is_mig(device: str) -> bool:
 def find_mig(device: str, gpus: tuple[Gpu, ...], source: str = "") -> tuple[Gpu, MigDevice]:
     """The MIG device of that name and its GPU; the error names what there is, in the form that needs no NVML.
 
-    ``G:M`` (GPU index, NVML's number of the MIG device on it) and UUIDs need GPUs that are :func:`identified`.
+    ``G:M`` (GPU index, NVML's number of the MIG device on it) and UUIDs need GPUs that are :func:`identified`.  Returns
+    (GPU, MIG device).  Raises :class:`GpuError` when there is none.
     """
     if _named_by_instances(device):
         uuid, gi, ci = device[4:].split("/")

@@ -16,6 +16,7 @@ def read_volume_mounts(mounts: list[tuple[str, str]]) -> tuple[tuple[str, ...] |
 
     ``cdi/<vendor>/<class>/<name>`` becomes the CDI device name ``<vendor>/<class>=<name>``, ``imex/<id>`` a channel; a
     destination whose last element is ``all`` asks for every GPU.  ``None`` instead of ids when no device is asked for.
+    Raises :class:`ConfigError` for a destination that is too long to be read.
     """
     devices: dict[str, None] = {}
     channels: dict[str, None] = {}

@@ -21,7 +21,10 @@ class MpsDaemons:
         self._problems: dict[str, str] = {}
 
     def keep(self, shared: list[Offer], root: str) -> None:
-        """Have a daemon for each of *shared* and for no other; one that has died is started again."""
+        """Have a daemon for each of *shared* and for no other; one that has died is started again.
+
+        Raises :class:`GpurunError` for more replicas than a daemon can serve.
+        """
         for name in [name for name in self._daemons if name not in {offer.name for offer in shared}]:
             self._daemons.pop(name).stop()
             self._problems.pop(name, None)

@@ -115,6 +115,7 @@ class Plugin(services.DevicePluginServicer):
     # What the kubelet calls.
 
     def GetDevicePluginOptions(self, request: messages.Empty, context: Any) -> messages.DevicePluginOptions:
+        """What the kubelet may ask for, besides Allocate (deviceplugin v1beta1)."""
         return self._options()
 
     def ListAndWatch(self, request: messages.Empty, context: Any) -> Iterator[messages.ListAndWatchResponse]:
@@ -132,6 +133,7 @@ class Plugin(services.DevicePluginServicer):
     def GetPreferredAllocation(
         self, request: messages.PreferredAllocationRequest, context: Any
     ) -> messages.PreferredAllocationResponse:
+        """Which of the free devices a container had best get (deviceplugin v1beta1)."""
         now = self._offering
         packed = now.config.allocation_policy == "packed"
         answer = messages.PreferredAllocationResponse()
@@ -146,6 +148,7 @@ class Plugin(services.DevicePluginServicer):
         return answer
 
     def Allocate(self, request: messages.AllocateRequest, context: Any) -> messages.AllocateResponse:
+        """What each container needs for its devices; a wrong request ends the call with INVALID_ARGUMENT."""
         now = self._offering
         answer = messages.AllocateResponse()
         for one in request.container_requests:
@@ -165,6 +168,7 @@ class Plugin(services.DevicePluginServicer):
     def PreStartContainer(
         self, request: messages.PreStartContainerRequest, context: Any
     ) -> messages.PreStartContainerResponse:
+        """Nothing has to be done before a start; the options say so, too."""
         return messages.PreStartContainerResponse()
 
     @property

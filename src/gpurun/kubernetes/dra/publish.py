@@ -41,7 +41,7 @@ class Publisher:
             raise
 
     def published(self) -> tuple[list[Object], str]:
-        """Our slices, and the resource version at which they were so."""
+        """Our slices, and the resource version at which they were so.  Returns (slices, resource version)."""
         selector = f"spec.nodeName={self._name},spec.driver={DRIVER}"
         found, version = self._api.list(RESOURCE_GROUP, self.version, _PLURAL, selector)
         # A server that does not know the selector says all.

@@ -42,6 +42,7 @@ class NodeWish(Record):
 
     @property
     def program(self) -> str:
+        """The path of the program on the node."""
         return f"{self.directory}/{PROGRAM}"
 
     def client(self) -> Wish:
