@@ -29,10 +29,11 @@ INIT_ENTRY = "gpurun.engine.inside.init:main"
 def create(invocation):
     given = "gpurun-child" in sys._xoptions
     started = start_child(INIT_ENTRY, preserved_fds(invocation.number("preserve-fds")))
-    words, end = [], time.monotonic() + 60
-    while len(words) < 5 and time.monotonic() < end:  # none while it is being executed
+    words, end = [""], time.monotonic() + 60
+    while words[:1] != ["gpurun init"] and time.monotonic() < end:  # an interpreter's at first, and none in execve
         words = open(f"/proc/{started.pid}/cmdline").read().split(chr(0))
-    said = (words[4:5], posix.readlink(f"/proc/{started.pid}/exe"), posix.get_inheritable(started.channel), given)
+    name = open(f"/proc/{started.pid}/comm").read().strip()
+    said = (words[0], name, posix.readlink(f"/proc/{started.pid}/exe"), posix.get_inheritable(started.channel), given)
     dismiss(started)
     posix.write(1, repr(said).encode() + bytes([10]))
     return 0
@@ -72,7 +73,7 @@ def test_the_launcher_uses_the_child_of_the_front(tmp_path: Path, orphans: None,
     done = run(program, "create", *options, "x")
     assert (done.returncode, done.stderr) == (0, "")
     # The program it runs is the root of a mount of its own: sealed.
-    assert done.stdout == repr((["gpurun.engine.inside.init:main"], "/", False, not options)) + "\n"
+    assert done.stdout == repr(("gpurun init", "gpurun:[start]", "/", False, not options)) + "\n"
 
 
 @needs_root

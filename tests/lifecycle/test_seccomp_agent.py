@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import errno
+import json
+import os
 import platform
+import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import MakeBundle
+from tests.deadline import within
 from tests.lifecycle.test_seccomp import MKDIR, both, rule, under
 from tests.native.leaks import Leaks
 from tests.native.runtime import Runtime
@@ -119,3 +124,39 @@ def test_exec_has_a_listener_of_its_own(runtime: Runtime, bundle: MakeBundle, ag
     assert [s["state"]["pid"] for s in a.states] == [container.pid] * 2
     assert a.states[1]["pid"] != container.pid
     assert a.states[1]["metadata"] == "m"
+
+
+@pytest.mark.gpurun_only
+def test_who_waits_has_a_name(runtime: Runtime, bundle: MakeBundle) -> None:
+    """In ps and top: the init until start, exec's process until its program; each is held in its execve(2)."""
+    path = runtime.directory / "silent"
+
+    def names(pid: int) -> tuple[str, str]:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        return Path(f"/proc/{pid}/comm").read_text(), b" ".join(words).decode()
+
+    with socket.socket(socket.AF_UNIX) as server, within(60):
+        server.bind(str(path))
+        server.listen()
+
+        def listener() -> tuple[int, int]:
+            """(pid, descriptor) of the process that asks, and is not answered."""
+            connection, _ = server.accept()
+            with connection:
+                text, (fd,), _, _ = socket.recv_fds(connection, 65536, 1)
+            return int(json.loads(text)["pid"]), fd
+
+        b = under(bundle().args("sleep", "100"), rule("NOTIFY", "execve"), listenerPath=str(path))
+        container = runtime.create(b)
+        pid, init_asks = listener()
+        assert pid == container.pid
+        assert names(pid) == ("gpurun:[init]\n", "gpurun init")
+        assert container.start().rc == 0
+        assert names(pid) == ("gpurun:[init]\n", "gpurun init"), "it cannot have come further than to its execve"
+        execs = runtime.popen("exec", container.id, "true", files=runtime.new_files())
+        pid, exec_asks = listener()
+        assert names(pid) == ("gpurun:[exec]\n", "gpurun exec")
+        assert container.delete("--force").rc == 0
+        assert execs.wait() != 0
+        for fd in (init_asks, exec_asks):
+            os.close(fd)

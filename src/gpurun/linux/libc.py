@@ -100,6 +100,16 @@ def address(buf: Any) -> int:
     return int(_ctypes.addressof(buf))
 
 
+def overwrite_arguments(data: bytes) -> None:
+    """Write *data* where the kernel has put this process's arguments, one behind the other; it must not be longer than they.
+
+    The C library's ``program_invocation_name`` (program_invocation_name(3)) is the address of the first.
+    """
+    first = _Pointer.from_address(_ctypes.dlsym(_ctypes.dlopen(None, 0), "program_invocation_name")).value  # type: ignore[attr-defined,arg-type]
+    place: Any = (_Char * len(data)).from_address(first)
+    place.raw = data
+
+
 def cstring(path: str) -> bytes:
     """*path* as the kernel takes it: the file system's bytes (PEP 383 surrogates undone), NUL-terminated."""
     return path.encode("utf-8", "surrogateescape") + b"\0"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import posix
+import sys
 from _struct import pack, unpack
 from errno import ENOSYS
 
 from gpurun.errors import Step, StepError
-from gpurun.linux.libc import NR, address, buffer, cstring, syscall
+from gpurun.linux.libc import NR, address, buffer, cstring, overwrite_arguments, syscall
 
 CLONE_NEWTIME = 0x00000080
 CLONE_PIDFD = 0x00001000
@@ -31,6 +32,7 @@ RLIMIT_NPROC = 6
 
 PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
+PR_SET_NAME = 15
 PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
@@ -84,6 +86,22 @@ def setns(fd: int, nstype: int = 0) -> None:
 def prctl(option: int, arg2: int = 0, arg3: int = 0, arg4: int = 0, arg5: int = 0) -> int:
     """prctl(2)."""
     return syscall(NR["prctl"], option, arg2, arg3, arg4, arg5)
+
+
+def set_name(name: str) -> None:
+    """What ps and top call this process until its next execve(2), which names it after its program: at most 15 bytes."""
+    text = buffer(cstring(name))
+    prctl(PR_SET_NAME, address(text))
+
+
+def set_command_line(text: str) -> None:
+    """*text* in the place of this process's arguments, as far as they reach, in /proc/self/cmdline; for this and what it
+    clones, until the next execve(2).
+
+    ``sys.argv`` and ``sys.orig_argv`` are copies, and stay.
+    """
+    room = sum([len(word) + 1 for word in sys.orig_argv])  # in characters, of which each is a byte or more
+    overwrite_arguments(cstring(text)[: room - 1].ljust(room, b"\0"))
 
 
 def prlimit(pid: int, resource: int, soft: int, hard: int) -> None:

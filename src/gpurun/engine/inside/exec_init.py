@@ -64,6 +64,8 @@ def main() -> NoReturn:
     """Entry point of the child interpreter: ``argv[1]`` is the descriptor of the socket."""
     channel = int(sys.argv[1])
     posix.set_inheritable(channel, False)
+    lp.set_name("gpurun:[start]")
+    lp.set_command_line("gpurun exec")
     try:
         _run(channel)
     except (BrokenPipeError, ConnectionResetError):
@@ -107,6 +109,7 @@ def _run(channel: int) -> None:
     if pid:
         messages.report(channel, "child", pid)
         posix._exit(0)
+    lp.set_name("gpurun:[exec]")
     _expect_go(fds)  # the parent hears nobody whom it has not been told of
     for fd in (fds.cgroup, fds.other_cgroup):
         if fd >= 0:

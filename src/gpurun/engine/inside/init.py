@@ -64,6 +64,8 @@ def main() -> NoReturn:
     """Entry point of the child interpreter: ``argv[1]`` is the descriptor of the socket."""
     channel = int(sys.argv[1])
     posix.set_inheritable(channel, False)
+    lp.set_name("gpurun:[start]")
+    lp.set_command_line("gpurun init")
     try:
         plan, fds, opened = _become_init(channel)
         _Init(plan, fds, opened).run()
@@ -118,6 +120,7 @@ def _become_init(channel: int) -> tuple[InitPlan, messages.Descriptors, Opened |
     if pid:
         messages.report(channel, "spawned", pid)
         posix._exit(0)
+    lp.set_name("gpurun:[init]")
     if lent:
         lp.prctl(lp.PR_SET_DUMPABLE, 0)
     for join, fd in joins:
