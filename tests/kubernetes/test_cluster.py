@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from tests.kubernetes import models, real
+from tests.kubernetes.dra.test_claim import config
 from tests.kubernetes.nodes import replace_node
 from tests.kubernetes.real import NODE, Program, account, get, gone, has, kubectl, manifests, offered, pod, run, until
 from tests.kubernetes.test_chart import VARIANTS, needs_helm, rendered
-from tests.kubernetes.test_claim import config
 from tests.kubernetes.test_device_plugin import mps_programs, stub_library
 from tests.nvml import compile_stub
 from tests.simdriver import Options, SimulatedDriver, make, minor, uuid

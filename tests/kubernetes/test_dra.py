@@ -21,8 +21,8 @@ from gpurun.kubernetes.protocols import dra_health_v1alpha1_pb2_grpc as health_s
 from gpurun.kubernetes.protocols import dra_v1_pb2 as v1
 from tests.kubernetes.api_server import ApiServer, Object, Refused
 from tests.kubernetes.cluster import REAL, Cluster, cluster
+from tests.kubernetes.dra.test_claim import config, opaque
 from tests.kubernetes.nodes import replace_node
-from tests.kubernetes.test_claim import config, opaque
 from tests.kubernetes.test_device_plugin import mps_programs, stub_library
 from tests.nvml import compile_stub
 from tests.simdriver import Options, minor, uuid

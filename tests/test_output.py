@@ -17,7 +17,7 @@ from tests.conftest import runtime_path
 from tests.launcher.front import Store
 from tests.native.bundle import base_config
 
-SOURCE = Path(__file__).resolve().parents[2] / "src/gpurun"
+SOURCE = Path(__file__).resolve().parents[1] / "src/gpurun"
 LOST = "cannot write to stdout: no space left on device"
 
 

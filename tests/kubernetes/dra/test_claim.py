@@ -130,7 +130,7 @@ def test_amounts() -> None:
 
 def test_the_schema_of_the_documents_is_the_models() -> None:
     """UPDATE_GOLDEN=1 writes it anew."""
-    file = Path(__file__).resolve().parents[2] / "docs/gpu-config.schema.json"
+    file = Path(__file__).resolve().parents[3] / "docs/gpu-config.schema.json"
     made = json.dumps(schema(), indent=2, sort_keys=True) + "\n"
     same_as_golden(file, made)
     sharing = schema()["$defs"]["Sharing"]["properties"]["strategy"]
