@@ -73,7 +73,7 @@ def test_stderr_without_log() -> None:
     ("error", "said"),
     [
         ('OSError(2, "x", "/a/b")', "/a/b: no such file or directory"),
-        ("MemoryError()", "cannot allocate memory"),
+        ("MemoryError()", "run gpurun: cannot allocate memory"),
         ('TypeError("oops")', "internal error in gpurun: TypeError: oops; --debug logs where"),
         ('RecursionError("deep")', "internal error in gpurun: RecursionError: deep; --debug logs where"),
     ],
