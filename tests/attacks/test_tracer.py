@@ -182,7 +182,7 @@ def _namespace(pid: int | str) -> str:
     ],
 )
 def test_what_is_no_message(data: bytes) -> None:
-    with pytest.raises(GpurunError, match="no message"):
+    with pytest.raises(GpurunError, match="invalid message"):
         messages.parse_report(data, 1)
 
 

@@ -103,7 +103,7 @@ def test_exclusive_cpus() -> None:
 
 
 def test_exclusive_cpus_refused() -> None:
-    assert "which CPUs?" in refused(cpu_exclusive="true")
+    assert "does not say which CPUs" in refused(cpu_exclusive="true")
     assert "one of true" in refused(CPUS, cpu_exclusive="member")
 
 
@@ -145,7 +145,11 @@ def test_the_site_asks() -> None:
 def test_what_the_site_wants_and_a_container_cannot_have_is_noted() -> None:
     writes, notes = by_site({"memory.high": "true", "gpu.local": "true", "cpu.exclusive": "true", "memory.swap": "off"})
     assert writes == {"memory.swap.max": "0"}
-    for words in ("memory.high is left out: is a share", "gpu.local is left out: the container has no GPUs", "which CPUs?"):
+    for words in (
+        "memory.high is left out: is a fraction",
+        "gpu.local is left out: the container has no GPUs",
+        "does not say which CPUs",
+    ):
         assert words in notes
     high = CgroupWrite("memory.high", "4096", "linux.resources.unified.memory.high")
     assert "the config sets memory.high itself" in by_site({"memory.high": "true"}, LIMIT, high)[1]

@@ -23,6 +23,10 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 CODE = f"import sys\nsys.path.insert(0, {str(SOURCE)!r})\nfrom gpurun.__main__ import main\nsys.exit(main())"
 
 
+#: With a /proc of its own: the containers of other tests, which have the same simulated GPUs, are not to be seen.
+ALONE = ["unshare", "--pid", "--fork", "--mount-proc"] if os.geteuid() == 0 else []
+
+
 def on_terminal(*args: str, columns: int = 0, env: dict[str, str] | None = None) -> str:
     """What a terminal of that many *columns* (0: it does not say) shows of gpurun's stdout and stderr."""
     master, slave = pty.openpty()
@@ -30,7 +34,7 @@ def on_terminal(*args: str, columns: int = 0, env: dict[str, str] | None = None)
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environ = {"PATH": os.environ["PATH"], "TERM": "xterm", **(env or {})}
     with subprocess.Popen(
-        [sys.executable, "-c", CODE, *args], stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env=environ
+        [*ALONE, sys.executable, "-c", CODE, *args], stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env=environ
     ) as done:
         os.close(slave)
         shown = b""
@@ -47,7 +51,7 @@ def on_terminal(*args: str, columns: int = 0, env: dict[str, str] | None = None)
 def in_pipe(*args: str, env: dict[str, str] | None = None) -> str:
     environ = {"PATH": os.environ["PATH"], **(env or {})}
     return subprocess.run(
-        [sys.executable, "-c", CODE, *args], capture_output=True, text=True, env=environ, timeout=60
+        [*ALONE, sys.executable, "-c", CODE, *args], capture_output=True, text=True, env=environ, timeout=60
     ).stdout
 
 

@@ -200,7 +200,7 @@ def test_a_file_that_somebody_has_changed_meanwhile_is_left(tmp_path: Path) -> N
     wish = prepared("docker, a file", tmp_path)
     changes = installed(wish)
     Path(wish.path).write_text('{"debug": true}')
-    with pytest.raises(GpurunError, match="has changed meanwhile"):
+    with pytest.raises(GpurunError, match="was changed by another program meanwhile"):
         apply_all(wish, changes)
     assert tree(tmp_path) == {"etc/daemon.json": '{"debug": true}'}
 

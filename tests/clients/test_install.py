@@ -176,7 +176,7 @@ def test_podmans_lists_of_runtimes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("client", "text", "words"),
     [
-        ("docker", "{", "daemon.json: is not JSON"),
+        ("docker", "{", "daemon.json: is not valid JSON"),
         ("docker", '{\n  // our own\n  "debug": true\n}', r"\(line 2 is a comment, which JSON does not have: take it out\)"),
         ("docker", "[]", "is not a JSON object"),
         ("docker", '{"runtimes": 1}', "runtimes: is not an object"),

@@ -79,7 +79,7 @@ def test_without_a_driver_the_file_goes(host: Path, file: Path, refresh: Refresh
     file.parent.mkdir()
     file.write_text("cdiVersion: 0.5.0\nkind: example.org/other\ndevices: [{name: a, containerEdits: {env: [A=1]}}]\n")
     code, said = refresh()
-    assert code == 1 and "its devices are example.org/other" in said and file.exists()
+    assert code == 1 and "it describes devices of the kind example.org/other" in said and file.exists()
 
 
 def test_the_file_of_a_driver_that_is_unloaded_goes(host: Path, file: Path, refresh: Refresh) -> None:

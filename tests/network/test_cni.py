@@ -90,7 +90,9 @@ def test_a_machine_without_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not cni.has_plugins((str(tmp_path / "none"), str(tmp_path)))
     assert cni.has_plugins((str(plugin(tmp_path / "bin", "one")),))
     monkeypatch.setattr(cni, "has_plugins", lambda: False)
-    with pytest.raises(GpurunError, match=r"none is in /opt/cni/bin, .*\(`apt-get install containernetworking-plugins`\)"):
+    with pytest.raises(
+        GpurunError, match=r"there are none in /opt/cni/bin, .*\(`apt-get install containernetworking-plugins`\)"
+    ):
         attach(str(tmp_path), "c1", os.getpid(), "web")
     assert not (tmp_path / "c1").exists()
 

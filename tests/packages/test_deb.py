@@ -122,7 +122,7 @@ def test_the_documents_lead_to_each_other(debs: Path, tmp_path: Path) -> None:
 
 
 def test_installed_upgraded_under_a_container_and_purged(debs: Path, tree: Path) -> None:
-    script = f"""{THERE} >/tmp/before; {install(tree)} $1/gpurun.deb >/dev/null
+    script = f"""rm -rf /var/lib/gpurun; {THERE} >/tmp/before; {install(tree)} $1/gpurun.deb >/dev/null
         gpurun --version | head -1
         head -c 4 /usr/bin/gpurun | tail -c 3; echo
         {CONTAINER}
@@ -148,7 +148,7 @@ def test_installed_upgraded_under_a_container_and_purged(debs: Path, tree: Path)
 
 
 def test_nvidias_names(debs: Path, tree: Path) -> None:
-    script = f"""{THERE} >/tmp/before; {install(tree)} $1/gpurun.deb $1/toolkit.deb >/dev/null
+    script = f"""rm -rf /var/lib/gpurun; {THERE} >/tmp/before; {install(tree)} $1/gpurun.deb $1/toolkit.deb >/dev/null
         for name in $2; do readlink -e /usr/bin/$name; done
         for name in nvidia-ctk nvidia-container-cli nvidia-container-runtime; do $name --version | head -1; done
         dpkg --purge gpurun-nvidia-toolkit gpurun >/dev/null; echo left:; {THERE} | comm -13 /tmp/before -"""
@@ -171,7 +171,7 @@ def test_it_conflicts_with_the_real_one(debs: Path) -> None:
 def test_engines_that_know_it_are_told_when_it_goes(debs: Path) -> None:
     """What install wrote goes, so that Docker starts containers again; what an administrator wrote stays, and is named."""
     script = """dpkg -i $1/gpurun.deb >/dev/null; mkdir -p /etc/docker /etc/cdi /etc/containers/containers.conf.d
-        mount -t tmpfs none /usr/local/bin; rm -rf /etc/containerd
+        mount -t tmpfs none /usr/local/bin; rm -rf /etc/containerd /var/lib/gpurun
         echo '{"debug": true}' >/etc/docker/daemon.json
         gpurun install docker --default; gpurun install podman; gpurun install containerd; ls /usr/local/bin | wc -l
         sh -c 'reads() { echo Docker reads $(cat /etc/docker/daemon.json); }; trap reads HUP; printf dockerd >/proc/$$/comm

@@ -187,7 +187,7 @@ def test_a_host_that_cannot(call: Call, tmp_path: Path, options: Options, words:
         (("list", "--mig-monitor=0"), "mig-monitor error: 0: only 'all' devices are currently supported"),
         (("configure", "--mig-config=mig0", "/x"), "mig-config error: mig0: only 'all' devices are currently supported"),
         (("configure", "--mig-monitor=GPU-1", "/x"), "mig-monitor error: GPU-1: only 'all' devices are currently supported"),
-        (("list", "--imex-channel=x"), "input error: --imex-channel=x: a number from 0"),
+        (("list", "--imex-channel=x"), "input error: --imex-channel=x: it must be a number from 0"),
     ],
 )
 def test_refused(call: Call, args: tuple[str, ...], words: str) -> None:

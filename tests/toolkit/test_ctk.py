@@ -96,7 +96,7 @@ def test_a_broken_file(call: Call, tmp_path: Path) -> None:
     file.write_text("[disable-require]\n[nvidia-container-cli]\n")
     assert call("nvidia-ctk", "config", f"--config={file}", "-i", "-o", "x").returncode == 1
     done = call("nvidia-ctk", "config", "--set-list-separator=", "--set", "nvidia-container-runtime.runtimes=a")
-    assert done.returncode == 1 and "--set-list-separator is empty" in done.stderr
+    assert done.returncode == 1 and "--set-list-separator must not be empty" in done.stderr
 
 
 def test_info(call: Call) -> None:

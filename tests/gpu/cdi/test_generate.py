@@ -247,9 +247,9 @@ def test_formats_and_transform_on_the_command_line(sim: SimulatedDriver, tmp_pat
     [
         (("generate", "more"), "no such command"),
         (("other",), "no such command"),
-        (("transform", "root"), "--from: is missing"),
+        (("transform", "root"), "--from is missing"),
         (("generate", "--mode", "other"), "is not supported"),
-        (("generate", "--mode", "csv"), "told by devices.csv"),
+        (("generate", "--mode", "csv"), "listed in devices.csv"),
         (("generate", "--mode", "wsl"), "this host is not WSL"),
         (("generate", "--format", "xml"), "neither yaml nor json"),
         (("generate", "--mode", "gdrcopy"), "no GDRCopy device"),

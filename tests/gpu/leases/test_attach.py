@@ -165,7 +165,9 @@ def test_what_cannot_be_attached_or_detached(box: MakeBox, runtime: Runtime) -> 
         assert done.rc == 1 and said in done.text
     assert one.sees()["nodes"] == [f"nvidia{minor(0, GPUS)}"] and one.opens(1) == DENIED
     missing = runtime("gpu", "attach", "nobody", "0", env=one.env)
-    assert missing.rc == 1 and "container does not exist: nobody is no id" in missing.text
+    assert (
+        missing.rc == 1 and "container does not exist: nobody is neither an id nor the name of a container" in missing.text
+    )
     one.container.kill("KILL")
     one.container.wait()
     assert "container not running" in one.gpu("attach", "1").text

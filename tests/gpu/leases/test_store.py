@@ -251,7 +251,7 @@ def test_what_is_no_lease_is_removed_by_who_has_the_lock(own: Store, capfd: pyte
     assert own.leases() == () and path.exists() and capfd.readouterr().err == ""
     with own:
         assert own.leases() == () and not path.exists()
-    assert "is no lease of a GPU, and is removed" in capfd.readouterr().err
+    assert "is not a lease of a GPU and was removed" in capfd.readouterr().err
 
 
 @pytest.fixture

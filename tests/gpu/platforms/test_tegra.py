@@ -43,7 +43,7 @@ def test_tegra(tmp_path: Path) -> None:
 
 def test_tegra_without_lists(tmp_path: Path) -> None:
     host = make_tegra(tmp_path)
-    with pytest.raises(GpuError, match=r"told by devices\.csv, .*/nowhere has none of them"):
+    with pytest.raises(GpuError, match=r"listed in devices\.csv, .*/nowhere has none of them"):
         plan(host, Settings(csv_dir="/nowhere"), "NVIDIA_VISIBLE_DEVICES=0")
     (tmp_path / "etc/nv_tegra_release").unlink()
     assert plan(host, Settings(), "NVIDIA_VISIBLE_DEVICES=0")  # /sys tells it as well
