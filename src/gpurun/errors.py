@@ -172,7 +172,7 @@ def _doing(error: BaseException) -> str:
         if module.startswith("gpurun.") and not module.startswith(_WRAPPERS) and code.co_name[:1] != "<":
             if module in _STEPS:
                 found = _STEPS[module]
-            elif name not in ("init", "enter", "exit", "call", "called", "told", "run", "main", "inner", "fail"):
+            elif name not in ("init", "enter", "exit", "call", "called", "told", "run", "main", "inner"):
                 found = name
         step = step.tb_next
     return found

@@ -21,6 +21,8 @@ from gpurun.ns.journal import (
     Original,
     Trace,
     append,
+    is_whole,
+    pack,
     pack_rewritten,
     parse,
     unpack_rewritten,
@@ -102,6 +104,14 @@ def test_every_cut_gives_a_beginning_of_the_whole(journal: Journal, tmp_path: Pa
     assert [unpack_rewritten(t.rest)[1].content for t in whole] == [b"12:x,\0"] * 3
     for n in range(len(data)):
         assert parse(data[:n]) == whole[: len(parse(data[:n]))]
+
+
+def test_whole_whoever_the_records_came_from(journal: Journal, tmp_path: Path) -> None:
+    """What another container of the rootfs has left to this one was made before this one's first record."""
+    journal.note(FILE, "etc/theirs")
+    theirs, ours = text(tmp_path), pack(ROOTFS, "/rootfs")
+    assert is_whole(ours + theirs) and not is_whole(theirs + ours), "the first record of the file says whose it is"
+    assert not is_whole((ours + theirs)[:-1]) and not is_whole(b"")
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"99999999999999999999:", b"3:abc,", b"8:a\0b\0c\0dd,", b"-1:,", b"5"])
