@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 
 import pytest
 
@@ -40,7 +41,7 @@ sharing:
 def test_a_whole_file() -> None:
     found = parse(WHOLE, "config.yaml")
     assert (found.mig_strategy, found.fail_on_init_error, found.driver_root) == ("mixed", False, "/run/nvidia/driver")
-    assert found.gds and found.pass_device_specs and found.no_timestamp and found.sleep_interval == "30s"
+    assert found.gds and found.pass_device_specs and found.no_timestamp and found.sleep_interval == 30.0
     assert found.list_strategies == ("envvar", "cdi-cri") and found.id_strategy == "index"
     assert found.sharing == Sharing(
         "time-slicing",
@@ -87,6 +88,12 @@ def test_mps_refuses_more_than_one_unless_told() -> None:
         ),
         ({"sharing": {"timeSlicing": {"resources": [{"name": "a" * 60, "replicas": 2}]}}}, "at most 63"),
         ({"sharing": {"mps": {"resources": [{"name": "gpu", "replicas": 2}] * 2}}}, "nvidia.com/gpu is given twice"),
+        ({"sharing": {"timeSlicing": {}}}, "sharing.timeSlicing.resources: must be a list of at least one resource"),
+        ({"sharing": {"mps": {}}}, "sharing.mps.resources: must be a list of at least one resource"),
+        ({"sharing": {"timeSlicing": []}}, "sharing.timeSlicing: must be a mapping"),
+        ({"flags": {"gfd": {"sleepInterval": "soon"}}}, "flags.gfd.sleepInterval: 'soon' is not a duration"),
+        ({"flags": {"gfd": {"sleepInterval": -1}}}, "flags.gfd.sleepInterval: -1 is not a duration"),
+        ({"flags": {"gfd": {"sleepInterval": True}}}, "flags.gfd.sleepInterval: True is not a duration"),
         ({"imex": {"channelIDs": [1]}}, "imex.channelIDs: must be [] or [0]"),
         ([], "config.yaml: must be a mapping"),
     ],
@@ -95,6 +102,44 @@ def test_what_is_wrong_is_named(document: object, said: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse(json.dumps(document), "config.yaml")
     assert said in str(error.value) and str(error.value).startswith("config.yaml")
+
+
+UUID = "4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"
+
+
+def devices(value: object) -> dict[str, object]:
+    return {"sharing": {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2, "devices": value}]}}}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "not-all", "", -2, 0, 2.0, True, {}, [-1], ["-1"], [True], [None], [1.0], ["0:"], ["²"], ["invalid-UUID"],
+        ["GPU-UUID"], ["MIG-UUID"], [f"MIG-GPU-{UUID}"], [f"MIG-GPU-{UUID}/1"], [f"GPU-{UUID}x"], [0, "one"],
+    ],
+)  # fmt: skip
+def test_devices_that_nobody_can_have_are_refused(value: object) -> None:
+    with pytest.raises(ConfigError, match=r"^c: sharing\.timeSlicing\.resources\[0\]\.devices: "):
+        parse(json.dumps(devices(value)), "c")
+
+
+@pytest.mark.parametrize(
+    "value", [2, [0], ["0"], ["0:0"], [f"GPU-{UUID}"], [f"MIG-{UUID}"], [f"MIG-GPU-{UUID}/0/0"], [0, "0:0", f"GPU-{UUID}"]]
+)
+def test_devices_that_could_be_are_ignored_with_a_word(value: object) -> None:
+    (warning,) = parse(json.dumps(devices(value)), "c").warnings
+    assert "devices cannot be chosen" in warning
+
+
+def test_how_long_labels_wait() -> None:
+    def of(value: object) -> float:
+        return parse(json.dumps({"flags": {"gfd": {"sleepInterval": value}}}), "c").sleep_interval
+
+    assert (of("1m30s"), of("500ms"), of(2_000_000_000), of("infinite"), of(None)) == (90.0, 0.5, 2.0, inf, 0.0)
+    assert from_environment(PluginConfig(), {"GFD_SLEEP_INTERVAL": "2m"}).sleep_interval == 120.0
+    assert from_environment(PluginConfig(), {"GFD_SLEEP_INTERVAL": ""}).sleep_interval == 0.0
+    with pytest.raises(ConfigError, match="GFD_SLEEP_INTERVAL: 'soon' is not a duration"):
+        from_environment(PluginConfig(), {"GFD_SLEEP_INTERVAL": "soon"})
 
 
 def test_no_yaml() -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +125,22 @@ def test_the_command(sim: SimulatedDriver, tmp_path: Path) -> None:
         assert done.returncode == 1 and said in done.stderr.replace('\\"', '"') and "Traceback" not in done.stderr, (
             done.stderr
         )
+
+
+def test_the_interval_of_the_configuration(sim: SimulatedDriver, tmp_path: Path) -> None:
+    """The file is written by rename, so that a new one is seen by its number; by default that is once a minute."""
+    path, config = tmp_path / "gfd", tmp_path / "config.yaml"
+    config.write_text("flags: {gfd: {sleepInterval: 200ms}}\n")
+    words = [sys.executable, "-m", "gpurun", "kubernetes", "labels", "--config-file", str(config), "-o", str(path)]
+    process = subprocess.Popen(words, env=os.environ | sim.env | {"PYTHONPATH": "src"}, stderr=subprocess.PIPE, text=True)
+    try:
+        seen: set[tuple[int, int]] = set()
+        deadline = time.monotonic() + 40
+        while len(seen) < 3:
+            assert time.monotonic() < deadline and process.poll() is None, seen
+            with contextlib.suppress(FileNotFoundError):
+                seen.add((path.stat().st_ino, path.stat().st_mtime_ns))
+            time.sleep(0.02)
+    finally:
+        process.terminate()
+        assert "Traceback" not in process.communicate(timeout=60)[1]

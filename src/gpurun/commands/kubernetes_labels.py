@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from math import inf
 
 from gpurun import log
 from gpurun.commands.kubernetes_options import config_changes, host_of, interval, node_name, until_signal
@@ -38,10 +39,12 @@ def labels(invocation: Invocation) -> int:
         name = node_name(invocation)
     stop = threading.Event()
     until_signal(stop.set)
-    every = interval(invocation, _INTERVAL_S)
+    given = interval(invocation, 0.0)
+    every = given or _INTERVAL_S
     while True:
         try:
             config = source()
+            every = given or config.sleep_interval or _INTERVAL_S
             made = _made(invocation, config)
             if patch:
                 _patch(invocation.option("kubeconfig"), name, made)
@@ -51,7 +54,7 @@ def labels(invocation: Invocation) -> int:
             if invocation.flag("oneshot"):
                 raise
             log.warning(str(e))
-        if invocation.flag("oneshot") or stop.wait(every):
+        if invocation.flag("oneshot") or stop.wait(None if every == inf else every):
             break
     if not patch and not invocation.flag("oneshot") and output != "-" and os.path.isfile(output):
         os.unlink(output)  # as GPU feature discovery does: a node whose labels nobody keeps has none

@@ -35,6 +35,7 @@ class Sharing(Record):
 class PluginConfig(Record):
     """The whole configuration, with the defaults of this program: CDI names, which every current runtime knows.
 
+    *sleep_interval* are the seconds between two looks for labels, 0: not said, infinity: one look.
     *warnings* are sentences about what the file says and nobody does.
     """
 
@@ -54,7 +55,7 @@ class PluginConfig(Record):
     imex_channels: tuple[int, ...] = ()
     imex_required: bool = False
     no_timestamp: bool = False
-    sleep_interval: str = ""
+    sleep_interval: float = 0.0
     machine_type_file: str = "/sys/class/dmi/id/product_name"
     sharing: Sharing = Sharing()
     warnings: tuple[str, ...] = ()

@@ -5,13 +5,15 @@ What is read here means the same there: keys that NVIDIA's plugin ignores with a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from math import inf
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BeforeValidator, Field
 
-from gpurun.errors import ConfigError
+from gpurun.errors import ConfigError, GpurunError
 from gpurun.kubernetes.config import MPS, PREFIX, TIME_SLICING, PluginConfig, Replicated, Sharing
 from gpurun.kubernetes.models import Absent, Table, read, unknown_keys
 from gpurun.record import replace
@@ -67,11 +69,46 @@ def _channels(value: object) -> object:
     return value
 
 
+_UUID = "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+#: A GPU's number, a MIG device's (GPU:number), or a UUID; MIG devices have two kinds of it.
+_DEVICE = re.compile(f"[0-9]+(?::[0-9]+)?|(?:GPU|MIG)-{_UUID}|MIG-GPU-{_UUID}/[0-9]+/[0-9]+", re.ASCII)
+
+
+def _devices(value: object) -> object:
+    """``all``, how many, or which: what NVIDIA's plugin refuses is refused here, too."""
+    if value is None or value == "all":
+        return "all"
+    if type(value) is int and value > 0:
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be all, a number from 1 on, or a list of devices")
+    for one in value:
+        if not (type(one) is int and one >= 0) and not (isinstance(one, str) and _DEVICE.fullmatch(one)):
+            raise ValueError(f"{one!r} is not a device: use the number of a GPU, GPU:MIG, or a UUID")
+    return value
+
+
+def seconds(value: object) -> object:
+    """A duration in Go's words (``1m30s``), or its number of nanoseconds, in seconds; ``infinite`` is endless."""
+    from gpurun.engine.caller.events import parse_duration
+
+    if value is None:
+        return None
+    if value == "infinite":
+        return inf
+    if type(value) in (int, float) and value > 0:  # type: ignore[operator]
+        return value / 1e9  # type: ignore[operator]
+    try:
+        return parse_duration(value if isinstance(value, str) else "")
+    except GpurunError:
+        raise ValueError(f"{value!r} is not a duration, write it like 30s or 1m30s, or infinite") from None
+
+
 class _Replicated(Table):
     name: Annotated[str, BeforeValidator(resource_name)] = ""
     replicas: Annotated[int, BeforeValidator(_replicas)] = 0
     rename: Annotated[str, BeforeValidator(resource_name)] | None = None
-    devices: Any = "all"
+    devices: Annotated[Any, BeforeValidator(_devices)] = "all"
 
 
 def _not_empty(value: object) -> object:
@@ -87,7 +124,7 @@ class _Replicas(Table):
 
 
 class _Sharing(Table):
-    timeSlicing: Annotated[_Replicas | None, BeforeValidator(lambda value: value or None)] = None
+    timeSlicing: _Replicas | None = None
     mps: _Replicas | None = None
 
 
@@ -104,7 +141,7 @@ class _Plugin(Table):
 
 class _Gfd(Table):
     noTimestamp: bool | None = None
-    sleepInterval: str | None = None
+    sleepInterval: Annotated[float | None, BeforeValidator(seconds)] = None
     machineTypeFile: str | None = None
     oneshot: Any = None
     outputFile: Any = None
@@ -236,6 +273,11 @@ def _from_text(text: str, now: object, variable: str) -> Any:
         if text.lower() not in (*_TRUE, *_FALSE):
             raise ConfigError(variable, f"{text!r} is neither true nor false")
         return text.lower() in _TRUE
+    if isinstance(now, float):
+        try:
+            return seconds(text) if text else 0.0
+        except ValueError as e:
+            raise ConfigError(variable, str(e)) from None
     return text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -107,3 +108,51 @@ def test_replicas_are_spread() -> None:
 def test_what_cannot_be(available: list[str], must: list[str], size: int, said: str) -> None:
     with pytest.raises(GpurunError, match=said):
         preferred(OFFER, NEAR, available, must, size)
+
+
+#: The cases of NVIDIA's allocate_test.go: GPUs, replicas of each, what is asked for, policy → how many of each GPU, the
+#: most first; None: refused.
+NVIDIAS: list[tuple[int, int, int, bool, list[int] | None]] = [
+    (2, 4, 2, False, [1, 1]),
+    (3, 2, 3, False, [1, 1, 1]),
+    (2, 4, 4, False, [2, 2]),
+    (1, 4, 1, False, [1]),
+    (1, 2, 5, False, None),
+    (2, 4, 2, True, [2]),
+    (3, 2, 3, True, [2, 1]),
+    (2, 4, 4, True, [4]),
+    (2, 4, 5, True, [4, 1]),
+    (1, 4, 1, True, [1]),
+    (1, 2, 5, True, None),
+]
+
+
+def of_each(found: tuple[str, ...]) -> list[int]:
+    return sorted(Counter(one.partition("::")[0] for one in found).values(), reverse=True)
+
+
+@pytest.mark.parametrize(("gpus", "replicas", "size", "packed", "wanted"), NVIDIAS)
+def test_replicas_are_given_as_nvidias_plugin_gives_them(
+    gpus: int, replicas: int, size: int, packed: bool, wanted: list[int] | None
+) -> None:
+    offer = shared(gpus, replicas)
+    everything = [device.id for device in offer.devices]
+    if wanted is None:
+        with pytest.raises(GpurunError, match=f"{size} devices are asked for"):
+            preferred(offer, {}, everything, [], size, packed)
+        return
+    assert of_each(preferred(offer, {}, everything, [], size, packed)) == wanted
+
+
+def test_replicas_that_others_have() -> None:
+    """The two more cases of theirs: one GPU full, one GPU partly given away."""
+    offer = shared(2, 4)
+    second = [device.id for device in offer.devices if device.uuid == uuid(1)]
+    assert of_each(preferred(offer, {}, second, [], 2)) == [2]
+    offer = shared(2, 2)
+    left = [device.id for device in offer.devices if device.id != f"{uuid(1)}::0"]
+    assert of_each(preferred(offer, {}, left, [], 2)) == [1, 1]
+    # packed goes on with the GPU that others are on, as far as it goes
+    assert [one.partition("::")[0] for one in preferred(offer, {}, left, [], 2, packed=True)] == [uuid(1), uuid(0)]
+    must = [f"{uuid(0)}::0"]
+    assert of_each(preferred(offer, {}, [device.id for device in offer.devices], must, 2, packed=True)) == [2]

@@ -74,7 +74,7 @@ def _order(device: Offered) -> tuple[int, int, int]:
 
 
 def _shared(offer: Offer, chosen: list[Offered], rest: list[Offered], size: int, packed: bool) -> list[Offered]:
-    """Replicas of the GPUs that have the fewest given away (the most, when *packed*); of each GPU one, as far as it goes."""
+    """Replicas of the GPUs that have the fewest given away, of each GPU one as far as it goes; *packed*: the most."""
     total: dict[str, int] = {}
     for device in offer.devices:
         total[device.uuid] = total.get(device.uuid, 0) + 1
@@ -84,8 +84,10 @@ def _shared(offer: Offer, chosen: list[Offered], rest: list[Offered], size: int,
     made, left = list(chosen), list(rest)
     mine = [device.uuid for device in chosen]
     while len(made) < size:
-        # A second replica of the same GPU brings a container nothing: first those that it has none of.
-        best = min(left, key=lambda d: (mine.count(d.uuid), -used[d.uuid] if packed else used[d.uuid], _order(d)))
+        if packed:  # what this container has got counts, too: it fills up one GPU after the other
+            best = min(left, key=lambda d: (-used[d.uuid], _order(d)))
+        else:  # a second replica of the same GPU brings a container nothing: first those that it has none of
+            best = min(left, key=lambda d: (mine.count(d.uuid), used[d.uuid], _order(d)))
         left.remove(best)
         made.append(best)
         mine.append(best.uuid)
