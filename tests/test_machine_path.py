@@ -89,7 +89,7 @@ SHIMS_CALL = "create start state kill delete run exec ps pause resume update".sp
 ROOTS = ["gpurun.__main__", "gpurun.launcher.boot", "gpurun.engine.inside.init", "gpurun.engine.inside.exec_init"]
 ROOTS += ["gpurun.gpu.host.nvml"]  # asked by create for MIG devices named by UUID
 ROOTS += ["gpurun.toolkit.runtime"]  # create, called as nvidia-container-runtime
-ROOTS += sorted({COMMANDS[name][4].partition(":")[0] for name in SHIMS_CALL})
+ROOTS += sorted({COMMANDS[name]["handler"].partition(":")[0] for name in SHIMS_CALL})
 
 
 def test_source_imports_only_what_is_cheap() -> None:

@@ -139,7 +139,7 @@ def _named(invocation: Invocation) -> Invocation:
 
 def handler(command: str) -> Callable[[Invocation], int]:
     """The function that does *command*, imported now."""
-    module, _, function = COMMANDS[command][4].partition(":")
+    module, _, function = COMMANDS[command]["handler"].partition(":")
     __import__(module)
     found: Callable[[Invocation], int] = getattr(sys.modules[module], function)
     return found

@@ -1,8 +1,8 @@
-"""update's options: each of the table's does something, or says that it is ignored."""
+"""update's options: each that the help shows does something."""
 
 from __future__ import annotations
 
-from gpurun.cli.table import COMMANDS
+from gpurun.cli.rows import command
 from gpurun.commands import control
 
 #: Those that ``update`` reads by themselves.
@@ -11,8 +11,7 @@ BY_THEMSELVES = {"resources", "gpus"}
 
 def test_every_option_of_update_is_read() -> None:
     """One that stood in the table alone would be accepted and do nothing."""
-    options = COMMANDS["update"][6]
-    shown = {option[0] for option in options if "ignored" not in option[3]}
+    shown = {option.name for option in command("update").options if option.visible}
     handled = {row[0] for row in vars(control)["_UPDATE_OPTIONS"]} | {row[0] for row in vars(control)["_SCHEMATA"]}
     assert shown == handled | BY_THEMSELVES
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gpurun.cli.parse import parse
-from gpurun.cli.table import COMMANDS
+from gpurun.cli.rows import command
+from gpurun.cli.table import COMMANDS, GROUPS
 from gpurun.commands.cdi import cdi
 from gpurun.commands.gpu import gpu
-from gpurun.commands.groups import check_options, takers
+from gpurun.commands.groups import check_options
 from gpurun.commands.kubernetes import kubernetes
 from gpurun.errors import UsageError
 
@@ -37,26 +38,22 @@ def test_an_option_of_another_command_is_refused(line: str, text: str) -> None:
 
 
 def test_its_own_options_and_those_of_the_group_are_taken() -> None:
-    check_options(parse(["gpu", "list", "--processes", "--json"]), ("list", "doctor"))
-    check_options(parse(["kubernetes", "labels", "--oneshot", "--interval", "5"]), ("labels", "install-node"))
+    check_options(parse(["gpu", "list", "--processes", "--json"]))
+    check_options(parse(["kubernetes", "labels", "--oneshot", "--interval", "5"]))
 
 
 def test_who_takes_an_option() -> None:
-    below = ("generate", "refresh", "list")
-    assert takers("generate, refresh: yaml or json", below) == ("generate", "refresh")
-    assert takers("table or json", below) == below
-    assert takers("docker: a file", below) == below
+    options = {option.name: option for option in command("cdi").options}
+    assert options["format"].takers == ("generate", "refresh") and options["format"].help == "yaml or json"
+    options = {option.name: option for option in command("gpu").options}
+    assert options["format"].takers == GROUPS["gpu"] and options["format"].help == "table or json"
+    install = {option.name: option for option in command("install").options}
+    assert install["cdi"].takers == () and install["cdi"].help.startswith("docker, containerd: ")
 
 
 def test_the_help_names_only_commands_of_the_group() -> None:
     # A misspelt name would make an option one of all commands.
-    below = {
-        "gpu": COMMANDS["gpu"][0].split()[0],
-        "cdi": COMMANDS["cdi"][0].split()[0],
-        "kubernetes": COMMANDS["kubernetes"][0],
-    }
-    for group, names in below.items():
-        known = set(names.split("|"))
-        for row in COMMANDS[group][-1]:
-            named = set(row[3].partition(":")[0].split(", "))
-            assert named <= known or not named & known, row
+    for group, below in GROUPS.items():
+        for name, _, _, text in COMMANDS[group]["options"]:
+            named = set(text.partition(":")[0].split(", "))
+            assert named <= set(below) or not named & set(below), name

@@ -63,7 +63,7 @@ def _command(row: rows.Command, date: str) -> str:
                 _text(_sentence(text)),
             ]
     if any(option.visible for option in row.options):
-        lines += [".SH OPTIONS", *_options(row.options)]
+        lines += [".SH OPTIONS", *_options(row.options, tuple(below))]
     lines += [".SH EXAMPLES", *_examples(EXAMPLES[row.name])]
     for name in below:
         lines += _examples(EXAMPLES[f"{row.name} {name}"])
@@ -87,7 +87,8 @@ def _page(lines: list[str], see: Iterable[str]) -> str:
     return "\n".join(lines).replace(",\n.BR", " ,\n.BR") + "\n"
 
 
-def _options(options: Iterable[rows.Option]) -> list[str]:
+def _options(options: Iterable[rows.Option], below: tuple[str, ...] = ()) -> list[str]:
+    """*options* of a group with the commands *below*, of which some options are for a few alone."""
     lines = []
     for option in options:
         if not option.visible:
@@ -96,7 +97,8 @@ def _options(options: Iterable[rows.Option]) -> list[str]:
         names.append(f"\\fB\\-\\-{_text(option.name)}\\fR")
         value = {"switch": "", "number": "N", "file": "FILE", "dir": "DIR"}.get(option.kind, "TEXT")
         lines += [".TP", ", ".join(names) + (f" \\fI{value}\\fR" if value else "")]
-        lines.append(_text(option.help) + (" (may be given again)" if option.kind == "texts" else ""))
+        whom = f"{', '.join(option.takers)}: " if option.takers != below else ""
+        lines.append(_text(whom + option.help) + (" (may be given again)" if option.kind == "texts" else ""))
     return lines
 
 

@@ -21,7 +21,6 @@ from gpurun.cli.parse import CommandUsageError, UnknownCommand, default_root
 from gpurun.cli.topics import BELOW, EXAMPLES, SECTIONS
 from gpurun.invocation import Invocation
 from gpurun.output import write_stdout
-from gpurun.record import replace
 
 SUMMARY = "An OCI container runtime with the GPU built in."
 SIGNALS = ("TERM", "KILL", "INT", "HUP", "QUIT", "USR1", "USR2", "STOP", "CONT", "WINCH")  # those that people send
@@ -178,19 +177,10 @@ def _below(row: rows.Command) -> click.Group:
     """A command that has commands below it; each has the options that are for it, or for all."""
     group = _Group(row.name, help=_sentence(row.help), short_help=row.help, epilog=_examples(row.name))
     for name, (arguments, text) in BELOW[row.name].items():
-        options = [told for option in row.options if (told := _for(name, option, BELOW[row.name])) is not None]
+        options = tuple([option for option in row.options if name in option.takers])
         many = arguments.endswith(("...", "...]"))
-        group.add_command(_command(name, arguments, text, tuple(options), many, False, f"{row.name} {name}"))
+        group.add_command(_command(name, arguments, text, options, many, False, f"{row.name} {name}"))
     return group
-
-
-def _for(name: str, option: rows.Option, names: dict[str, tuple[str, str]]) -> rows.Option | None:
-    """*option* as the command *name* has it, None when it is for others: its help begins with whom it is for."""
-    whom, colon, text = option.help.partition(": ")
-    words = whom.split(", ")
-    if not colon or not set(words) <= set(names):
-        return option
-    return replace(option, help=text) if name in words else None
 
 
 def _command(
@@ -264,8 +254,8 @@ def option_meant(error: CommandUsageError) -> str:
     said, _, word = str(error).partition(": -")
     if said != "flag provided but not defined":
         return ""
-    rows = table.COMMANDS[error.command][-1] if error.command else table.GLOBALS
-    close = difflib.get_close_matches(word, [*[row[0] for row in rows], "help"], 1, 0.7)
+    options = rows.command(error.command).options if error.command else rows.global_options()
+    close = difflib.get_close_matches(word, [*[option.name for option in options], "help"], 1, 0.7)
     return f' (did you mean "--{close[0]}"?)' if close else ""
 
 

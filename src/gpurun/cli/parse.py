@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from gpurun.cli.table import OptionRow
+
     Values = dict[str, str | int | bool | tuple[str, ...]]
 
 # What Go's strconv.ParseBool takes.
@@ -95,15 +97,14 @@ def parse_command(options: Globals, words: Sequence[str]) -> Invocation:
     row = COMMANDS.get(name)
     if row is None:
         raise UnknownCommand(name)
-    _, least, most, stop, _, _, rows = row
-    values, arguments = _options(name, rows, words[1:], stop)
+    values, arguments = _options(name, row.get("options", ()), words[1:], row.get("stop", False))
     if values.pop("help", False):
         return Invocation("help", (name, *arguments[:1]) if name in GROUPS else (name,), {}, options)
-    _check_count(name, len(arguments), least, most)
+    _check_count(name, len(arguments), *row["count"])
     return Invocation(name, tuple(arguments), values, options)
 
 
-def _options(command: str, rows: tuple[tuple[Any, ...], ...], args: Sequence[str], stop: bool) -> tuple[Values, list[str]]:
+def _options(command: str, rows: tuple[OptionRow, ...], args: Sequence[str], stop: bool) -> tuple[Values, list[str]]:
     """The options of *args* by their long names, and the arguments."""
     values: Values = {}
     rest: list[str] = []
@@ -121,15 +122,14 @@ def _options(command: str, rows: tuple[tuple[Any, ...], ...], args: Sequence[str
         given, equals, value = arg[2 if arg[1] == "-" else 1 :].partition("=")
         if not given or given[0] == "-":
             raise CommandUsageError(command, f"bad flag syntax: {arg}")
-        for row in rows:
-            if given == row[0] or given == row[1]:  # noqa: PLR1714 - `in` would make a tuple for each row
+        for name, short, kind, _ in rows:  # noqa: B007 - they are those of the option afterwards
+            if given in (name, short):
                 break
         else:
             if given in ("help", "h"):
                 values["help"] = True
                 continue
             raise CommandUsageError(command, f"flag provided but not defined: -{given}")
-        name, kind = row[0], row[2]
         if kind == "switch":
             values[name] = _boolean(command, given, value) if equals else True
             continue

@@ -1,25 +1,33 @@
-"""The rows of the command line's table as records, for help and tests; the machine path reads the rows themselves."""
+"""The command line's table as records, for help, the manual and tests; the machine path reads the table itself."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from gpurun.cli.table import COMMANDS, GLOBALS
+from gpurun.cli.table import COMMANDS, GLOBALS, GROUPS
 from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.cli.table import OptionRow
 
 
 class Option(Record):
     """One option.  *kind*: ``switch`` (true or false), ``text``, ``texts`` (may be given again), ``number``, ``file``
     or ``dir``.
 
-    *visible* is false for what is only accepted because callers send it; the help does not show it.
+    *takers* are the commands that it is for where the command is a group, else empty.  An option without *help* is
+    accepted, because callers send it, and not shown.
     """
 
     name: str
     short: str
     kind: str
     help: str
-    visible: bool = True
+    takers: tuple[str, ...] = ()
+
+    @property
+    def visible(self) -> bool:
+        """Whether the help shows it."""
+        return bool(self.help)
 
 
 class Command(Record):
@@ -41,14 +49,19 @@ class Command(Record):
 
 def global_options() -> tuple[Option, ...]:
     """:data:`GLOBALS` as records."""
-    return tuple([_option(row) for row in GLOBALS])
+    return tuple([Option(*row) for row in GLOBALS])
 
 
 def command(name: str) -> Command:
     """The row *name* of :data:`COMMANDS` as a record; raises KeyError when there is none."""
-    arguments, least, most, stop, handler, text, options = COMMANDS[name]
-    return Command(name, arguments, least, most, stop, handler, text, tuple([_option(row) for row in options]))
+    row, below = COMMANDS[name], GROUPS.get(name, ())
+    options = tuple([_option(option, below) for option in row.get("options", ())])
+    return Command(name, row["arguments"], *row["count"], row.get("stop", False), row["handler"], row["help"], options)
 
 
-def _option(row: tuple[Any, ...]) -> Option:
-    return Option(*row)
+def _option(row: OptionRow, below: tuple[str, ...]) -> Option:
+    """The option *row* of a group with the commands *below*: those that its help names before a colon, else all of them."""
+    name, short, kind, text = row
+    named, _, rest = text.partition(": ")
+    takers = tuple(named.split(", "))
+    return Option(name, short, kind, rest, takers) if set(takers) <= set(below) else Option(*row, below)

@@ -1,6 +1,6 @@
 """The command line in one table: the machine parser and the help for people are both read from it.
 
-Rows are plain constants, which cost nothing to import: the machine parser reads them as they are, and
+All of it is plain constants, which cost nothing to import: the machine parser reads them as they are, and
 :mod:`gpurun.cli.rows` makes records of them for people.
 Names, short names and argument counts are runc's; what other runtimes' callers add is accepted too.
 """
@@ -9,27 +9,46 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import NotRequired, TypedDict
+
+    #: (name, short name, kind, help), as in :class:`gpurun.cli.rows.Option`.  One without help is accepted because callers
+    #: send it, ignored unless a comment says otherwise, and not shown.
+    OptionRow = tuple[str, str, str, str]
+
+    class CommandRow(TypedDict):
+        """A command: *count* is the least and the most arguments; the rest is as in :class:`gpurun.cli.rows.Command`."""
+
+        arguments: str
+        count: tuple[int, int]
+        stop: NotRequired[bool]
+        handler: str
+        help: str
+        options: NotRequired[tuple[OptionRow, ...]]
 
 
-#: The options before the command: (name, short, kind, help[, visible]), as in :class:`gpurun.cli.rows.Option`.
-GLOBALS: tuple[tuple[Any, ...], ...] = (
+#: The options before the command.
+GLOBALS: tuple[OptionRow, ...] = (
     ("root", "", "dir", "keep the state of containers in DIR (default: /run/gpurun, or under $XDG_RUNTIME_DIR)"),
     ("log", "", "file", "append what goes wrong to FILE (or journald:NAME, syslog:NAME); without it, it goes to stderr"),
     ("log-format", "", "text", "format of the log: text or json"),
     ("debug", "", "switch", "log each step"),
     ("systemd-cgroup", "", "switch", "let systemd make the cgroup; cgroupsPath is then slice:prefix:name"),
     ("cgroup-manager", "", "text", "cgroupfs, systemd or disabled (as crun has it)"),
-    ("rootless", "", "text", "true, false or auto: whether to do without cgroup permissions", False),
-    ("criu", "", "file", "ignored", False),
-    ("gpu-map", "", "texts", "as restore has it, for engines that pass options on before the command alone", False),
-    ("log-level", "", "text", "ignored", False),
+    ("rootless", "", "text", ""),  # true, false or auto: whether to do without cgroup permissions
+    ("criu", "", "file", ""),
+    ("gpu-map", "", "texts", ""),  # as restore has it, for engines that pass options on before the command alone
+    ("log-level", "", "text", ""),
     ("help", "h", "switch", "show this help"),
     ("version", "v", "switch", "show the version"),
 )
 
-#: Commands whose first argument is a command again (:mod:`gpurun.cli.topics` has them).
-GROUPS = ("gpu", "cdi", "kubernetes")
+#: Commands whose first argument is a command again, and which there are (:mod:`gpurun.cli.topics` says what they do).  An
+#: option whose help begins with some of these and a colon is for them alone.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "gpu": ("list", "leases", "lease", "attach", "detach", "doctor", "explain"),
+    "cdi": ("generate", "refresh", "list", "validate", "transform"),
+    "kubernetes": ("device-plugin", "dra-driver", "labels", "install-node", "uninstall-node"),
+}
 
 _BUNDLE = ("bundle", "b", "dir", "the bundle: the directory with config.json (default: the current one)")
 _CONFIG = ("config", "f", "file", "read FILE instead of the bundle's config.json")
@@ -42,7 +61,7 @@ _CREATE = (
     ("no-pivot", "", "switch", "use MS_MOVE and chroot instead of pivot_root (for a rootfs on the initial ramdisk)"),
     ("no-new-keyring", "", "switch", "keep the caller's session keyring"),
     ("preserve-fds", "", "number", "hand N more file descriptors to the container, from 3 on"),
-    ("no-subreaper", "", "switch", "ignored: gpurun never needs one", False),
+    ("no-subreaper", "", "switch", ""),  # gpurun never needs one
 )
 _CRIU = (
     ("image-path", "", "dir", "the directory of the images (default: ./checkpoint)"),
@@ -55,7 +74,7 @@ _CRIU = (
     ("auto-dedup", "", "switch", "drop memory images that are not needed any more"),
     ("manage-cgroups-mode", "", "text", "how cgroups are treated: soft, full, strict or ignore"),
     ("network-lock", "", "text", "what holds TCP connections meanwhile: iptables, nftables or skip"),
-    ("empty-ns", "", "texts", "a namespace to be left empty: network (which always is)", False),
+    ("empty-ns", "", "texts", ""),  # a namespace to be left empty: network (which always is)
 )
 _CLIENT = (
     ("dry-run", "", "switch", "show what would be changed, as a diff, and change nothing"),
@@ -72,53 +91,60 @@ _CLIENT = (
 )
 _FORMAT = ("format", "f", "text", "table or json")
 
-#: name: (arguments, least, most, stop, handler, help, options), as in :class:`gpurun.cli.rows.Command`.
-COMMANDS: dict[str, tuple[Any, ...]] = {
-    "create": (
-        "ID", 1, 1, False, "gpurun.commands.lifecycle:create",
-        "make a container from a bundle; its process waits for `start`",
-        (*_CREATE, ("detach", "d", "switch", "ignored: create always detaches", False)),
-    ),
-    "start": ("ID", 1, 1, False, "gpurun.commands.lifecycle:start", "run the process of a created container", ()),
-    "run": (
-        "ID", 1, 1, False, "gpurun.commands.lifecycle:run",
-        "create and start; without --detach wait and exit with the container's exit code",
-        (
+COMMANDS: dict[str, CommandRow] = {
+    "create": {
+        "arguments": "ID", "count": (1, 1), "handler": "gpurun.commands.lifecycle:create",
+        "help": "make a container from a bundle; its process waits for `start`",
+        "options": (*_CREATE, ("detach", "d", "switch", "")),  # create always detaches
+    },
+    "start": {
+        "arguments": "ID", "count": (1, 1), "handler": "gpurun.commands.lifecycle:start",
+        "help": "run the process of a created container",
+    },
+    "run": {
+        "arguments": "ID", "count": (1, 1), "handler": "gpurun.commands.lifecycle:run",
+        "help": "create and start; without --detach wait and exit with the container's exit code",
+        "options": (
             *_CREATE,
             ("detach", "d", "switch", "do not wait for the container"),
             ("keep", "", "switch", "keep the state of the container after it has exited"),
             ("network", "", "text", "a network of /etc/cni/net.d by its name, made by CNI plugins"),
             ("trace", "", "file", "write the launch as a timeline: FILE.svg, FILE.html, else text (needs strace)"),
         ),
-    ),
-    "state": ("ID", 1, 1, False, "gpurun.commands.inspect:state", "print the state of a container as JSON", ()),
-    "kill": (
-        "ID [SIGNAL]", 1, 2, True, "gpurun.commands.lifecycle:kill",
-        "send a signal (SIGTERM) to the first process of a container",
-        (
-            ("all", "a", "switch", "obsolete: no error when the container has stopped", False),
+    },
+    "state": {
+        "arguments": "ID", "count": (1, 1), "handler": "gpurun.commands.inspect:state",
+        "help": "print the state of a container as JSON",
+    },
+    "kill": {
+        "arguments": "ID [SIGNAL]", "count": (1, 2), "stop": True, "handler": "gpurun.commands.lifecycle:kill",
+        "help": "send a signal (SIGTERM) to the first process of a container",
+        "options": (
+            ("all", "a", "switch", ""),  # obsolete: no error when the container has stopped
             ("regex", "r", "switch", "ID is a regular expression: each container it matches"),
         ),
-    ),
-    "delete": (
-        "ID", 1, 1, False, "gpurun.commands.lifecycle:delete", "remove a stopped container",
-        (
+    },
+    "delete": {
+        "arguments": "ID", "count": (1, 1), "handler": "gpurun.commands.lifecycle:delete",
+        "help": "remove a stopped container",
+        "options": (
             ("force", "f", "switch", "kill it first if it runs; no error if there is none"),
             ("regex", "r", "switch", "ID is a regular expression: each container it matches"),
         ),
-    ),
-    "list": (
-        "", 0, 0, False, "gpurun.commands.inspect:list_containers", "list the containers under --root",
-        (
+    },
+    "list": {
+        "arguments": "", "count": (0, 0), "handler": "gpurun.commands.inspect:list_containers",
+        "help": "list the containers under --root",
+        "options": (
             _FORMAT,
             ("quiet", "q", "switch", "only the ids"),
             ("all", "a", "switch", "also those of Docker, containerd and Podman, by the engine's own names"),
         ),
-    ),
-    "exec": (
-        "ID COMMAND", 1, -1, True, "gpurun.commands.exec:execute",
-        "run another process in a container; without --detach wait and exit with its exit code",
-        (
+    },
+    "exec": {
+        "arguments": "ID COMMAND", "count": (1, -1), "stop": True, "handler": "gpurun.commands.exec:execute",
+        "help": "run another process in a container; without --detach wait and exit with its exit code",
+        "options": (
             ("process", "p", "file", "the process as a JSON file (the `process` object of config.json)"),
             ("detach", "d", "switch", "do not wait for the process"),
             ("pid-file", "", "file", "write the pid of the process to FILE"),
@@ -136,18 +162,26 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
             ("preserve-fds", "", "number", "hand N more file descriptors to the process, from 3 on"),
             ("cgroup", "", "texts", "put the process into this cgroup below the container's"),
             ("ignore-paused", "", "switch", "in a paused container, let the process wait until it goes on"),
-            ("no-subreaper", "", "switch", "ignored: gpurun never needs one", False),
+            ("no-subreaper", "", "switch", ""),  # gpurun never needs one
         ),
-    ),
-    "ps": (
-        "ID ARGS", 1, -1, True, "gpurun.commands.control:ps", "list the processes of a container; ARGS are for ps(1)",
-        (_FORMAT,),
-    ),
-    "pause": ("ID", 1, 1, False, "gpurun.commands.control:pause", "stop all processes of a container", ()),
-    "resume": ("ID", 1, 1, False, "gpurun.commands.control:resume", "let the processes of a paused container go on", ()),
-    "update": (
-        "ID", 1, 1, False, "gpurun.commands.control:update", "change the limits of a container",
-        (
+    },
+    "ps": {
+        "arguments": "ID ARGS", "count": (1, -1), "stop": True, "handler": "gpurun.commands.control:ps",
+        "help": "list the processes of a container; ARGS are for ps(1)",
+        "options": (_FORMAT,),
+    },
+    "pause": {
+        "arguments": "ID", "count": (1, 1), "handler": "gpurun.commands.control:pause",
+        "help": "stop all processes of a container",
+    },
+    "resume": {
+        "arguments": "ID", "count": (1, 1), "handler": "gpurun.commands.control:resume",
+        "help": "let the processes of a paused container go on",
+    },
+    "update": {
+        "arguments": "ID", "count": (1, 1), "handler": "gpurun.commands.control:update",
+        "help": "change the limits of a container",
+        "options": (
             ("resources", "r", "file", "read them from FILE (`linux.resources` of config.json), - is stdin"),
             ("memory", "", "text", "memory limit in bytes (also 512m, 1g; -1: none)"),
             ("memory-reservation", "", "text", "memory that is taken back last"),
@@ -161,35 +195,37 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
             ("cpuset-mems", "", "text", "memory nodes to use"),
             ("pids-limit", "", "text", "how many processes there may be (-1: no limit)"),
             ("blkio-weight", "", "text", "share of the block devices, 10 to 1000"),
-            ("cpu-rt-period", "", "text", "ignored: cgroup v1 only", False),
-            ("cpu-rt-runtime", "", "text", "ignored: cgroup v1 only", False),
-            ("kernel-memory", "", "text", "ignored: cgroup v1 only", False),
-            ("kernel-memory-tcp", "", "text", "ignored: cgroup v1 only", False),
+            ("cpu-rt-period", "", "text", ""),  # cgroup v1 only
+            ("cpu-rt-runtime", "", "text", ""),  # cgroup v1 only
+            ("kernel-memory", "", "text", ""),  # cgroup v1 only
+            ("kernel-memory-tcp", "", "text", ""),  # cgroup v1 only
             ("gpus", "", "text", "the GPUs that it is to have from now on, with commas, or none: see `gpu attach`"),
             ("l3-cache-schema", "", "text", "Intel RDT: share of the L3 cache (L3:0=ff)"),
             ("mem-bw-schema", "", "text", "Intel RDT: share of the memory bandwidth (MB:0=50)"),
         ),
-    ),
-    "events": (
-        "ID", 1, 1, False, "gpurun.commands.events:events", "print what a container uses, and when it runs out of memory",
-        (
+    },
+    "events": {
+        "arguments": "ID", "count": (1, 1), "handler": "gpurun.commands.events:events",
+        "help": "print what a container uses, and when it runs out of memory",
+        "options": (
             ("interval", "", "text", "time between two reports, like 5s or 100ms (default: 5s)"),
             ("stats", "", "switch", "print one report and end"),
         ),
-    ),
-    "stats": (
-        "ID...", 0, -1, False, "gpurun.commands.stats:stats",
-        "show what containers use, again and again: processor, memory, pressure, disks, processes, GPUs",
-        (
+    },
+    "stats": {
+        "arguments": "ID...", "count": (0, -1), "handler": "gpurun.commands.stats:stats",
+        "help": "show what containers use, again and again: processor, memory, pressure, disks, processes, GPUs",
+        "options": (
             _FORMAT,
             ("json", "", "switch", "the same as --format json: an array a line"),
             ("once", "", "switch", "show it once, and end"),
             ("interval", "", "text", "time between two looks, like 5s or 100ms (default: 1s)"),
         ),
-    ),
-    "checkpoint": (
-        "ID", 1, 1, False, "gpurun.commands.checkpoint:checkpoint", "save a running container to files, with CRIU",
-        (
+    },
+    "checkpoint": {
+        "arguments": "ID", "count": (1, 1), "handler": "gpurun.commands.checkpoint:checkpoint",
+        "help": "save a running container to files, with CRIU",
+        "options": (
             *_CRIU,
             ("leave-running", "", "switch", "let it run on; else it is gone afterwards"),
             ("pre-dump", "", "switch", "save its memory only, and let it run on"),
@@ -199,11 +235,11 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
             ("page-server", "", "text", "send memory to the page server at ADDRESS:PORT"),
             ("status-fd", "", "number", "write a null byte there when the server of --lazy-pages is ready"),
         ),
-    ),
-    "restore": (
-        "ID", 1, 1, False, "gpurun.commands.checkpoint:restore",
-        "make a container from what checkpoint has saved; without --detach wait and exit with its exit code",
-        (
+    },
+    "restore": {
+        "arguments": "ID", "count": (1, 1), "handler": "gpurun.commands.checkpoint:restore",
+        "help": "make a container from what checkpoint has saved; without --detach wait and exit with its exit code",
+        "options": (
             _BUNDLE,
             _CONFIG,
             *_CRIU,
@@ -214,49 +250,57 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
             ("gpu-map", "", "texts", "OLD=NEW: give it the GPU NEW in the place of OLD, each by index or UUID"),
             ("lsm-profile", "", "text", "TYPE:NAME of the security profile to restore it with"),
             ("lsm-mount-context", "", "text", "SELinux context of its mounts"),
-            ("no-pivot", "", "switch", "ignored: CRIU makes the root", False),
-            ("no-subreaper", "", "switch", "ignored: gpurun never needs one", False),
+            ("no-pivot", "", "switch", ""),  # CRIU makes the root
+            ("no-subreaper", "", "switch", ""),  # gpurun never needs one
         ),
-    ),
-    "spec": (
-        "", 0, 0, False, "gpurun.commands.documents:spec", "write a config.json to start from",
-        (
+    },
+    "spec": {
+        "arguments": "", "count": (0, 0), "handler": "gpurun.commands.documents:spec",
+        "help": "write a config.json to start from",
+        "options": (
             ("bundle", "b", "dir", "write it there (default: the current directory)"),
             ("rootless", "", "switch", "for a container made without root"),
         ),
-    ),
-    "bundle": (
-        "SOURCE [COMMAND...]", 1, -1, False, "gpurun.commands.bundle:bundle",
-        "make a bundle of an image that skopeo knows (docker://..., oci:...), of an archive, or of a tarball or directory",
-        (
+    },
+    "bundle": {
+        "arguments": "SOURCE [COMMAND...]", "count": (1, -1), "handler": "gpurun.commands.bundle:bundle",
+        "help":
+            "make a bundle of an image that skopeo knows (docker://..., oci:...), of an archive, or of a tarball or "
+            "directory",
+        "options": (
             ("output", "o", "dir", "the bundle, a directory that is made"),
             ("tag", "", "text", "which image of a directory or an archive, where there are several"),
             ("architecture", "", "text", "for which machines, where the image is for several (default: this one)"),
             ("max-size", "", "text", "how large the image may be, like 10g (default: 64g)"),
         ),
-    ),
-    "features": ("", 0, 0, False, "gpurun.commands.documents:features", "print what this runtime supports as JSON", ()),
-    "validate": (
-        "BUNDLE", 0, 1, False, "gpurun.commands.validate:validate",
-        "say everything that is wrong with a config.json; change nothing",
-        (_BUNDLE, _CONFIG),
-    ),
-    "explain": (
-        "BUNDLE", 0, 2, False, "gpurun.commands.explain:explain",
-        "show all that create would do with a bundle, and why, or what keeps it from it; change nothing",
-        (
+    },
+    "features": {
+        "arguments": "", "count": (0, 0), "handler": "gpurun.commands.documents:features",
+        "help": "print what this runtime supports as JSON",
+    },
+    "validate": {
+        "arguments": "BUNDLE", "count": (0, 1), "handler": "gpurun.commands.validate:validate",
+        "help": "say everything that is wrong with a config.json; change nothing",
+        "options": (_BUNDLE, _CONFIG),
+    },
+    "explain": {
+        "arguments": "BUNDLE", "count": (0, 2), "handler": "gpurun.commands.explain:explain",
+        "help": "show all that create would do with a bundle, and why, or what keeps it from it; change nothing",
+        "options": (
             _BUNDLE,
             _CONFIG,
             ("json", "", "switch", "as JSON"),
             ("diff", "", "switch", "of two bundles: only what is done for one of both (exit code 1: they differ)"),
             ("running", "", "text", "what was done for the container ID, and which limits have changed since"),
         ),
-    ),
-    "gpu": (
-        "list|leases|lease|attach|detach|doctor|explain ARGS", 1, -1, False, "gpurun.commands.gpu:gpu",
-        "list the GPUs of this host and who uses or leases them, give one to a running container or take it away, look for "
-        "what keeps containers from using them, or explain what a bundle or variables would bring into a container",
-        (
+    },
+    "gpu": {
+        "arguments": "list|leases|lease|attach|detach|doctor|explain ARGS",
+        "count": (1, -1), "handler": "gpurun.commands.gpu:gpu",
+        "help":
+            "list the GPUs of this host and who uses or leases them, give one to a running container or take it away, look "
+            "for what keeps containers from using them, or explain what a bundle or variables would bring into a container",
+        "options": (
             _FORMAT,
             ("json", "", "switch", "the same as --format json"),
             ("processes", "", "switch", "list: also memory, load and processes (asks the driver's NVML)"),
@@ -265,11 +309,14 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
             ("expire", "", "switch", "leases: warn of those whose time is over, and end the containers if the site says so"),
             ("release", "", "switch", "lease: take the lease away, whatever the container does with its GPUs"),
         ),
-    ),
-    "install": (
-        "docker|containerd|podman|crio|kubernetes", 1, 1, False, "gpurun.toolkit.install:install",
-        "tell a client of this runtime: docker, containerd, podman, crio, or the one of this node's kubelet (kubernetes)",
-        (
+    },
+    "install": {
+        "arguments": "docker|containerd|podman|crio|kubernetes",
+        "count": (1, 1), "handler": "gpurun.toolkit.install:install",
+        "help":
+            "tell a client of this runtime: docker, containerd, podman, crio, or the one of this node's kubelet "
+            "(kubernetes)",
+        "options": (
             *_CLIENT,
             ("default", "", "switch", "make it the default runtime; else containers name it (`--runtime gpurun`)"),
             ("cdi", "", "switch", "docker, containerd: let the client itself take CDI devices, too"),
@@ -277,22 +324,25 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
             ("no-names", "", "switch", "without links of NVIDIA's names in /usr/local/bin, which `--gpus` needs"),
             ("runtime-class", "", "switch", "kubernetes: only print the RuntimeClass for `kubectl apply -f -`"),
         ),
-    ),
-    "uninstall": (
-        "docker|containerd|podman|crio|kubernetes|all", 1, 1, False, "gpurun.toolkit.install:uninstall",
-        "take this runtime out of a client's configuration: untouched since, that is again what it was before "
-        "`install`; all: out of every client that `install` has told",
-        (*_CLIENT, ("drop-in", "", "file", "containerd: the FILE of `install --drop-in`, which goes")),
-    ),
-    "install-names": (
-        "DIR", 1, 1, False, "gpurun.toolkit.names:install_names",
-        "let this program be called as nvidia-container-runtime, nvidia-ctk and so on, by links in DIR",
-        (("force", "f", "switch", "replace what has such a name there"),),
-    ),
-    "cdi": (
-        "generate|refresh|list|validate|transform [ARGS]", 1, -1, False, "gpurun.commands.cdi:cdi",
-        "write this host's GPUs as a CDI file, list CDI devices, check CDI files, or move one to another root",
-        (
+    },
+    "uninstall": {
+        "arguments": "docker|containerd|podman|crio|kubernetes|all",
+        "count": (1, 1), "handler": "gpurun.toolkit.install:uninstall",
+        "help":
+            "take this runtime out of a client's configuration: untouched since, that is again what it was before "
+            "`install`; all: out of every client that `install` has told",
+        "options": (*_CLIENT, ("drop-in", "", "file", "containerd: the FILE of `install --drop-in`, which goes")),
+    },
+    "install-names": {
+        "arguments": "DIR", "count": (1, 1), "handler": "gpurun.toolkit.names:install_names",
+        "help": "let this program be called as nvidia-container-runtime, nvidia-ctk and so on, by links in DIR",
+        "options": (("force", "f", "switch", "replace what has such a name there"),),
+    },
+    "cdi": {
+        "arguments": "generate|refresh|list|validate|transform [ARGS]",
+        "count": (1, -1), "handler": "gpurun.commands.cdi:cdi",
+        "help": "write this host's GPUs as a CDI file, list CDI devices, check CDI files, or move one to another root",
+        "options": (
             ("output", "o", "file", "generate, refresh, transform: write FILE; its ending says the format"),
             ("format", "f", "text", "generate, refresh: yaml or json"),
             (
@@ -322,13 +372,14 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
             ("csv.ignore-pattern", "", "texts", "generate, refresh: leave links in these lists out that fit the pattern"),
             ("csv.compat-container-root", "", "dir", "generate, refresh: where images for an Orin have newer libraries"),
         ),
-    ),
-    "kubernetes": (
-        "device-plugin|dra-driver|labels|install-node|uninstall-node", 1, -1, False,
-        "gpurun.commands.kubernetes:kubernetes",
-        "give a Kubernetes cluster the GPUs of this node, as a device plugin, by dynamic resource allocation, as labels; "
-        "put gpurun on a node from a pod",
-        (
+    },
+    "kubernetes": {
+        "arguments": "device-plugin|dra-driver|labels|install-node|uninstall-node",
+        "count": (1, -1), "handler": "gpurun.commands.kubernetes:kubernetes",
+        "help":
+            "give a Kubernetes cluster the GPUs of this node, as a device plugin, by dynamic resource allocation, as "
+            "labels; put gpurun on a node from a pod",
+        "options": (
             ("node-name", "", "text", "the name of this node in the cluster (default: $NODE_NAME, or the host's name)"),
             ("kubeconfig", "", "file", "how to reach the API server (default: $KUBECONFIG, or as a pod of the cluster)"),
             ("kubelet-dir", "", "dir", "device-plugin, dra-driver: the kubelet's directory (/var/lib/kubelet)"),
@@ -364,21 +415,21 @@ COMMANDS: dict[str, tuple[Any, ...]] = {
             ("daemonset", "", "text", "install-node: NAMESPACE/NAME of the DaemonSet that --on-exit ask asks about"),
             ("ready-file", "", "file", "install-node: a file that is there while gpurun is installed"),
         ),
-    ),
-    "metrics": (
-        "", 0, 0, False, "gpurun.commands.metrics:metrics",
-        "serve figures of the GPUs and of each container for Prometheus, by dcgm-exporter's and cAdvisor's names",
-        (
+    },
+    "metrics": {
+        "arguments": "", "count": (0, 0), "handler": "gpurun.commands.metrics:metrics",
+        "help": "serve figures of the GPUs and of each container for Prometheus, by dcgm-exporter's and cAdvisor's names",
+        "options": (
             ("listen", "", "text", "ADDRESS:PORT to listen on (127.0.0.1:9400; :9400 is every address)"),
             ("once", "", "switch", "print them once, and end"),
             ("pod-resources", "", "file", "the kubelet's socket that says which pod has which GPU"),
             ("driver-root", "", "dir", "where the driver is installed (/)"),
             ("host-root", "", "dir", "where the host's root is mounted, when this runs in a pod"),
         ),
-    ),
-    "hook": (
-        "prestart|NAME [ARGS]", 1, -1, True, "gpurun.hook.prestart:hook",
-        "be the NVIDIA hook of another runtime, or a hook of a CDI file: the container's state is read from stdin",
-        (("config", "", "file", "read FILE as the toolkit's config.toml"), ("debug", "", "switch", "ignored", False)),
-    ),
+    },
+    "hook": {
+        "arguments": "prestart|NAME [ARGS]", "count": (1, -1), "stop": True, "handler": "gpurun.hook.prestart:hook",
+        "help": "be the NVIDIA hook of another runtime, or a hook of a CDI file: the container's state is read from stdin",
+        "options": (("config", "", "file", "read FILE as the toolkit's config.toml"), ("debug", "", "switch", "")),
+    },
 }  # fmt: skip

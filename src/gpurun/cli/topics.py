@@ -15,8 +15,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Clusters": ("kubernetes", "metrics"),
 }
 
-#: Command → what comes after it → (its arguments, what it does).  Options of the table whose help begins with one of these
-#: words and a colon are for it alone.
+#: Group → command below it → (its arguments, what it does).
 BELOW: dict[str, dict[str, tuple[str, str]]] = {
     "gpu": {
         "list": ("", "list the GPUs of this host, their MIG devices, and the containers that have them"),
@@ -41,6 +40,8 @@ BELOW: dict[str, dict[str, tuple[str, str]]] = {
         "device-plugin": ("", "offer this node's GPUs to the kubelet, as nvidia.com/gpu and MIG devices, shared if wanted"),
         "dra-driver": ("", "offer this node's GPUs by dynamic resource allocation (ResourceSlices and claims)"),
         "labels": ("", "say in labels of the node which GPUs it has"),
+        "install-node": ("", "put gpurun on the node whose root --host-root is, and take it away again at the end"),
+        "uninstall-node": ("", "take away from the node what install-node has put there"),
     },
 }
 
@@ -137,6 +138,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "# what it would write",
         "gpurun kubernetes labels --oneshot --output-file -",
     ),
+    "kubernetes install-node": (
+        "# in a pod, which has the root of the node at /host",
+        "gpurun kubernetes install-node --host-root /host --oneshot",
+    ),
+    "kubernetes uninstall-node": ("gpurun kubernetes uninstall-node --host-root /host",),
     "install": (
         "# what would be written to /etc/docker/daemon.json",
         "gpurun install docker --dry-run",

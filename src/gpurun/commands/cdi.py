@@ -10,6 +10,7 @@ import sys
 
 from gpurun.cdi.files import Registry, SpecFile, parse_spec, read_registry, read_spec_file
 from gpurun.cdi.transform import transform_root
+from gpurun.cli.table import GROUPS
 from gpurun.commands.cdi_generate import generate_file, option_items, write_spec
 from gpurun.commands.cdi_refresh import refresh
 from gpurun.commands.groups import check_options
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from gpurun.invocation import Invocation
 
 
-_COMMANDS = ("generate", "refresh", "list", "validate", "transform")
-
-
 def cdi(invocation: Invocation) -> int:
     """``cdi generate``, ``refresh``, ``list``, ``validate`` and ``transform root``; 1 when a file is wrong.
 
@@ -37,8 +35,8 @@ def cdi(invocation: Invocation) -> int:
     """
     what, args = invocation.args[0], tuple(invocation.args[1:])
     env = dict(os.environ)
-    if what in _COMMANDS:
-        check_options(invocation, _COMMANDS)
+    if what in GROUPS["cdi"]:
+        check_options(invocation)
     if what == "generate" and not args:
         return generate_file(invocation, env)
     if what == "refresh" and not args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posix
 
+from gpurun.cli.table import GROUPS
 from gpurun.cli.terminal import write_folded
 from gpurun.commands.groups import check_options
 from gpurun.errors import GpurunError, UsageError
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from gpurun.gpu.doctor_host import Finding
     from gpurun.invocation import Invocation
 
-_COMMANDS = ("list", "leases", "lease", "attach", "detach", "doctor", "explain")
 _VERDICT = 6  # columns of the doctor's verdict and the blanks behind it
 
 
@@ -27,9 +27,9 @@ def gpu(invocation: Invocation) -> int:
     :class:`UsageError` for another word.
     """
     what, *words = invocation.args
-    if what not in _COMMANDS:
-        raise UsageError(f'gpu: no such command "{what}", use {", ".join(_COMMANDS[:-1])} or {_COMMANDS[-1]}')
-    check_options(invocation, _COMMANDS)
+    if what not in GROUPS["gpu"]:
+        raise UsageError(f'gpu: no such command "{what}", use {", ".join(GROUPS["gpu"][:-1])} or {GROUPS["gpu"][-1]}')
+    check_options(invocation)
     if words and what not in ("explain", "lease", "attach", "detach"):
         raise UsageError(f"gpu {what}: takes no argument")
     form = "json" if invocation.flag("json") else invocation.option("format", "table")

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 
+from gpurun.cli.table import GROUPS
 from gpurun.commands.groups import check_options
 from gpurun.commands.kubernetes_options import config_changes, host_of, interval, node_name, until_signal
 from gpurun.errors import UsageError
 from gpurun.invocation import Invocation
 from gpurun.kubernetes.extra import need
 
-COMMANDS = ("device-plugin", "dra-driver", "labels", "install-node", "uninstall-node")
-
 
 def kubernetes(invocation: Invocation) -> int:
-    """Run one of :data:`COMMANDS` until a signal ends it; the exit code.  Raises :class:`UsageError` for another word."""
+    """Run the command that the first argument is until a signal ends it; the exit code.
+
+    Raises :class:`UsageError` for another word.
+    """
     what, *rest = invocation.args
-    if what not in COMMANDS or rest:
-        known = f"{', '.join(COMMANDS[:-1])} or {COMMANDS[-1]}"
+    if what not in GROUPS["kubernetes"] or rest:
+        known = f"{', '.join(GROUPS['kubernetes'][:-1])} or {GROUPS['kubernetes'][-1]}"
         raise UsageError(f'kubernetes: no such command "{" ".join(invocation.args)}", use {known}')
-    check_options(invocation, COMMANDS)
+    check_options(invocation)
     if what == "device-plugin":
         need("grpc", "google.protobuf", "pydantic")
         return _device_plugin(invocation)

@@ -122,6 +122,6 @@ def _takes_value(option: str) -> bool:
 
 def _kind(option: str) -> str:
     """What the option of ``cdi`` takes, as the table of commands says it; empty for one that is not there."""
-    from gpurun.cli.table import COMMANDS
+    from gpurun.cli.rows import command
 
-    return next((row[2] for row in COMMANDS["cdi"][-1] if option and option in row[:2]), "")
+    return next((row.kind for row in command("cdi").options if option and option in (row.name, row.short)), "")
