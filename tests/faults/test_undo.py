@@ -164,3 +164,28 @@ def test_a_process_that_a_hook_leaves_in_the_cgroup(runtime: Runtime, bundle: Ma
     assert container.result.rc == 1 and "createContainer" in container.err
     assert container.err.count("\n") == 1
     assert not (runtime.root / container.id).exists() and not bed.cgroup(b.linux["cgroupsPath"]).exists()
+
+
+def children() -> set[int]:
+    return {int(pid) for pid in Path("/proc/thread-self/children").read_text().split()}
+
+
+def test_a_message_of_exec_that_cannot_be_read(runtime: Runtime, bundle: MakeBundle, tmp_path: Path) -> None:
+    """Whichever it is: exec has ended and reaped all that it started, also the process that it had not heard of yet.  One
+    that stays, though it has ended, keeps the container's pid namespace, and so its init."""
+    container = runtime.create(bundle().args("sleep", "1000"))
+    container.start()
+    met = 0
+    for number in range(1, 20):
+        injection = Injection(tmp_path / "log", "recvmsg", "ENOMEM", str(number), children=False)
+        before = children()
+        with injection as tracer:
+            result = runtime("exec", container.id, "true", tracer=tracer)
+        if not injection.injected:
+            assert result.rc == 0
+            break
+        met += 1
+        assert result.rc == 255 and "cannot allocate memory" in result.err and result.err.count("\n") == 1, result
+        assert children() <= before, f"left by exec, whose recvmsg #{number} failed"
+    assert met >= 8  # four messages, each of which is looked at and read
+    assert container.delete("--force") == (0, "", "")

@@ -116,22 +116,31 @@ def receive_report(fd: int, senders: Container[int] | None) -> Report | None:
     """The next message of one of the processes *senders*, None for any; None when the other side has closed (or died within
     a message).
 
-    Raises :class:`GpurunError` for what is no message, and for one that somebody else has written.
+    Where the read fails nothing of the message is gone, and the next call begins with it again.  Raises
+    :class:`GpurunError` for what is no message, and for one that somebody else has written.
     """
-    head, sender = _read_from(fd, 4)
+    from _socket import MSG_PEEK
+
+    # The length is looked at and stays where it is, then all is read at once.  report() writes a message at once too, and
+    # the kernel keeps it in one piece, so no part of one comes alone.
+    head, sender = _receive(fd, 4, MSG_PEEK)
     if len(head) < 4:
         return None
     size = int.from_bytes(head, "little")
     if size > _MAX_REPORT:
         raise GpurunError(f"process {sender} of the new container sent an invalid message: {size} bytes")
-    data, other = _read_from(fd, size)
-    if len(data) < size:
-        return None
-    if senders is not None and (sender not in senders or other != sender):
+    data, writer = b"", sender
+    while len(data) < 4 + size:
+        chunk, other = _receive(fd, 4 + size - len(data))
+        if not chunk:
+            return None
+        data += chunk
+        writer = writer if other == sender else other
+    if senders is not None and (sender not in senders or writer != sender):
         raise GpurunError(
-            f"process {other or sender} sent a message in the name of the container's process: gpurun is being attacked"
+            f"process {writer} sent a message in the name of the container's process: gpurun is being attacked"
         )
-    return parse_report(data, sender)
+    return parse_report(data[4:], sender)
 
 
 def parse_report(data: bytes, sender: int) -> Report:
@@ -161,31 +170,26 @@ def check_child(pid: int) -> int:
     return pid
 
 
-def _read_from(fd: int, size: int) -> tuple[bytes, int]:
-    """(*size* bytes, the pid of who has written them); fewer when the other side is gone, pid -1 when there are several."""
+def _receive(fd: int, size: int, flags: int = 0) -> tuple[bytes, int]:
+    """(up to *size* bytes, the pid of who has written them); none, and pid 0, when the other side is gone."""
     from _socket import AF_UNIX, CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_CREDENTIALS, SOCK_STREAM, socket
 
-    data, sender = b"", 0
     its = socket(AF_UNIX, SOCK_STREAM, 0, fd)
     try:
-        while len(data) < size:
-            # No room for descriptors: those that somebody sends along are closed by the kernel.
-            chunk, control, _, _ = its.recvmsg(size - len(data), CMSG_SPACE(_CREDENTIALS), MSG_CMSG_CLOEXEC)
-            if not chunk:
-                break
-            data += chunk
-            for _, kind, value in control:
-                if kind == SCM_CREDENTIALS:
-                    pid = int.from_bytes(value[:4], "little")
-                    sender = pid if sender in (0, pid) else -1
+        # No room for descriptors: those that somebody sends along are closed by the kernel.
+        data, control, _, _ = its.recvmsg(size, CMSG_SPACE(_CREDENTIALS), MSG_CMSG_CLOEXEC | flags)
     except ConnectionResetError:  # the other side was killed before it had read all
-        pass
+        return b"", 0
     except BlockingIOError:
         raise
     except OSError as e:
         raise StepError("receive", "a message of the container's process", e.errno) from None
     finally:
         its.detach()
+    sender = 0
+    for _, kind, value in control:
+        if kind == SCM_CREDENTIALS:
+            sender = int.from_bytes(value[:4], "little")
     return data, sender
 
 
