@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -11,9 +12,12 @@ from typing import Any
 
 import pytest
 
-from gpurun.commands.stats import COLUMNS, Look, row, size, stats_table
-from gpurun.engine.state import State
+from gpurun.commands.stats import COLUMNS, Look, _Watch, row, size, stats_table
+from gpurun.engine import state as store
+from gpurun.engine.state import State, save
 from gpurun.library.stats import Stats
+from gpurun.linux.procfs import stat
+from gpurun.record import replace
 from tests.cli.test_terminal import on_terminal
 from tests.conftest import MakeBundle
 from tests.native.runtime import Runtime
@@ -128,6 +132,55 @@ def test_containers_that_do_not_run(runtime: Runtime, bundle: MakeBundle) -> Non
     ended = runtime.start(bundle().args("true"))
     ended.wait()
     assert "container not running" in runtime("stats", "--once", ended.id).text
+
+
+@pytest.fixture
+def two_roots(tmp_path: Path) -> tuple[str, ...]:
+    """State directories with containers of nothing but this process: ``a`` and ``b`` in one, ``b`` in another.  The first
+    ``b`` has an engine's name: ``a``."""
+    found = stat(os.getpid())
+    assert found is not None
+    cgroup = tmp_path / "cgroup"
+    cgroup.mkdir()
+    for number, container_id, name in ((1, "a", ""), (1, "b", "a"), (2, "b", "web")):
+        root = tmp_path / str(number)
+        made = State(container_id, "/b", "/b/rootfs", str(cgroup), True, os.getpid(), found[1], "2026-01-02T03:04:05Z")
+        (root / container_id).mkdir(parents=True)
+        save(str(root), replace(made, annotations=json.dumps({"nerdctl/name": name} if name else {})))
+        (root / container_id / "config.json").write_text("{}")
+    return (str(tmp_path / "1"), str(tmp_path / "2"))
+
+
+@pytest.mark.parametrize(
+    ("names", "shown", "first", "again"),
+    [
+        ((), ["1/a", "1/b", "2/b"], ["1/a", "1/b", "2/b"], ["1/a", "1/b", "2/b"]),
+        (("a",), ["1/a"], ["1/a"], ["1/a"]),
+        (("b",), ["1/b", "2/b"], ["1/b", "2/b"], ["1/b", "2/b"]),
+        (("web",), ["2/b"], ["1/a", "1/b", "2/b"], ["2/b"]),
+        (("a", "web"), ["1/a", "2/b"], ["1/a", "1/b", "2/b"], ["1/a", "2/b"]),
+        (("nobody",), [], ["1/a", "1/b", "2/b"], ["1/a", "1/b", "2/b"]),
+    ],
+)
+def test_what_is_read(
+    two_roots: tuple[str, ...], monkeypatch: pytest.MonkeyPatch,
+    names: tuple[str, ...], shown: list[str], first: list[str], again: list[str],
+) -> None:  # fmt: skip
+    """One container among a thousand is looked at alone: by its id at once, by its engine's name once that is found."""
+    read: list[str] = []
+    parse = store.load
+
+    def load(root: str, container_id: str) -> State:
+        loaded = parse(root, container_id)
+        read.append(f"{root[-1]}/{container_id}")
+        return loaded
+
+    monkeypatch.setattr(store, "load", load)
+    watch = _Watch(two_roots, names)
+    for expected in (first, again):
+        read.clear()
+        assert sorted([f"{root[-1]}/{container_id}" for root, container_id in watch.look()]) == shown
+        assert sorted(set(read)) == expected
 
 
 def test_a_table_on_a_terminal(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -14,8 +13,7 @@ import pytest
 
 from gpurun.builder.front import compiler
 from gpurun.engine.state import State
-from gpurun.linux.procfs import oom_kills, stat
-from gpurun.ns.journal import ROOTFS, append
+from gpurun.linux.procfs import stat
 from tests.launcher.front import FALLS_BACK, Store, both, falls_back, run
 from tests.native.bed import Bed, remove_cgroup
 from tests.native.waiting import wait_until
@@ -257,120 +255,3 @@ def test_a_cgroup_that_does_not_freeze_is_thawed_for_the_launcher(places: Path, 
     done = run(places / "bare", "--root", store.root, "pause", "c")
     assert done.stderr.startswith(FALLS_BACK)
     assert (store.cgroup / "cgroup.freeze").read_text() == "0"
-
-
-# ---- delete
-
-
-@pytest.fixture
-def stopped(store: Store) -> Store:
-    os.kill(store.state.pid, signal.SIGKILL)
-    wait_until(store.has_ended)
-    for name in ("exec.fifo", "edits", "seccomp", "gpus"):
-        (store.container / name).touch()
-    return store
-
-
-@pytest.mark.parametrize(
-    ("hooks", "plain"),
-    [("prestart", True), ("createRuntime", True), ("startContainer", True), ("poststop", False), ("post\\u0073top", False)],
-)
-def test_hooks_that_delete_has_to_run(places: Path, stopped: Store, hooks: str, plain: bool) -> None:
-    """An engine's for the network, which it gives to every container, are none of them; a name may be written otherwise."""
-    (stopped.container / "config.json").write_text(f'{{"hooks":{{"{hooks}":[{{"path":"/bin/false"}}]}}}}')
-    if not plain:
-        falls_back(places, stopped, "--root", stopped.root, "delete", "c")
-        return
-    assert run(places / "bare", "--root", stopped.root, "delete", "c").returncode == 0
-    assert not stopped.container.exists()
-
-
-@pytest.mark.parametrize("options", [[], ["--force"], ["-f"]])
-def test_delete(places: Path, stopped: Store, options: list[str]) -> None:
-    log = stopped.root.parent / "log"
-    done = run(places / "bare", "--root", stopped.root, "--log", log, "--log-format", "json", "delete", *options, "c")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert not stopped.container.exists()
-    assert not stopped.cgroup.exists()
-    assert log.read_text() == ""
-    assert log.stat().st_mode & 0o777 == 0o644
-
-
-@pytest.mark.parametrize("program", ["bare", "pure"])
-def test_delete_while_somebody_writes(places: Path, stopped: Store, tmp_path: Path, program: str) -> None:
-    """A gpu attach that is at work makes files after delete has read what there is: nothing stays, and it is no error."""
-    if not shutil.which("strace"):
-        pytest.skip("strace is not installed")
-    directory = stopped.container
-    slowly = [
-        "strace",
-        "-f",
-        "-qq",
-        "-o",
-        str(tmp_path / "log"),
-        "-e",
-        "trace=rmdir",
-        "-e",
-        "inject=rmdir:delay_enter=2000000",
-    ]
-    command = [*slowly, "-P", str(directory), str(places / program), "--root", str(stopped.root), "delete", "c"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={"PATH": os.environ["PATH"]})
-    wait_until(lambda: not os.listdir(directory))
-    (directory / ".attached").touch()
-    _, said = process.communicate(timeout=60)
-    assert (process.returncode, said) == (0, "")
-    assert not directory.exists()
-
-
-IN_A_RUN_OF_ITS_OWN = 'mount -t tmpfs run /run && mkdir -p /run/systemd/transient && {}exec "$@"'
-
-
-@pytest.mark.parametrize("left", ["", "touch /run/systemd/transient/x.scope && "])
-def test_delete_of_a_scope(places: Path, stopped: Store, left: str) -> None:
-    """It went with its last process, as scopes do; one that systemd still knows has failed, and systemd must be told."""
-    if os.geteuid():
-        pytest.skip("needs a /run of its own")
-    stopped.cgroup.rmdir()
-    stopped.save(unit="x.scope", oom_kills=oom_kills())
-    own_run = ["unshare", "--mount", "--propagation", "private", "sh", "-c", IN_A_RUN_OF_ITS_OWN.format(left), "sh"]
-    command = [*own_run, str(places / "bare"), "--root", str(stopped.root), "--systemd-cgroup", "delete", "--force", "c"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PATH": os.environ["PATH"]})
-    assert (done.returncode == 0) is not bool(left), done
-    assert stopped.container.exists() is bool(left)
-    assert not left or done.stderr.startswith(FALLS_BACK)
-
-
-@pytest.mark.parametrize("changes", [{"manager": "bus:/run/user/0/bus"}, {"oom_kills": -1}, {"oom_kills": 1 << 40}], ids=str)
-def test_scopes_left_to_the_launcher(places: Path, stopped: Store, changes: dict[str, object]) -> None:
-    """Of another manager than the system's, or of a host where processes were killed for want of memory since."""
-    stopped.cgroup.rmdir()
-    stopped.save(**{"unit": "gpurun-no-such.scope", "oom_kills": oom_kills(), **changes})
-    falls_back(places, stopped, "--root", stopped.root, "delete", "c")
-    if "manager" not in changes:
-        falls_back(places, stopped, "--root", stopped.root, "state", "c")
-
-
-@pytest.mark.parametrize(
-    "special", ["notify", "resctrl", ".state", "created", "hooks", "unit", "keeper", "cgroup", "memory", "running"]
-)
-def test_deletes_with_more_to_undo(places: Path, store: Store, special: str) -> None:
-    if special != "running":
-        os.kill(store.state.pid, signal.SIGKILL)
-        wait_until(store.has_ended)
-    if special == "hooks":
-        (store.container / "config.json").write_text('{"hooks":{"poststop":[]}}')
-    elif special == "unit":
-        store.save(unit="x.scope")
-    elif special == "keeper":
-        store.save(keeper=1)
-    elif special == "cgroup":
-        (store.cgroup / "child").mkdir()
-    elif special == "memory":
-        (store.cgroup / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 1\noom_group_kill 0\n")
-    elif special == "created":
-        fd = os.open(store.container / special, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        append(fd, ROOTFS, str(store.root.parent / "rootfs"))  # a whole journal: what it says is never the front's to undo
-        os.close(fd)
-    elif special != "running":
-        (store.container / special).mkdir()
-    falls_back(places, store, "--root", store.root, "delete", "c")

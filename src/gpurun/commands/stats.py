@@ -28,7 +28,7 @@ from gpurun.gpu.request.settings import read_settings, settings_path
 from gpurun.gpu.usage import TIMEOUT_S, of_gpu
 from gpurun.library.stats import stats_of
 from gpurun.linux.files import read_file
-from gpurun.metrics.containers import live
+from gpurun.metrics.containers import with_use
 from gpurun.output import write_document, write_stderr, write_stdout
 from gpurun.record import Record
 
@@ -105,17 +105,44 @@ class _Watch:
 
     def known(self) -> bool:
         """Whether there is a container of one of the names, running or not."""
-        return any(posix.access(f"{root}/{name}/state", posix.F_OK) for root in self._roots for name in self._names)
+        return any(self._is_id(name) for name in self._names)
+
+    def _is_id(self, name: str) -> bool:
+        return any(posix.access(f"{root}/{name}/state", posix.F_OK) for root in self._roots)
 
     def look(self) -> dict[tuple[str, str], Look]:
         found = {}
-        for root, state, data in live(self._roots):
-            key = (root, state.id)
-            if key not in self._called:
-                self._called[key] = self._name(root, state.id)
-            if not self._names or state.id in self._names or self._called[key][0] in self._names:
-                found[key] = Look(root, state, time.monotonic(), stats_of(data, 0), _controllers(state.cgroup))
+        for root, state, data in with_use(self._wanted()):
+            self._learn_name(root, state.id)
+            found[root, state.id] = Look(root, state, time.monotonic(), stats_of(data, 0), _controllers(state.cgroup))
         return found
+
+    def _wanted(self) -> list[tuple[str, store.State]]:
+        """(root, state) of those to look at, as far as they run.
+
+        A word that is an id means that container alone.  Any other may be an engine's name, which only a container's
+        config tells: then all containers are read, until one of that name runs.
+        """
+        if not self._names:
+            return store.live_containers(self._roots)
+        found = store.live_containers(self._roots, self._names)
+        words = {name for name in self._names if not self._is_id(name)}
+        for (root, container_id), (name, _) in self._called.items():
+            if name in words:
+                found += store.live_containers((root,), (container_id,))
+        words -= {self._called[key][0] for root, state in found if (key := (root, state.id)) in self._called}
+        if words:
+            for root, state in store.live_containers(self._roots):
+                if self._learn_name(root, state.id) in words:
+                    found.append((root, state))
+        return found
+
+    def _learn_name(self, root: str, container_id: str) -> str:
+        """The engine's name for the container, read once."""
+        key = (root, container_id)
+        if key not in self._called:
+            self._called[key] = self._name(root, container_id)
+        return self._called[key][0]
 
     def _name(self, root: str, container_id: str) -> tuple[str, str]:
         try:

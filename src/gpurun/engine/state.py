@@ -156,16 +156,16 @@ def unreadable(roots: Iterable[str]) -> str:
     return f"gpurun: containers in {', '.join(closed)} are not shown: permission denied: run it as root" if closed else ""
 
 
-def live_containers(roots: Iterable[str]) -> list[tuple[str, State]]:
-    """(state root, state) of each container in *roots* that has not stopped; what cannot be read, another runtime's or one
-    that is just being deleted, is left out."""
+def live_containers(roots: Iterable[str], ids: tuple[str, ...] | None = None) -> list[tuple[str, State]]:
+    """(state root, state) of each container in *roots* that has not stopped, or of those called *ids*; what cannot be read,
+    another runtime's or one that is just being deleted, is left out."""
     found = []
     for root in roots:
         try:
-            ids = container_ids(root)
+            names = container_ids(root) if ids is None else ids
         except OSError:
             continue
-        for container_id in ids:
+        for container_id in names:
             try:
                 state = load(root, container_id)
                 if state.pid and status(root, state) != "stopped":

@@ -381,8 +381,9 @@ int main(int argc, char **argv)
 		defer_with_child(entry);
 	const char *command = argv[at], *id = argv[at + 1], *more = argc - at == 3 ? argv[at + 2] : NULL;
 	bool to_kill = strcmp(command, "kill") == 0, to_delete = strcmp(command, "delete") == 0;
-	if (to_delete && more && (strcmp(id, "--force") == 0 || strcmp(id, "-f") == 0)) {
-		id = more; /* which changes nothing for a container that has stopped */
+	bool force = to_delete && more && (strcmp(id, "--force") == 0 || strcmp(id, "-f") == 0);
+	if (force) {
+		id = more;
 		more = NULL;
 	}
 	bool to_state = strcmp(command, "state") == 0, to_start = strcmp(command, "start") == 0;
@@ -405,5 +406,5 @@ int main(int argc, char **argv)
 		return do_pause(&c);
 	if (to_resume)
 		return do_resume(&c);
-	return to_state ? do_state(&c) : to_start ? do_start(&c) : to_kill ? do_kill(&c, more) : do_delete(&c);
+	return to_state ? do_state(&c) : to_start ? do_start(&c) : to_kill ? do_kill(&c, more) : do_delete(&c, force);
 }

@@ -28,13 +28,13 @@ class Used(Record):
 
 def running(roots: Iterable[str]) -> list[Used]:
     """The containers that run, of the state directories *roots*.  What goes away meanwhile is left out."""
-    return [Used(labels_of(state), data) for _, state, data in live(roots)]
+    return [Used(labels_of(state), data) for _, state, data in with_use(store.live_containers(roots))]
 
 
-def live(roots: Iterable[str]) -> list[tuple[str, store.State, dict[str, Any]]]:
-    """The same as (state directory, state, what its cgroup uses)."""
+def with_use(containers: Iterable[tuple[str, store.State]]) -> list[tuple[str, store.State, dict[str, Any]]]:
+    """(state directory, state) of each → the same with what its cgroup uses."""
     found = []
-    for root, state in store.live_containers(roots):
+    for root, state in containers:
         try:
             if state.cgroup:
                 found.append((root, state, read_stats(state.cgroup)))
