@@ -24,7 +24,7 @@ def lend_missing(pid: int, nodes: tuple[DeviceNode, ...], label: str) -> int:
     """Those of *nodes* that the host lacks, as :func:`gpurun.ns.devices.lend_nodes` has them, for the container of the
     process *pid*, in whose user namespace none can be made; -1 where the host has them all, or we may make none."""
     missing = missing_nodes(nodes)
-    if posix.geteuid() != 0 or not any(missing):
+    if not any(missing):
         return -1
     maps = [read_file(f"/proc/{pid}/{name}").decode() for name in ("uid_map", "gid_map")]
     return lend_nodes(missing, lambda uid, gid: (host_id(maps[0], uid), host_id(maps[1], gid)), label)

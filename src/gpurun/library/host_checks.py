@@ -9,7 +9,7 @@ from gpurun.engine.caller.mount_hint import file_systems, mount_hint
 from gpurun.errors import GpurunError, strerror_lower
 from gpurun.linux.files import O_CLOEXEC, Fd, read_file
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
-from gpurun.linux.process import CLONE_NEWUSER
+from gpurun.linux.process import CAP_SYS_ADMIN, CLONE_NEWUSER, has_capabilities
 from gpurun.ns.mount_plan import failed_mount, is_late
 from gpurun.ns.path import open_in_root
 from gpurun.ns.spawn import open_joins
@@ -37,9 +37,10 @@ def host_problems(plan: Plan) -> tuple[str, ...]:
 
 
 def _privileges(plan: Plan) -> Iterator[str]:
-    if posix.geteuid() and not plan.namespaces.has(CLONE_NEWUSER):
+    if not plan.namespaces.has(CLONE_NEWUSER) and not has_capabilities(CAP_SYS_ADMIN):
+        who = f"user {posix.geteuid()}" if posix.geteuid() else "root without CAP_SYS_ADMIN"
         yield (
-            f"user {posix.geteuid()} may make no container without a user namespace: "
+            f"{who} may make no container without a user namespace: "
             'run gpurun as root, or see "Without root" in the documentation (`gpurun spec --rootless`)'
         )
 

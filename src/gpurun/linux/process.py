@@ -29,6 +29,7 @@ RLIMITS = (
     "MEMLOCK", "AS", "LOCKS", "SIGPENDING", "MSGQUEUE", "NICE", "RTPRIO", "RTTIME",
 )  # fmt: skip
 RLIMIT_NPROC = 6
+CAP_SETGID, CAP_SETUID, CAP_SYS_CHROOT, CAP_SYS_ADMIN, CAP_SETFCAP = 6, 7, 18, 21, 31
 
 PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
@@ -149,6 +150,12 @@ def capget() -> tuple[int, int, int]:
     syscall(NR["capget"], pack("Ii", 0x20080522, 0), data)
     words = unpack("6I", data.raw)
     return words[0] | words[3] << 32, words[1] | words[4] << 32, words[2] | words[5] << 32
+
+
+def has_capabilities(*numbers: int) -> bool:
+    """Whether all of those CAP_* are effective here: in our own user namespace, whichever that is."""
+    effective = capget()[0]
+    return all(effective >> number & 1 for number in numbers)
 
 
 def capset(effective: int, permitted: int, inheritable: int) -> None:

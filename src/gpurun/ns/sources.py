@@ -18,7 +18,7 @@ from gpurun.linux.files import O_CLOEXEC
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.process import CLONE_NEWNS, setns
 from gpurun.linux.scm_rights import receive_with, send_with
-from gpurun.ns.helper_process import run_in_child
+from gpurun.ns.helper_process import ask_child
 from gpurun.ns.mount_plan import MountStep, failed_mount
 from gpurun.ns.pivot import cut, root_tree
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpurun.ns.pivot import Propagation
 
 _CHUNK = 200  # descriptors in one message; the kernel takes 253
+_REFUSED = b"refused"
 ROOT = -1  # the index that stands for the rootfs
 
 
@@ -46,24 +47,35 @@ def hand_over(
     propagation: Propagation,
     user_namespaces: dict[tuple[str, str], int],
     more: tuple[Callable[[], int], ...] = (),
-) -> None:
+) -> bool:
     """Open the rootfs (unless *rootfs* is empty) and the sources of the bind mounts among *steps* (None stands for one that
     the init does alone), and send them to the init *pid*; then what each of *more* opens (-1: nothing), with the numbers
     that follow those of the steps.
 
     *mount_namespace* is that of the container if it is joined, -1 for the init's own.  *user_namespaces* has a descriptor
-    for each pair of maps that id-mapped mounts use.  Raises :class:`GpurunError`.
+    for each pair of maps that id-mapped mounts use.  Returns False, with nothing sent, where we may not enter that
+    namespace: it takes CAP_SYS_PTRACE to open it, CAP_SYS_ADMIN and CAP_SYS_CHROOT to enter it.  Raises
+    :class:`GpurunError`.
     """
     target, its_root = mount_namespace, -1
     if mount_namespace < 0:
-        target = posix.open(f"/proc/{pid}/ns/mnt", posix.O_RDONLY | O_CLOEXEC)
-        its_root = posix.open(f"/proc/{pid}/root", O_PATH | O_DIRECTORY | O_CLOEXEC)
+        try:
+            target = posix.open(f"/proc/{pid}/ns/mnt", posix.O_RDONLY | O_CLOEXEC)
+            its_root = posix.open(f"/proc/{pid}/root", O_PATH | O_DIRECTORY | O_CLOEXEC)
+        except PermissionError:
+            if target >= 0:
+                posix.close(target)
+            ours.close()
+            return False
 
-    def in_container() -> None:
-        setns(target, CLONE_NEWNS)
-        if its_root >= 0:  # setns(2) goes to the root of the namespace; we may be in a chroot, and so is the init
-            posix.fchdir(its_root)
-            posix.chroot(".")
+    def in_container() -> bytes:
+        try:
+            setns(target, CLONE_NEWNS)
+            if its_root >= 0:  # setns(2) goes to the root of the namespace; we may be in a chroot, and so is the init
+                posix.fchdir(its_root)
+                posix.chroot(".")
+        except PermissionError:
+            return _REFUSED
         trees: list[tuple[int, int]] = []
         if rootfs:
             trees.append((ROOT, root_tree(rootfs, propagation)))
@@ -78,9 +90,10 @@ def hand_over(
                 trees.append((index, tree))
         for start in range(0, len(trees), _CHUNK):
             send_trees(ours, trees[start : start + _CHUNK])
+        return b""
 
     try:
-        run_in_child(in_container)
+        return ask_child(in_container) != _REFUSED
     finally:
         if mount_namespace < 0:
             posix.close(target)

@@ -19,6 +19,9 @@ from errno import EACCES, ENOSPC, EPERM
 from gpurun.errors import GpurunError, Step, StepError, error_text, oserror_text
 from gpurun.linux.files import O_CLOEXEC, Fd, write_all
 from gpurun.linux.process import (
+    CAP_SETFCAP,
+    CAP_SETGID,
+    CAP_SETUID,
     CLONE_NEWCGROUP,
     CLONE_NEWIPC,
     CLONE_NEWNET,
@@ -28,6 +31,7 @@ from gpurun.linux.process import (
     CLONE_PARENT,
     SIGKILL,
     clone3,
+    has_capabilities,
     setns,
     unshare,
 )
@@ -183,7 +187,7 @@ def _serve(plan: NamespacePlan, pid: int, ask_r: int, answer_w: int, cgroup_fd: 
 def _write_maps(pid: int, plan: NamespacePlan) -> None:
     """The id maps of *pid*: written by us, or by newuidmap(1) and newgidmap(1) when we lack the privilege for them."""
     rootless = posix.geteuid() != 0
-    if rootless and plan.gid_map.split()[1:] == [str(posix.getegid()), "1"]:
+    if plan.gid_map.split()[1:] == [str(posix.getegid()), "1"] and not has_capabilities(CAP_SETGID):
         _write_proc(pid, "setgroups", "deny")  # else nobody may map even the own group (user_namespaces(7))
     for name, text, helper in (("uid_map", plan.uid_map, "newuidmap"), ("gid_map", plan.gid_map, "newgidmap")):
         try:
@@ -192,11 +196,18 @@ def _write_maps(pid: int, plan: NamespacePlan) -> None:
             if e.errno != EPERM:
                 raise
             if not rootless:
-                field = name.replace("_map", "Mappings")
-                raise GpurunError(
-                    f"{e}: linux.{field} may name only ids that gpurun's own user namespace has (/proc/self/{name})"
-                ) from None
+                raise GpurunError(f"{e}: {_why_no_map(name)}") from None
             _run_mapper(helper, pid, text, e)
+
+
+def _why_no_map(name: str) -> str:
+    """Why root, maybe of a user namespace, may not write a map (user_namespaces(7))."""
+    wanted = ("CAP_SETUID", CAP_SETUID) if name == "uid_map" else ("CAP_SETGID", CAP_SETGID)
+    lacking = [word for word, number in (wanted, ("CAP_SETFCAP", CAP_SETFCAP)) if not has_capabilities(number)]
+    if lacking:
+        return f"gpurun runs without {' and '.join(lacking)}, which this takes"
+    field = name.replace("_map", "Mappings")
+    return f"linux.{field} may name only ids that gpurun's own user namespace has (/proc/self/{name})"
 
 
 def _run_mapper(helper: str, pid: int, text: str, refused: StepError) -> None:

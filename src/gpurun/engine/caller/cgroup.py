@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import posix
 from errno import EACCES, EPERM
 
 from gpurun.cgroup import manager
 from gpurun.engine.caller.rollback import CGROUP, EXCLUSIVE_CPUS, PLACEHOLDER
 from gpurun.errors import StepError
 from gpurun.linux.files import Fd
+from gpurun.linux.process import CAP_SYS_ADMIN, has_capabilities
 from gpurun.linux.procfs import in_user_namespace
 
 TYPE_CHECKING = False
@@ -102,11 +102,11 @@ def load_devices(plan: Plan) -> int:
 
 
 def _is_refused(error: StepError) -> bool:
-    """Whether bpf(2) has refused a program of a caller who is not the host's root, from whom the kernel takes none.
+    """Whether bpf(2) has refused a program of a caller without CAP_SYS_ADMIN over the host, from whom the kernel takes none.
 
-    Such a caller can make no device nodes either, nor can a container of theirs.
+    A container of theirs is in a user namespace, where nobody can make device nodes.
     """
-    return error.errno in (EPERM, EACCES) and (posix.geteuid() != 0 or in_user_namespace())
+    return error.errno in (EPERM, EACCES) and (not has_capabilities(CAP_SYS_ADMIN) or in_user_namespace())
 
 
 def restrict(plan: Plan, program_fd: int, record: str) -> None:

@@ -8,8 +8,8 @@ from errno import ENOENT
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.engine.caller.rollback import RESCTRL
 from gpurun.engine.caller.start_init import edits_come_first
-from gpurun.errors import strerror_lower
-from gpurun.linux.process import CLONE_NEWNS
+from gpurun.errors import GpurunError, strerror_lower
+from gpurun.linux.process import CAP_SYS_ADMIN, CAP_SYS_CHROOT, CLONE_NEWNS, has_capabilities
 from gpurun.ns.mount_plan import failed_mount, is_late
 
 TYPE_CHECKING = False
@@ -27,11 +27,13 @@ def source_channel(plan: Plan) -> tuple[socket | None, int]:
     """(our end, the init's end) of what mount trees are handed over by; (None, -1) when the init can open all by itself.
 
     It cannot in a user namespace, which may be unable to reach the rootfs and sources, nor can it map the ids of a mount.
+    For these the caller enters its mount namespace, as setns(2) says; one who may not has no privilege that the init lacks.
     """
     init = plan.init
-    if posix.geteuid() != 0:
-        return None, -1  # we have no privilege that the init lacks
     if not init.mount_namespace or not (init.user_namespace or any(step.idmap is not None for step in init.mounts)):
+        return None, -1
+    if not has_capabilities(CAP_SYS_ADMIN, CAP_SYS_CHROOT):
+        _refuse_idmaps(plan)
         return None, -1
     from gpurun.ns.sources import channel
 
@@ -39,8 +41,20 @@ def source_channel(plan: Plan) -> tuple[socket | None, int]:
     return ours, its.detach()
 
 
+def _refuse_idmaps(plan: Plan) -> None:
+    """Raise :class:`GpurunError` for the first id-mapped mount: nobody but us could map its ids, and we may not."""
+    for step in plan.init.mounts:
+        if step.idmap is not None:
+            raise GpurunError(
+                f'{step.where}: cannot map the ids of "{step.source}": this takes CAP_SYS_ADMIN, CAP_SYS_CHROOT and '
+                "CAP_SYS_PTRACE: run gpurun as root with all of them"
+            )
+
+
 def hand_over_sources(plan: Plan, ours: socket, pid: int, joins: tuple[tuple[Join, int], ...]) -> None:
-    """Open the mount trees of *plan* and send them to the init; raises :class:`GpurunError`."""
+    """Open the mount trees of *plan* and send them to the init; none where we may not look into its mount namespace, and
+    the init opens them itself.  Raises :class:`GpurunError`.
+    """
     mount_namespace = next((fd for join, fd in joins if join.flag == CLONE_NEWNS), -1)
     # Without a user namespace the init can do all the rest itself, and only id-mapped sources are sent, after the root,
     # which is to be the first in mountinfo.
@@ -50,11 +64,13 @@ def hand_over_sources(plan: Plan, ours: socket, pid: int, joins: tuple[tuple[Joi
         from gpurun.hook.apply import source_openers
 
         more = source_openers(plan.init.edits)
-    _open_sources(plan, ours, pid, mount_namespace, rootfs, lambda step: not is_late(step, plan.rootfs), more)
+    if not _open_sources(plan, ours, pid, mount_namespace, rootfs, lambda step: not is_late(step, plan.rootfs), more):
+        _refuse_idmaps(plan)
 
 
 def open_late_source(plan: Plan, pid: int, index: int) -> int:
-    """A descriptor of the source of mount *index*, of which the init *pid* says that its turn has come.
+    """A descriptor of the source of mount *index*, of which the init *pid* says that its turn has come; -1 where it is to
+    open that itself.
 
     Raises :class:`GpurunError` with the mount's JSON path.
     """
@@ -62,7 +78,9 @@ def open_late_source(plan: Plan, pid: int, index: int) -> int:
 
     wanted = plan.init.mounts[index]
     ours, its = channel()
-    _open_sources(plan, ours, pid, -1, "", lambda step: step is wanted)
+    if not _open_sources(plan, ours, pid, -1, "", lambda step: step is wanted):
+        its.close()
+        return -1
     try:
         return receive_trees(its.detach())[index]
     except KeyError:
@@ -77,7 +95,8 @@ def _open_sources(
     rootfs: str,
     wanted: Callable[[MountStep], bool],
     more: tuple[Callable[[], int], ...] = (),
-) -> None:
+) -> bool:
+    """Open and send the sources of the mounts that are *wanted*; False where we may not enter the init's namespace."""
     from gpurun.ns.idmap import make_user_namespace
     from gpurun.ns.sources import hand_over
 
@@ -89,7 +108,7 @@ def _open_sources(
             if step is not None and step.idmap is not None and (step.idmap.uid_map, step.idmap.gid_map) not in maps:
                 pair = step.idmap.uid_map, step.idmap.gid_map
                 maps[pair] = make_user_namespace(*pair)
-        hand_over(ours, pid, mount_namespace, rootfs, tuple(steps), init.propagation, maps, more)
+        return hand_over(ours, pid, mount_namespace, rootfs, tuple(steps), init.propagation, maps, more)
     finally:
         for fd in maps.values():
             posix.close(fd)
@@ -99,7 +118,7 @@ def lend_nodes(plan: Plan) -> int:
     """The device nodes of a container that cannot make its own, as :func:`gpurun.ns.devices.lend_nodes` has them; -1 for
     one that can, and where we ourselves may make none (the host's nodes are bound then)."""
     init = plan.init
-    if not init.user_namespace or not init.mount_namespace or init.dev_is_bind or posix.geteuid() != 0:
+    if not init.user_namespace or not init.mount_namespace or init.dev_is_bind:
         return -1
     from gpurun.ns import devices
     from gpurun.ns.namespaces import host_id

@@ -13,6 +13,7 @@ from gpurun.engine.host_hooks import run_host_hooks
 from gpurun.errors import GpurunError
 from gpurun.linux import process as lp
 from gpurun.linux import procfs
+from gpurun.linux.files import Fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ def serve_init(plan: Plan, state: store.State, channel: int, exclusive: str, rol
             return
         if said.word == "source" and not heard:  # the mounts come before the first word of the others
             source = host_resources.open_late_source(plan, pid, _one_of(said, len(plan.init.mounts)))
-            messages.send_files(channel, (source,), "source")
-            posix.close(source)
+            with Fd(source):
+                messages.send_files(channel, (source,) if source >= 0 else (), "source")
             continue
         if said.word in heard or "ready" in heard or said.word not in ("hooks", "ready"):
             raise GpurunError(f'the container\'s init sent "{said.word}" at the wrong time')

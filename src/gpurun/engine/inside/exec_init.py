@@ -98,13 +98,11 @@ def _run(channel: int) -> None:
     _import_all(plan.process)
     close_others((*[getattr(fds, name) for name in type(fds)._fields], proc_fd, root_fd, *plan.preserved))
     own = plan.namespaces & (lp.CLONE_NEWUSER | lp.CLONE_NEWCGROUP | lp.CLONE_NEWPID)
-    if posix.geteuid() != 0:
+    if not lp.has_capabilities(lp.CAP_SYS_ADMIN, lp.CAP_SYS_CHROOT):
         # What a caller without privilege may join, it may by the user namespace only: all at once.  The cgroup namespace
         # waits all the same: from inside it the kernel lets nobody be born out of a cgroup that it does not show.
         own &= ~lp.CLONE_NEWUSER
     _join(fds.init, plan.namespaces & ~own)
-    if plan.namespaces & ~own & lp.CLONE_NEWUSER:
-        _become_root()
     pid = _clone_setter(fds, names)
     if pid:
         messages.report(channel, "child", pid)
@@ -117,7 +115,7 @@ def _run(channel: int) -> None:
     _join(fds.init, own & lp.CLONE_NEWPID)  # first: it may be the host's, which the user namespace's root cannot enter
     _join(fds.init, own & ~lp.CLONE_NEWPID)
     posix.close(fds.init)
-    if own & lp.CLONE_NEWUSER:
+    if plan.namespaces & lp.CLONE_NEWUSER:  # not before: the cgroup may be the caller's, whose ids these are no more
         _become_root()
     env, path, peer = _set(plan, fds, proc_fd, root_fd)
     filtered = filtered_early(plan.process)

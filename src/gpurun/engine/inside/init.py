@@ -204,7 +204,7 @@ class _Init:
         """Enter the rootfs and make the mounts; returns those that become read-only later."""
         plan = self.plan
         trees = _receive_trees(self.fds)
-        if self.fds.trees >= 0 and plan.user_namespace and plan.edits != ContainerEdits():
+        if trees and plan.user_namespace and plan.edits != ContainerEdits():
             from gpurun.hook.apply import opened_sources  # imported before the host's tree was left
 
             self.opened = opened_sources(plan.edits, trees, len(plan.mounts))
@@ -393,7 +393,7 @@ def _receive_trees(fds: messages.Descriptors) -> dict[int, int]:
 
 def _sources(plan: InitPlan, fds: messages.Descriptors, trees: dict[int, int]) -> Callable[[int], int]:
     """The trees of bind mounts that the parent opens: most have come before the first mount, others are asked for when it
-    is their turn."""
+    is their turn.  -1 is for us to open, also where the parent may not look into our mount namespace."""
 
     def source(index: int) -> int:
         step = plan.mounts[index]
@@ -403,8 +403,7 @@ def _sources(plan: InitPlan, fds: messages.Descriptors, trees: dict[int, int]) -
         answer = messages.receive_files(fds.channel)
         if answer is None:
             posix._exit(1)  # the parent gave up (and has told why) or was killed
-        (tree,) = answer[1]
-        return tree
+        return answer[1][0] if answer[1] else -1
 
     return source
 
