@@ -70,9 +70,3 @@ def test_who_asks() -> None:
     assert exclusive.wanted((ASKED, partition)) == ASKED
     assert exclusive.wanted((ASKED,)) is None
     assert exclusive.wanted((ASKED, CgroupWrite("cpuset.cpus.partition", "member", "w"))) is None
-
-
-@pytest.mark.parametrize(("text", "numbers"), [("", []), ("\n", []), ("0-2,5", [0, 1, 2, 5]), ("7", [7])])
-def test_lists(text: str, numbers: list[int]) -> None:
-    assert sorted(exclusive.parse(text)) == numbers
-    assert sorted(exclusive.parse(exclusive.render(numbers))) == numbers

@@ -12,7 +12,6 @@ from gpurun.cgroup.scope import (
     Property,
     annotation_properties,
     as_systemd_rounds,
-    bitmask,
     cpu_quota,
     device_properties,
     expand_slice,
@@ -171,21 +170,16 @@ def test_the_file_says_what_systemd_will_keep(value: str, rounded: str) -> None:
     assert as_systemd_rounds((other,)) == (other,)
 
 
-@pytest.mark.parametrize(("text", "mask"), [("0", b"\1"), ("7,8", b"\x80\1"), ("0-15", b"\xff\xff"), ("1\n", b"\2")])
-def test_bit_masks(text: str, mask: bytes) -> None:
-    assert bitmask(text, "w") == mask
-
-
-@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "0-99999999", "²", "3-1", "0-1\n3", "9" * 5000])
-def test_bit_masks_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="not a list of numbers"):
-        bitmask(text, "w")
-
-
 @pytest.mark.parametrize("value", ["20E", "9" * 5000, str(1 << 64)])
 def test_a_number_that_systemd_cannot_hold(value: str) -> None:
     """The kernel says whether it is one."""
     assert limit_properties((CgroupWrite("memory.max", value, "w"),)) == ()
+
+
+@pytest.mark.parametrize("file", ["cpuset.cpus", "cpuset.mems"])
+def test_a_list_that_the_kernel_and_systemd_would_read_differently(file: str) -> None:
+    with pytest.raises(ConfigError, match="not a list of numbers"):
+        limit_properties((CgroupWrite(file, "0-1\n3", "w"),))
 
 
 @pytest.mark.parametrize("text", ["uint64 18446744073709551615", "@d inf", "@d nan"])

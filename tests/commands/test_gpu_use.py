@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import posix
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from gpurun.commands import gpu_use
 from gpurun.commands.gpu_use import containers_of, holders, state_roots
 from tests.conftest import MakeBundle
 from tests.native.runtime import ENVIRONMENT, Runtime
@@ -90,17 +86,3 @@ def test_containers_with_the_libraries_of_another_driver(
     version.write_text(version.read_text().replace("999.88.77", "999.99.1"))
     found = doctor()
     assert found["verdict"] == "fail" and f"{container.id} (999.88.77)" in found["text"] and plain.id not in found["text"]
-
-
-def test_a_name_that_has_gone_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container's /dev changes while it is looked at."""
-
-    def status(name: str, **_: object) -> os.stat_result:
-        if name == "nvidia-gone":
-            raise FileNotFoundError(2, "No such file or directory", name)
-        return os.stat("/dev/null")
-
-    fake = {**vars(posix), "listdir": lambda _: ["nvidia-gone", "nvidia0"], "stat": status}
-    monkeypatch.setattr(gpu_use, "open_in_root", lambda *_: os.open("/dev", os.O_RDONLY))
-    monkeypatch.setattr(gpu_use, "posix", SimpleNamespace(**fake))
-    assert NULL in gpu_use._devices(os.getpid())

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.linux.procfs import boot_id
 from gpurun.ns.journal import is_whole
-from gpurun.ns.journal_disk import SYSTEM_DIRECTORY, boot_id, container_key
+from gpurun.ns.journal_disk import SYSTEM_DIRECTORY, container_key
 from tests.conftest import MakeBundle
 from tests.gpu.leases.conftest import MakeHost, make_host  # noqa: F401
 from tests.native.bed import remove_cgroup

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.linux.files import mkdir_p
+from gpurun.linux.procfs import boot_id
 from gpurun.ns import journal_disk
 from gpurun.ns.journal import Journal
 from gpurun.ns.journal_store import open_journal, undo_earlier_boots, undo_traces
@@ -45,7 +46,7 @@ class Host:
         """The machine stops and starts again."""
         shutil.rmtree(self.root)
         self.root.mkdir()
-        now = self.kept / journal_disk.boot_id()
+        now = self.kept / boot_id()
         (self.kept / EARLIER).mkdir(0o700, exist_ok=True)
         for journal in now.iterdir():
             journal.rename(self.kept / EARLIER / journal.name)

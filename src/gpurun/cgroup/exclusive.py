@@ -14,6 +14,7 @@ from errno import EINVAL, ENOENT
 from fcntl import LOCK_EX, flock
 
 from gpurun.cgroup.control import DIRECTORY
+from gpurun.decimals import number_list
 from gpurun.errors import GpurunError, StepError
 from gpurun.linux.files import O_CLOEXEC, Fd, read_file, write_all
 
@@ -50,7 +51,7 @@ def lend(write: CgroupWrite, root: str, path: str, record: str) -> None:
         return
     with Fd(posix.open(record, posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | O_CLOEXEC, 0o600)) as fd:
         write_all(fd, "\n".join([write.value, *directories]).encode("utf-8", "surrogateescape"))
-    cpus = parse(write.value)
+    cpus = number_list(write.value) or frozenset()
     for directory in directories:
         try:
             _change(directory, lambda held: held | cpus)
@@ -75,7 +76,7 @@ def give_back(record: str) -> None:
         value, *directories = read_file(record).decode("utf-8", "surrogateescape").split("\n")
     except FileNotFoundError:
         return
-    cpus = parse(value)
+    cpus = number_list(value) or frozenset()
     for directory in reversed(directories):
         try:
             _change(directory, lambda held: held - cpus)
@@ -88,21 +89,11 @@ def _change(directory: str, change: Callable[[frozenset[int]], frozenset[int]]) 
     """Give the list of *directory* its new content, while no other gpurun changes it."""
     with Fd(posix.open(directory, DIRECTORY)) as fd:
         flock(fd, LOCK_EX)
-        held = parse(read_file(f"{directory}/{_FILE}").decode())
+        held = number_list(read_file(f"{directory}/{_FILE}").decode()) or frozenset()
         new = change(held)
         if new != held:
             with Fd(posix.open(_FILE, posix.O_WRONLY | posix.O_TRUNC | posix.O_NOFOLLOW | O_CLOEXEC, dir_fd=fd)) as file:
                 posix.write(file, (render(new) or "\n").encode())
-
-
-def parse(text: str) -> frozenset[int]:
-    """The numbers of a list like ``0-3,8``."""
-    numbers: set[int] = set()
-    for part in text.strip().split(","):
-        first, _, last = part.strip().partition("-")
-        if first.isdigit() and (last or first).isdigit() and int(last or first) < 1 << 13:
-            numbers.update(range(int(first), int(last or first) + 1))
-    return frozenset(numbers)
 
 
 def render(numbers: Iterable[int]) -> str:

@@ -14,7 +14,7 @@ annotations ``org.systemd.property.*`` are runc's.
 from __future__ import annotations
 
 from gpurun.cgroup.devices import BPF_DEVCG_ACC_MKNOD, BPF_DEVCG_ACC_READ, BPF_DEVCG_ACC_WRITE
-from gpurun.decimals import decimal
+from gpurun.decimals import bit_mask, decimal, number_list
 from gpurun.errors import ConfigError
 from gpurun.oci.annotations import SYSTEMD_PROPERTY
 from gpurun.record import Record, replace
@@ -214,8 +214,10 @@ def _properties_of(write: CgroupWrite) -> Iterator[Property]:
             yield Property("CPUQuotaPerSecUSec", "t", quota if quota == _UINT64_MAX else cpu_quota(quota, length), where)
             yield Property("CPUQuotaPeriodUSec", "t", length, where)
     elif file in ("cpuset.cpus", "cpuset.mems"):
-        name = "AllowedCPUs" if file == "cpuset.cpus" else "AllowedMemoryNodes"
-        yield Property(name, "ay", bitmask(value, where), where)
+        numbers = number_list(value)
+        if numbers is None:
+            raise ConfigError(where, f'"{value}" is not a list of numbers like 0-3,8')
+        yield Property("AllowedCPUs" if file == "cpuset.cpus" else "AllowedMemoryNodes", "ay", bit_mask(numbers), where)
     elif file == "io.weight" and ":" not in value:
         weight = _number(value.removeprefix("default "))
         if weight is not None:
@@ -265,22 +267,6 @@ def _rounded(write: CgroupWrite) -> CgroupWrite:
     if quota is None or quota == _UINT64_MAX or not length:
         return write
     return replace(write, value=f"{cpu_quota(quota, length) * length // 1_000_000} {length}")
-
-
-def bitmask(numbers: str, where: str) -> bytes:
-    """A list of CPUs or memory nodes (``0-3,8``) as the bit mask that systemd takes: byte 0 holds the numbers 0 to 7.
-
-    Raises :class:`ConfigError` at *where* for another text.
-    """
-    mask = 0
-    for part in numbers.split(","):
-        first, dash, last = part.strip().partition("-")
-        low, high = decimal(first), decimal(last if dash else first, 1 << 13)
-        if low is None or high is None or low > high:
-            raise ConfigError(where, f'"{numbers}" is not a list of numbers like 0-3,8')
-        for number in range(low, high + 1):
-            mask |= 1 << number
-    return mask.to_bytes((mask.bit_length() + 7) // 8, "little")
 
 
 def device_properties(devices: DeviceFilter) -> tuple[Property, ...]:

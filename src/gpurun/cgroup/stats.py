@@ -11,6 +11,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.cgroup.control import DIRECTORY
+from gpurun.decimals import number_list
 from gpurun.linux.files import Fd, read_fd
 from gpurun.linux.fs import RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
 
@@ -119,9 +120,9 @@ def _cpu(read: Read) -> dict[str, Any]:
 def _cpuset(read: Read) -> dict[str, Any]:
     """The lists as runc has them: numbers, not ranges; what only v1 has is false or 0."""
     return {
-        "cpus": _list(read("cpuset.cpus")),
+        "cpus": sorted(number_list(read("cpuset.cpus")) or ()),
         "cpu_exclusive": int(read("cpuset.cpus.partition").strip() in ("root", "isolated")),
-        "mems": _list(read("cpuset.mems")),
+        "mems": sorted(number_list(read("cpuset.mems")) or ()),
         "mem_hardwall": 0,
         "mem_exclusive": 0,
         "memory_migrate": 0,
@@ -131,15 +132,6 @@ def _cpuset(read: Read) -> dict[str, Any]:
         "sched_load_balance": 0,
         "sched_relax_domain_level": 0,
     }
-
-
-def _list(text: str) -> list[int]:
-    numbers: list[int] = []
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit():
-            numbers += range(int(first), int(last or first) + 1)
-    return numbers
 
 
 def _memory(read: Read) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from gpurun.cli.table import COMMANDS, GLOBALS, GROUPS
 from gpurun.decimals import decimal
 from gpurun.errors import GpurunError, UsageError
 from gpurun.invocation import Globals, Invocation
-from gpurun.linux.files import Fd
+from gpurun.linux.procfs import in_user_namespace
 from gpurun.paths import absolute_path
 
 TYPE_CHECKING = False
@@ -204,10 +204,7 @@ def default_root(environ: dict[bytes, bytes], euid: int, in_user_namespace: Any)
 
 
 def _in_user_namespace() -> bool:
-    """Whether user ids are mapped here: the initial namespace has the one identity map over all 2^32 - 1 ids."""
     try:
-        fd = posix.open("/proc/self/uid_map", posix.O_RDONLY | posix.O_CLOEXEC)
+        return in_user_namespace()
     except OSError:  # no procfs, or a kernel without user namespaces: then there is no other one to be in
         return False
-    with Fd(fd):
-        return posix.read(fd, 4096).split() != [b"0", b"0", b"4294967295"]

@@ -18,6 +18,7 @@ from gpurun.clients import files
 from gpurun.clients.install import Wish
 from gpurun.clients.toml_files import RuntimeEntry
 from gpurun.errors import ConfigError, GpurunError, strerror_lower
+from gpurun.linux.procfs import boot_id
 from gpurun.record import Record, replace
 
 _NAME = "gpurun/clients.json"
@@ -96,13 +97,13 @@ def forget(entry: Told) -> None:
 
 def now() -> str:
     """This moment, as :attr:`Told.unread` says it."""
-    return f"{_boot()} {time.monotonic_ns()}"
+    return f"{boot_id()} {time.monotonic_ns()}"
 
 
 def since(unread: str) -> int | None:
     """The nanosecond of CLOCK_MONOTONIC of *unread*; None when that was before this boot, or is nothing."""
     boot, _, moment = unread.partition(" ")
-    return int(moment) if moment.isdecimal() and moment.isascii() and len(moment) < 20 and boot == _boot() else None
+    return int(moment) if moment.isdecimal() and moment.isascii() and len(moment) < 20 and boot == boot_id() else None
 
 
 @contextmanager
@@ -154,10 +155,3 @@ def _path() -> str:
     if os.geteuid() == 0:
         return f"/var/lib/{_NAME}"
     return f"{os.environ.get('XDG_STATE_HOME') or os.path.expanduser('~/.local/state')}/{_NAME}"
-
-
-def _boot() -> str:
-    try:
-        return (files.read("/proc/sys/kernel/random/boot_id") or "").strip()
-    except OSError:
-        return ""

@@ -10,14 +10,13 @@ import posix
 import stat
 
 from gpurun.engine import state as store
+from gpurun.errors import GpurunError
 from gpurun.gpu.cdi.stale import library_version
 from gpurun.gpu.leases.granted import Grants
-from gpurun.gpu.leases.seen import cgroup_of, containers_with_nodes, mount_namespace
-from gpurun.linux.files import O_CLOEXEC, Fd, read_file
-from gpurun.linux.fs import O_DIRECTORY, O_PATH
+from gpurun.gpu.leases.seen import cgroup_of, containers_with_nodes, mount_namespace, nodes_of
+from gpurun.linux.files import read_file
 from gpurun.linux.mountinfo import mounts
 from gpurun.linux.procfs import cgroups
-from gpurun.ns.path import open_in_root
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -67,38 +66,13 @@ def containers_of(roots: tuple[str, ...]) -> tuple[Held, ...]:
     """The live containers in *roots* that have a device of NVIDIA's; what cannot be seen is left out."""
     found = []
     for root, state in store.live_containers(roots):
-        devices = _devices(state.pid)
+        try:
+            devices = nodes_of(state.pid, computes=True, by_name=True)
+        except GpurunError:
+            continue
         if devices:
-            found.append(Held(state.id, state.pid, _cgroup(state.pid, state.cgroup), devices, root))
+            found.append(Held(state.id, state.pid, _cgroup(state.pid, state.cgroup), tuple(sorted(devices)), root))
     return tuple(found)
-
-
-def _devices(pid: int) -> tuple[tuple[int, int], ...]:
-    """The driver's nodes in the /dev of the process *pid*.  Its file system is hostile: nothing leads out of it."""
-    try:
-        root_fd = posix.open(f"/proc/{pid}/root", O_PATH | O_DIRECTORY | O_CLOEXEC)
-    except OSError:
-        return ()
-    found = []
-    with Fd(root_fd):
-        for directory, prefix in (("/dev", "nvidia"), ("/dev/nvidia-caps", "nvidia-cap")):
-            try:
-                fd = open_in_root(root_fd, directory, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)
-            except OSError:
-                continue
-            with Fd(fd):
-                try:
-                    for name in posix.listdir(fd):
-                        if name.startswith(prefix):
-                            try:
-                                node = posix.stat(name, dir_fd=fd, follow_symlinks=False)
-                            except FileNotFoundError:
-                                continue  # a name that has gone hides no other
-                            if stat.S_ISCHR(node.st_mode):
-                                found.append((posix.major(node.st_rdev), posix.minor(node.st_rdev)))
-                except OSError:
-                    continue  # it went away while we looked
-    return tuple(sorted(found))
 
 
 def other_containers(found: Survey, held: tuple[Held, ...]) -> tuple[Held, ...]:

@@ -17,7 +17,7 @@ from gpurun.hook.loaders import tell_loaders
 from gpurun.hook.private_mounts import PreparedTree, bind_source, failed, mask_tree, prepare_tree
 from gpurun.hook.rootfs_target import Target
 from gpurun.linux import mount as lm
-from gpurun.linux.files import Fd, read_file
+from gpurun.linux.files import Fd
 from gpurun.linux.fs import (
     AT_FDCWD,
     O_DIRECTORY,
@@ -27,6 +27,7 @@ from gpurun.linux.fs import (
     RESOLVE_NO_XDEV,
     TMPFS_MAGIC,
     fstatfs_type,
+    mount_id,
     openat2,
 )
 from gpurun.ns.devices import is_there, make_device, open_node
@@ -327,12 +328,7 @@ def _is_mount(root_fd: int, fd: int) -> bool:
     """Whether what *fd* refers to is mounted where it is: a runtime has put it there, no image can."""
     directory = path_in_root(root_fd, fd, "").rpartition("/")[0]
     with Fd(open_in_root(root_fd, directory or "/")) as parent:
-        return _mount_id(fd) != _mount_id(parent)
-
-
-def _mount_id(fd: int) -> bytes:
-    lines = read_file(f"/proc/self/fdinfo/{fd}").splitlines()
-    return next(line for line in lines if line.startswith(b"mnt_id:"))
+        return mount_id(fd) != mount_id(parent)
 
 
 def _chmod(target: Target, chmod: Chmod) -> None:

@@ -23,8 +23,8 @@ from gpurun.hook.private_mounts import prepare_tree
 from gpurun.hook.rootfs_target import Target
 from gpurun.launcher.fresh_interpreter import end_imports
 from gpurun.linux import mount as lm
-from gpurun.linux.files import O_CLOEXEC, Fd, mkdir_p, read_file
-from gpurun.linux.fs import AT_FDCWD, O_DIRECTORY, O_PATH, TMPFS_MAGIC, fstatfs_type
+from gpurun.linux.files import O_CLOEXEC, Fd, mkdir_p
+from gpurun.linux.fs import AT_FDCWD, O_DIRECTORY, O_PATH, TMPFS_MAGIC, fstatfs_type, mount_id
 from gpurun.linux.process import CLONE_NEWNS, PR_SET_DUMPABLE, prctl, unshare
 from gpurun.linux.procfs import in_user_namespace
 from gpurun.ns.devices import is_there, open_lent
@@ -225,7 +225,7 @@ def _detach(root_fd: int, path: str) -> None:
         raise
     try:
         parent = open_in_root(root_fd, path.rpartition("/")[0] or "/", O_PATH | O_DIRECTORY)
-        if _mount_id(fd) != _mount_id(parent):
+        if mount_id(fd) != mount_id(parent):
             lm.umount2(f"/proc/self/fd/{fd}", lm.MNT_DETACH)
         posix.close(parent)
     finally:
@@ -375,7 +375,7 @@ def _unmount(root_fd: int, path: str) -> None:
     name = path.rpartition("/")[2]
     try:
         fd = posix.open(name, O_PATH | posix.O_NOFOLLOW | O_CLOEXEC, dir_fd=parent)
-        mounted = _mount_id(fd) != _mount_id(parent)
+        mounted = mount_id(fd) != mount_id(parent)
         if mounted:
             lm.umount2(f"/proc/self/fd/{fd}", lm.MNT_DETACH)
         posix.close(fd)
@@ -391,7 +391,3 @@ def _unmount(root_fd: int, path: str) -> None:
         raise StepError("take away", path, e.errno) from None
     finally:
         posix.close(parent)
-
-
-def _mount_id(fd: int) -> bytes:
-    return next(line for line in read_file(f"/proc/self/fdinfo/{fd}").splitlines() if line.startswith(b"mnt_id:"))

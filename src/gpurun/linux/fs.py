@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posix
+from _stat import S_ISCHR
 from _struct import pack, unpack_from
 from errno import EAGAIN, EINTR
 
@@ -64,6 +65,18 @@ def statfs_type(path: str) -> int:
     buf = buffer(120)
     syscall(NR["statfs"], cstring(path), buf)
     return int(unpack_from("q", buf.raw)[0])
+
+
+def mount_id(fd: int, pid: int | str = "self") -> str:
+    """The number of the mount that *fd* of the process *pid* is on (proc_pid_fdinfo(5)).  Raises OSError."""
+    lines = files.read_file(f"/proc/{pid}/fdinfo/{fd}").decode().splitlines()
+    return next((line[7:].strip() for line in lines if line.startswith("mnt_id:")), "")
+
+
+def is_null_device(fd: int) -> bool:
+    """Whether *fd*, which may be one of O_PATH, refers to the null device, character device 1:3."""
+    found = posix.fstat(fd)
+    return S_ISCHR(found.st_mode) and found.st_rdev == posix.makedev(1, 3)
 
 
 def close_range(first: int, last: int = 0xFFFFFFFF, flags: int = 0) -> None:

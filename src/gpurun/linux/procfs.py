@@ -54,6 +54,14 @@ def parse_cgroups(text: str) -> list[tuple[str, str]]:
     return [(line[1], line[2]) for line in lines if len(line) == 3]
 
 
+def boot_id() -> str:
+    """What is another after each boot of the kernel (random(4)); empty without a procfs."""
+    try:
+        return read_file("/proc/sys/kernel/random/boot_id", 64).decode().strip()
+    except OSError:
+        return ""
+
+
 def oom_kills() -> int:
     """How many processes of this host the kernel has killed for want of memory since it booted; -1 when it does not say."""
     try:

@@ -15,10 +15,10 @@ from _blake2 import blake2b
 from _stat import S_ISREG
 from _struct import unpack_from
 
-from gpurun.linux.files import O_CLOEXEC, Fd, mkdir_p, read_fd, read_file
+from gpurun.linux.files import O_CLOEXEC, Fd, mkdir_p, read_fd
 from gpurun.linux.fs import AT_EMPTY_PATH, O_DIRECTORY, O_NOFOLLOW, O_PATH
 from gpurun.linux.libc import NR, buffer, cstring, syscall
-from gpurun.linux.procfs import in_user_namespace
+from gpurun.linux.procfs import boot_id, in_user_namespace
 from gpurun.record import Record
 
 #: Where root keeps journals; other users, and root of a user namespace, below $XDG_STATE_HOME.
@@ -45,14 +45,6 @@ class Earlier(Record):
     def path(self) -> str:
         """The path of the journal's file."""
         return f"{self.folder}/{self.name}"
-
-
-def boot_id() -> str:
-    """What is another after each boot; "" without a procfs."""
-    try:
-        return read_file("/proc/sys/kernel/random/boot_id", 64).decode().strip()
-    except OSError:
-        return ""
 
 
 def directories() -> tuple[str, ...]:

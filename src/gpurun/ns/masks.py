@@ -8,7 +8,7 @@ goes with the directory), and exchange them again when the masks lie where nobod
 from __future__ import annotations
 
 import posix
-from _stat import S_ISCHR, S_ISDIR
+from _stat import S_ISDIR
 from errno import EINVAL, ENOENT, ENOTDIR
 
 from gpurun.errors import GpurunError, Step, StepError
@@ -23,6 +23,7 @@ from gpurun.linux.fs import (
     RESOLVE_NO_MAGICLINKS,
     RESOLVE_NO_SYMLINKS,
     RESOLVE_NO_XDEV,
+    is_null_device,
     openat2,
 )
 from gpurun.ns.mount import attach, filesystem, private_copy
@@ -55,19 +56,14 @@ def null_cover(views: Views) -> int:
             own = -1
         if own >= 0:
             with Fd(own), Step("copy the mount of", "/dev/null"):
-                if _is_null(own):
+                if is_null_device(own):
                     return private_copy(own, "", lm.MOUNT_ATTR_RDONLY, recursive=False)
     with Step("open", "/dev/null"):
         tree = private_copy(AT_FDCWD, "/dev/null", lm.MOUNT_ATTR_RDONLY, recursive=False)
-    if not _is_null(tree):
+    if not is_null_device(tree):
         posix.close(tree)
         raise GpurunError("/dev/null is not the null device: masked files cannot be hidden behind it")
     return tree
-
-
-def _is_null(fd: int) -> bool:
-    found = posix.fstat(fd)
-    return S_ISCHR(found.st_mode) and found.st_rdev == posix.makedev(1, 3)
 
 
 def mask_paths(root_fd: int, views: Views, paths: tuple[str, ...], null_tree: int, label: str = "") -> None:
@@ -112,7 +108,7 @@ def repair_masks(root_fd: int, paths: tuple[str, ...]) -> None:
             continue  # it was not there to be masked, or the container has it no more
         with Fd(target):
             try:
-                if _is_null(target):
+                if is_null_device(target):
                     lm.mount_setattr(target, lm.MOUNT_ATTR_RDONLY, propagation=lm.MS_PRIVATE)
             except OSError as e:
                 if e.errno != EINVAL:  # no mount, but a node of the container's own

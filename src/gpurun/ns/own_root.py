@@ -11,7 +11,7 @@ import posix
 from gpurun.errors import GpurunError, StepError
 from gpurun.linux import mount as lm
 from gpurun.linux.files import O_CLOEXEC, Fd, read_file, write_all
-from gpurun.linux.fs import O_DIRECTORY, O_NOFOLLOW, O_PATH
+from gpurun.linux.fs import O_DIRECTORY, O_NOFOLLOW, O_PATH, mount_id
 from gpurun.linux.mountinfo import mounts
 from gpurun.ns.mount import attach, private_copy
 
@@ -33,7 +33,7 @@ def mount_root(rootfs: str, record: str) -> bool:
             tree = private_copy(place, "")
         except PermissionError:
             return False
-        _write(record, f"{_mount_id(tree)} {path}")
+        _write(record, f"{mount_id(tree)} {path}")
         attach(tree, place)
         # A mount in a shared one becomes shared itself when it is attached.
         lm.mount_setattr(tree, propagation=lm.MS_PRIVATE, recursive=True)
@@ -62,7 +62,7 @@ def unmount_root(record: str) -> None:
         place = -1  # who has removed the directory has taken the mount away before
     if place >= 0:
         with Fd(place):
-            on_top = _mount_id(place) == number
+            on_top = mount_id(place) == number
         if on_top:
             # In a volume that shares its mounts with the host's the unmount would be the host's, too.
             lm.mount("", path, "", lm.MS_PRIVATE | lm.MS_REC)
@@ -75,14 +75,6 @@ def unmount_root(record: str) -> None:
 def _write(path: str, text: str) -> None:
     with Fd(posix.open(path, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | O_CLOEXEC, 0o600)) as fd:
         write_all(fd, text.encode("utf-8", "surrogateescape"))
-
-
-def _mount_id(fd: int) -> str:
-    """The number of the mount that *fd* is on (proc_pid_fdinfo(5))."""
-    for line in read_file(f"/proc/self/fdinfo/{fd}").decode().splitlines():
-        if line.startswith("mnt_id:"):
-            return line[7:].strip()
-    return ""
 
 
 def _is_mounted(number: str) -> bool:

@@ -92,3 +92,11 @@ def test_the_hosts_own_dev_is_none() -> None:
 def test_who_cannot_compute_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with_listings(monkeypatch, ["null"])
     assert seen.nodes_of(os.getpid()) == frozenset()
+
+
+def test_the_names_of_the_driver_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For lists that people read: every container has a /dev/null."""
+    with_listings(monkeypatch, ["null", "zero"])
+    assert seen.nodes_of(os.getpid(), computes=True, by_name=True) == frozenset()
+    monkeypatch.setattr(seen, "_PREFIXES", (("/dev", "nu"), ("/dev/nvidia-caps", "nvidia-cap")))
+    assert seen.nodes_of(os.getpid(), computes=True, by_name=True) == {NULL}

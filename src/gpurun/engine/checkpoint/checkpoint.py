@@ -37,7 +37,7 @@ from gpurun.errors import GpurunError, Step, oserror_text
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.resolve import taken_over
 from gpurun.linux.files import O_CLOEXEC, Fd, read_file, write_atomically
-from gpurun.linux.fs import O_DIRECTORY, O_PATH
+from gpurun.linux.fs import O_DIRECTORY, O_PATH, mount_id
 from gpurun.linux.mountinfo import mounts
 from gpurun.oci.config import read_config
 from gpurun.paths import clean_path
@@ -203,20 +203,13 @@ def external_streams(state: store.State) -> tuple[str, str, str]:
         try:
             if name.startswith("/") and posix.readlink(f"/proc/{state.pid}/fd/{fd}") == name:
                 stat = posix.stat(f"/proc/{state.pid}/fd/{fd}")
-                mount = _mount_id(state.pid, fd)
+                mount = mount_id(fd, state.pid)
                 if S_ISREG(stat.st_mode) and mount not in mounted:
                     text = f"file[{int(mount):x}:{stat.st_ino:x}]"
         except OSError:
             pass  # it has closed it
         found.append(text)
     return found[0], found[1], found[2]
-
-
-def _mount_id(pid: int, fd: int) -> str:
-    for line in read_file(f"/proc/{pid}/fdinfo/{fd}").decode().splitlines():
-        if line.startswith("mnt_id:"):
-            return line[7:].strip()
-    return ""
 
 
 def _files(streams: tuple[str, ...]) -> tuple[str, ...]:

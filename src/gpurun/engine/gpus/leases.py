@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import posix
 
+from gpurun.decimals import number_list
 from gpurun.engine.signals import send_signal
 from gpurun.engine.site_config import read_leases, site_path
 from gpurun.gpu.leases import lessor
@@ -61,23 +62,12 @@ def asker_of(config: Config, container_id: str, root: str, source: str, monitor:
 def _near(config: Config) -> frozenset[int]:
     """The NUMA nodes with CPUs that the config names; none where it names none, for then all are alike."""
     resources = config.linux.resources
-    cpus = resources.cpu.cpus if resources is not None and resources.cpu is not None else ""
-    if not cpus:
-        return frozenset()
+    cpus = number_list(resources.cpu.cpus) if resources is not None and resources.cpu is not None else None
+    if cpus is None:
+        return frozenset()  # none are named, or it is no list, which is refused where it counts
     from gpurun.cgroup.tree import numa_nodes
 
-    wanted = _cpus(cpus)
-    return frozenset([node for node, listed in numa_nodes() if _cpus(listed) & wanted])
-
-
-def _cpus(text: str) -> frozenset[int]:
-    """The numbers of a list such as ``0-3,7``; what is no list says nothing here, and is refused where it counts."""
-    found: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if first.isdecimal() and (last.isdecimal() or not dash) and len(first) < 6 and len(last) < 6:
-            found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+    return frozenset([node for node, listed in numa_nodes() if cpus & (number_list(listed) or frozenset())])
 
 
 def grant(

@@ -27,6 +27,7 @@ from gpurun.linux.fs import (
     RESOLVE_NO_XDEV,
     close_others,
     fstatfs_type,
+    is_null_device,
     openat2,
 )
 from gpurun.ns.path import UNUSABLE, open_in_root, reopen
@@ -91,11 +92,11 @@ def null_stdio(root_fd: int, proc_fd: int) -> None:
     Raises :class:`StepError`.
     """
     for fd in (0, 1, 2):
-        if not _is_null(fd):
+        if not is_null_device(fd):
             continue
         try:
             with Fd(open_in_root(root_fd, "/dev/null", O_PATH | O_NOFOLLOW)) as found:
-                if not _is_null(found):  # looked at first: to open another device may do something already
+                if not is_null_device(found):  # looked at first: to open another device may do something already
                     return  # a container without one keeps what it was given
                 null = reopen(found, posix.O_RDWR, proc_fd)
         except OSError as e:
@@ -104,11 +105,6 @@ def null_stdio(root_fd: int, proc_fd: int) -> None:
             raise StepError("open", "/dev/null of the container", e.errno) from None
         posix.dup2(null, fd)
         posix.close(null)
-
-
-def _is_null(fd: int) -> bool:
-    found = posix.fstat(fd)
-    return S_ISCHR(found.st_mode) and found.st_rdev == posix.makedev(1, 3)
 
 
 def environment(process: ProcessPlan, root_fd: int, proc_fd: int) -> dict[str, str]:

@@ -7,6 +7,7 @@ Policy".
 
 from __future__ import annotations
 
+from gpurun.decimals import MAX_CPUS, bit_mask, number_list
 from gpurun.engine.plan.records import Knobs
 from gpurun.errors import ConfigError
 from gpurun.linux import sched
@@ -53,7 +54,6 @@ MEMORY_POLICY_FLAGS = {
     "MPOL_F_RELATIVE_NODES": 1 << 14,
     "MPOL_F_NUMA_BALANCING": 1 << 13,
 }
-_MAX_CPUS = 8192  # as many as Linux can be built for; also far more than it has NUMA nodes
 _MIN_DEADLINE_RUNTIME = 1024  # nanoseconds; the kernel counts in units of 2^10
 
 
@@ -82,29 +82,18 @@ def exec_affinity(process: Process, where: str = "process") -> tuple[bytes, byte
     if process.exec_cpu_affinity is None:
         return b"", b""
     at = f"{where}.execCPUAffinity"
-    masks = []
-    for key in ("initial", "final"):
-        text = get_string(process.exec_cpu_affinity, key, at)
-        mask = parse_list(text, child(at, key)) if text else 0
-        masks.append(mask.to_bytes(-(-mask.bit_length() // 8), "little"))
+    masks = [
+        bit_mask(_numbers(get_string(process.exec_cpu_affinity, key, at), child(at, key))) for key in ("initial", "final")
+    ]
     return masks[0], masks[1]
 
 
-def parse_list(text: str, where: str) -> int:
-    """The bit mask of a list of CPUs or nodes as cpuset(7) "List format" has it: ``0-3,7``.
-
-    Raises :class:`ConfigError` at *where* for any other text.
-    """
-    mask = 0
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not (first.isdecimal() and first.isascii() and (not dash or (last.isdecimal() and last.isascii()))):
-            raise ConfigError(where, f'"{text}" is not a list of numbers and ranges like 0-3,7')
-        low, high = int(first), int(last or first)
-        if low > high or high >= _MAX_CPUS:
-            raise ConfigError(where, f'"{part.strip()}" is not a range of numbers below {_MAX_CPUS}')
-        mask |= (1 << (high + 1)) - (1 << low)
-    return mask
+def _numbers(text: str, where: str) -> frozenset[int]:
+    """The CPUs or memory nodes that the list *text* names.  Raises :class:`ConfigError` at *where* for what is no list."""
+    numbers = number_list(text) if text else frozenset()
+    if numbers is None:
+        raise ConfigError(where, f'"{text}" is not a list of numbers below {MAX_CPUS} like 0-3,7')
+    return numbers
 
 
 def _named(table: dict[str, int], name: str, where: str) -> int:
@@ -176,8 +165,7 @@ def _memory_policy(obj: dict[str, Any]) -> tuple[int, int]:
     where = "linux.memoryPolicy"
     name = get_string(obj, "mode", where)
     mode = _named(MEMORY_POLICIES, name, f"{where}.mode")
-    text = get_string(obj, "nodes", where)
-    nodes = parse_list(text, f"{where}.nodes") if text else 0
+    nodes = _numbers(get_string(obj, "nodes", where), f"{where}.nodes")
     if name in ("MPOL_DEFAULT", "MPOL_LOCAL") and nodes:
         raise ConfigError(f"{where}.nodes", f"{name} takes no nodes")
     if name not in ("MPOL_DEFAULT", "MPOL_LOCAL", "MPOL_PREFERRED") and not nodes:
@@ -186,4 +174,4 @@ def _memory_policy(obj: dict[str, Any]) -> tuple[int, int]:
     both = MEMORY_POLICY_FLAGS["MPOL_F_STATIC_NODES"] | MEMORY_POLICY_FLAGS["MPOL_F_RELATIVE_NODES"]
     if flags & both == both:
         raise ConfigError(f"{where}.flags", "MPOL_F_STATIC_NODES and MPOL_F_RELATIVE_NODES exclude each other")
-    return mode | flags, nodes
+    return mode | flags, int.from_bytes(bit_mask(nodes), "little")

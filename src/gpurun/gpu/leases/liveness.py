@@ -13,7 +13,7 @@ from errno import EINVAL, ENODEV, ENOENT, ENOTDIR, ESRCH
 
 from gpurun.errors import StepError
 from gpurun.linux import procfs
-from gpurun.linux.files import O_CLOEXEC, Fd, read_fd, read_file
+from gpurun.linux.files import O_CLOEXEC, Fd, read_fd
 from gpurun.linux.fs import CGROUP2_SUPER_MAGIC, O_NOFOLLOW, O_PATH, fstatfs_type
 
 TYPE_CHECKING = False
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
 _CGROUPS = "/sys/fs/cgroup/"
 _GONE = (ENOENT, ENOTDIR, ENODEV, ESRCH)
-
-
-def boot_id() -> str:
-    """What is another after each boot."""
-    return read_file("/proc/sys/kernel/random/boot_id", 64).decode().strip()
 
 
 def own_pid_namespace() -> int:
@@ -40,7 +35,7 @@ def is_live(lease: Lease, foreign: bool = False) -> bool:
     A *foreign* lease is a file that another user can write: its cgroup is looked at only below /sys/fs/cgroup, where users
     can make neither files nor links.  Raises :class:`StepError` where it cannot be found out.
     """
-    if lease.boot != boot_id():
+    if lease.boot != procfs.boot_id():
         return False
     if lease.pid_namespace != own_pid_namespace():
         return True  # not ours to judge: who made it takes it away

@@ -86,25 +86,25 @@ def _has_own_dev(pid: int, host_dev: int) -> bool:
         return True
 
 
-def nodes_of(pid: int, host_dev: int = -1, computes: bool = False) -> frozenset[tuple[int, int]]:
+def nodes_of(pid: int, host_dev: int = -1, computes: bool = False, by_name: bool = False) -> frozenset[tuple[int, int]]:
     """(major, minor) of the nodes in the /dev of the process *pid*, the driver's among them; none where it is the host's.
 
-    None either, unless *computes*, where they cannot compute.
+    None either, unless *computes*, where they cannot compute.  *by_name*: those alone that have a name of the driver's.
 
     Its file system is hostile: nothing leads out of it.  Raises :class:`StepError` where it cannot be seen what is there.
     """
     try:
-        return _nodes_of(pid, host_dev, computes)
+        return _nodes_of(pid, host_dev, computes, by_name)
     except OSError as e:
         if e.errno in _GONE:
             return frozenset()
         raise StepError("see which GPUs the process has in its /dev:", str(pid), e.errno) from None
 
 
-def _nodes_of(pid: int, host_dev: int, computes: bool) -> frozenset[tuple[int, int]]:
+def _nodes_of(pid: int, host_dev: int, computes: bool, by_name: bool) -> frozenset[tuple[int, int]]:
     found: set[tuple[int, int]] = set()
     with Fd(posix.open(f"/proc/{pid}/root", O_PATH | O_DIRECTORY | O_CLOEXEC)) as root_fd:
-        for directory, _ in _PREFIXES:
+        for directory, prefix in _PREFIXES:
             try:
                 opened = open_in_root(root_fd, directory, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)
             except OSError as e:
@@ -118,6 +118,8 @@ def _nodes_of(pid: int, host_dev: int, computes: bool) -> frozenset[tuple[int, i
                     names, whole = posix.listdir(fd), True
                     computes = computes or "nvidia-uvm" in names or "dri" in names
                     for name in names:
+                        if by_name and not name.startswith(prefix):
+                            continue
                         try:
                             node = posix.stat(name, dir_fd=fd, follow_symlinks=False)
                         except FileNotFoundError:

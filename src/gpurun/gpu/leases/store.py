@@ -25,7 +25,7 @@ from gpurun.errors import GpurunError, StepError, oserror_text
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.leases import files
 from gpurun.gpu.leases.lease import Lease, Leased
-from gpurun.gpu.leases.liveness import boot_id, is_live, own_pid_namespace
+from gpurun.gpu.leases.liveness import is_live, own_pid_namespace
 from gpurun.linux import procfs
 from gpurun.linux.files import O_CLOEXEC, Fd, mkdir_p, read_file, write_atomically
 from gpurun.record import to_plain
@@ -229,7 +229,7 @@ def new_lease(container_id: str, root: str, units: tuple[Leased, ...], **more: A
         units,
         posix.getpid(),
         found[1] if found is not None else 0,
-        boot_id(),
+        procfs.boot_id(),
         own_pid_namespace(),
         time.time_ns(),
         **more,

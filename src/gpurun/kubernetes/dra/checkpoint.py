@@ -107,15 +107,6 @@ def _digest(body: object) -> str:
     return blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def boot_id() -> str:
-    """What tells this boot of the kernel from any other."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
 def completed(claim: PreparedClaim) -> PreparedClaim:
     """*claim*, with all of it done."""
     return replace(claim, state=COMPLETED)

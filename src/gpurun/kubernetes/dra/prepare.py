@@ -21,7 +21,6 @@ from gpurun.kubernetes.dra.checkpoint import (
     Checkpoint,
     PreparedClaim,
     PreparedDevice,
-    boot_id,
     completed,
 )
 from gpurun.kubernetes.dra.claim import Claim, DeviceConfig
@@ -37,6 +36,7 @@ from gpurun.kubernetes.specs import (
     with_edits,
     write,
 )
+from gpurun.linux.procfs import boot_id
 
 VENDOR, CLASS = "k8s.gpu.nvidia.com", "claim"
 _TIMEOUT_S = 10.0
