@@ -204,3 +204,12 @@ def test_plan_can_be_sent() -> None:
     received: ExecPlan = from_wire(to_wire(found))
     assert received == found
     assert replace(received, preserved=()) != found
+
+
+def test_groups_of_the_caller_are_kept_by_exec_too() -> None:
+    """Else a process of exec could not open a GPU's nodes that belong to the group video."""
+    config = {"process": {"cwd": "/", "args": ["true"], "user": {"additionalGids": [5]}}}
+    for value, groups in (("1", None), ("0", (5,))):
+        document = config | {"annotations": {"run.oci.keep_original_groups": value}}
+        given = read_saved_config(json.dumps(document).encode(), "config.json")
+        assert plan_exec(options(), given, NO_EDITS, HOST, "/rootfs", "_ses.c1")[0].process.groups == groups

@@ -12,8 +12,9 @@ from gpurun.engine.plan.records import ExecPlan
 from gpurun.errors import GpurunError
 from gpurun.linux.process import CLONE_NEWNS
 from gpurun.ns.namespaces import NAMESPACES
+from gpurun.oci.annotations import CRUN_KEEP_GROUPS
 from gpurun.oci.config import Capabilities, Linux, Process, User, read_process
-from gpurun.oci.reader import as_object, get_array, get_object, get_string, parse_json
+from gpurun.oci.reader import as_object, get_array, get_object, get_string, get_string_map, parse_json
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
@@ -69,6 +70,7 @@ class SavedConfig(Record):
     process: Process
     namespaces: int  # CLONE_NEW* flags
     linux: Linux  # personality, memoryPolicy and seccomp alone
+    keep_groups: bool = False  # the additional groups are the caller's (run.oci.keep_original_groups)
 
 
 def read_saved_config(data: bytes, path: str) -> SavedConfig:
@@ -86,6 +88,7 @@ def read_saved_config(data: bytes, path: str) -> SavedConfig:
             memory_policy=get_object(linux, "memoryPolicy", "linux"),
             seccomp=get_object(linux, "seccomp", "linux"),
         ),
+        get_string_map(obj, "annotations", "").get(CRUN_KEEP_GROUPS) == "1",
     )
 
 
@@ -114,6 +117,8 @@ def plan_exec(
     given = replace(given, env=env)
     its_host = ProcessHost(host.last_cap, host.apparmor, host.selinux)
     process, warnings = plan_process(given, its_host, groups=edits[1], linux=config.linux)
+    if config.keep_groups:
+        process = replace(process, groups=None)
     affinity = (b"", b"")
     if given.exec_cpu_affinity is not None:
         from gpurun.engine.plan.scheduling import exec_affinity
