@@ -23,6 +23,7 @@ from gpurun.gpu.host.roots import Roots
 from gpurun.kubernetes.api import Api, connect
 from gpurun.kubernetes.dra.service import DraDriver, DraPlaces
 from gpurun.kubernetes.dra.slices import DRIVER
+from gpurun.kubernetes.probes import Probes
 from gpurun.kubernetes.protocols import dra_v1_pb2 as v1
 from gpurun.kubernetes.protocols import dra_v1_pb2_grpc as v1_services
 from gpurun.kubernetes.protocols import dra_v1beta1_pb2 as v1beta1
@@ -48,6 +49,7 @@ class Cluster:
         self.kubeconfig = kubeconfig or os.environ["KUBECONFIG"]
         self.api: Api = connect(self.kubeconfig)
         self.dra: DraDriver | None = None
+        self.probes = Probes()
         self._thread: threading.Thread | None = None
         self.failure: BaseException | None = None
 
@@ -55,7 +57,7 @@ class Cluster:
         """Start the driver, and wait until its sockets are there."""
         host = NodeHost(Roots(sysroot=str(self.driver.path)))
         places = DraPlaces(str(self.kubelet_dir), str(self.cdi_dir), str(self.directory / "mps"), programs, interval_s)
-        driver = DraDriver(self.api, self.node_name, host, places, self.driver.env)
+        driver = DraDriver(self.api, self.node_name, host, places, self.driver.env, self.probes)
         self.dra = driver
 
         def run() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from gpurun.gpu.host.roots import Roots
 from gpurun.kubernetes.config import PluginConfig
 from gpurun.kubernetes.device_plugin.manager import Manager, Places
+from gpurun.kubernetes.probes import Probes
 from gpurun.kubernetes.specs import NodeHost
 from tests.kubernetes.kubelet import Kubelet
 from tests.simdriver import Options, SimulatedDriver, make, minor
@@ -29,6 +30,7 @@ class Node:
         self.cdi_dir = directory / "cdi"
         self.config = PluginConfig()
         self.manager: Manager | None = None
+        self.probes = Probes()
         self.failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
@@ -39,7 +41,7 @@ class Node:
         host = NodeHost(Roots(sysroot=str(self.driver.path)), root)
         places = Places(str(self.directory / "kubelet"), str(self.cdi_dir), programs, interval_s)
         own = {} if root else self.driver.env  # in a pod nothing of it is in the environment
-        manager = Manager(host, lambda: self.config, places, own | (env or {}))
+        manager = Manager(host, lambda: self.config, places, own | (env or {}), self.probes)
         self.manager = manager
 
         def run() -> None:

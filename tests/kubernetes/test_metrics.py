@@ -128,11 +128,11 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_addresses() -> None:
-    from gpurun.commands.metrics import listen_address
+    from gpurun.commands.kubernetes_options import listen_address
 
-    assert listen_address(":9400") == ("", 9400) and listen_address("[::1]:1") == ("::1", 1)
+    assert listen_address(":9400", "listen") == ("", 9400) and listen_address("[::1]:1", "listen") == ("::1", 1)
     with pytest.raises(UsageError):
-        listen_address("9400")
+        listen_address("9400", "listen")
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/sys/net/ipv6"), reason="this kernel has no IPv6")

@@ -119,6 +119,21 @@ env:
     valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
 {{- end }}
 
+{{- /* What --health-listen serves: a part is started again when it is silent, and ready when it does its work. */ -}}
+{{- define "gpurun.probes" -}}
+ports:
+  - {name: health, containerPort: 8080, protocol: TCP}
+livenessProbe:
+  httpGet: {path: /healthz, port: health}
+  initialDelaySeconds: 30
+  periodSeconds: 30
+  timeoutSeconds: 5
+readinessProbe:
+  httpGet: {path: /readyz, port: health}
+  periodSeconds: 5
+  timeoutSeconds: 5
+{{- end }}
+
 {{- /* The node's own tree, read only, and its devices: what the looking for GPUs needs. */ -}}
 {{- define "gpurun.hostMounts" -}}
 - {name: host, mountPath: /host, readOnly: true, mountPropagation: HostToContainer}

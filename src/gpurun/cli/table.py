@@ -388,6 +388,7 @@ COMMANDS: dict[str, CommandRow] = {
             ("host-root", "", "dir", "where the host's root is mounted, when this runs in a pod"),
             ("hook-path", "", "file", "device-plugin, dra-driver: the host's program for CDI hooks (default: this one)"),
             ("interval", "", "text", "seconds between two looks at the GPUs"),
+            ("health-listen", "", "text", "device-plugin, dra-driver, labels, install-node: ADDRESS:PORT for probes"),
             ("config-file", "", "file", "device-plugin, labels: NVIDIA's configuration file (version v1)"),
             ("config-dir", "", "dir", "device-plugin: files, of which the label nvidia.com/device-plugin.config names one"),
             ("default-config", "", "text", "device-plugin: the name of the configuration for a node without the label"),

@@ -6,7 +6,7 @@ import os
 
 from gpurun.cli.table import GROUPS
 from gpurun.commands.groups import check_options
-from gpurun.commands.kubernetes_options import config_changes, host_of, interval, node_name, until_signal
+from gpurun.commands.kubernetes_options import config_changes, host_of, interval, node_name, probed, until_signal
 from gpurun.errors import UsageError
 from gpurun.invocation import Invocation
 from gpurun.kubernetes.extra import need
@@ -68,7 +68,8 @@ def _device_plugin(invocation: Invocation) -> int:
         cdi_dir=invocation.option("cdi-dir", Places().cdi_dir),
         interval_s=interval(invocation, Places().interval_s),
     )
-    manager = Manager(host, source, places, env)
-    until_signal(manager.stop)
-    manager.run()
+    with probed(invocation) as probes:
+        manager = Manager(host, source, places, env, probes)
+        until_signal(manager.stop)
+        manager.run()
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gpurun.commands.kubernetes_options import host_of, interval, node_name, until_signal
+from gpurun.commands.kubernetes_options import host_of, interval, node_name, probed, until_signal
 from gpurun.invocation import Invocation
 
 
@@ -21,7 +21,8 @@ def dra_driver(invocation: Invocation) -> int:
         interval_s=interval(invocation, default.interval_s),
     )
     api = connect(invocation.option("kubeconfig"))
-    driver = DraDriver(api, node_name(invocation), host_of(invocation), places, dict(os.environ))
-    until_signal(driver.stop)
-    driver.run()
+    with probed(invocation) as probes:
+        driver = DraDriver(api, node_name(invocation), host_of(invocation), places, dict(os.environ), probes)
+        until_signal(driver.stop)
+        driver.run()
     return 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from math import inf
 
 from gpurun import log
-from gpurun.commands.kubernetes_options import node_name, until_signal
+from gpurun.commands.kubernetes_options import node_name, probed, until_signal
 from gpurun.errors import GpurunError, UsageError, strerror_lower
 from gpurun.invocation import Invocation
 
@@ -40,19 +41,22 @@ def install_node(invocation: Invocation) -> int:
         source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as e:
         raise GpurunError(f"--program {path}: {strerror_lower(e.errno or 0)}") from None
-    try:
-        log.info(on_node(root, lambda: install(wish, source)))
-    finally:
-        os.close(source)
-    if invocation.flag("oneshot"):
-        return 0
-    ready = invocation.option("ready-file")
-    if ready:
-        with open(ready, "w", encoding="utf-8"):
-            pass
-    stop.wait()
-    if ready:
-        os.unlink(ready)
+    with probed(invocation) as probes:
+        try:
+            log.info(on_node(root, lambda: install(wish, source)))
+        finally:
+            os.close(source)
+        if invocation.flag("oneshot"):
+            return 0
+        ready = invocation.option("ready-file")
+        if ready:
+            with open(ready, "w", encoding="utf-8"):
+                pass
+        probes.tell("")
+        probes.beat(inf)
+        stop.wait()
+        if ready:
+            os.unlink(ready)
     if on_exit == "keep" or (on_exit == "ask" and not _is_over(invocation)):
         log.info("gpurun stays on this node")
         return 0

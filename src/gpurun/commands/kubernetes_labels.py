@@ -8,7 +8,7 @@ import time
 from math import inf
 
 from gpurun import log
-from gpurun.commands.kubernetes_options import config_changes, host_of, interval, node_name, until_signal
+from gpurun.commands.kubernetes_options import config_changes, host_of, interval, node_name, probed, until_signal
 from gpurun.errors import GpurunError, UsageError
 from gpurun.invocation import Invocation
 from gpurun.kubernetes.config import PluginConfig
@@ -41,21 +41,25 @@ def labels(invocation: Invocation) -> int:
     until_signal(stop.set)
     given = interval(invocation, 0.0)
     every = given or _INTERVAL_S
-    while True:
-        try:
-            config = source()
-            every = given or config.sleep_interval or _INTERVAL_S
-            made = _made(invocation, config)
-            if patch:
-                _patch(invocation.option("kubeconfig"), name, made)
-            else:
-                write_features(output, made)
-        except GpurunError as e:
-            if invocation.flag("oneshot"):
-                raise
-            log.warning(str(e))
-        if invocation.flag("oneshot") or stop.wait(None if every == inf else every):
-            break
+    with probed(invocation) as probes:
+        while True:
+            try:
+                config = source()
+                every = given or config.sleep_interval or _INTERVAL_S
+                made = _made(invocation, config)
+                if patch:
+                    _patch(invocation.option("kubeconfig"), name, made)
+                else:
+                    write_features(output, made)
+                probes.tell("")
+            except GpurunError as e:
+                if invocation.flag("oneshot"):
+                    raise
+                probes.tell(str(e))
+                log.warning(str(e))
+            probes.beat(every)
+            if invocation.flag("oneshot") or stop.wait(None if every == inf else every):
+                break
     if not patch and not invocation.flag("oneshot") and output != "-" and os.path.isfile(output):
         os.unlink(output)  # as GPU feature discovery does: a node whose labels nobody keeps has none
     return 0

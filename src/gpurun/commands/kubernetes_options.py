@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from gpurun.commands.cdi_generate import hook_program
+from gpurun.decimals import decimal
 from gpurun.errors import UsageError
 from gpurun.gpu.request.settings import roots_of, site_settings
 from gpurun.invocation import Invocation
@@ -15,6 +17,7 @@ from gpurun.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpurun.kubernetes.probes import Probes
     from gpurun.kubernetes.specs import NodeHost
 
 
@@ -71,6 +74,32 @@ def interval(invocation: Invocation, default: float) -> float:
     if not 0.1 <= value <= 86400:
         raise UsageError(f'--interval: "{text}" is not a number of seconds from 0.1 to 86400')
     return value
+
+
+@contextmanager
+def probed(invocation: Invocation) -> Iterator[Probes]:
+    """What ``--health-listen`` serves meanwhile; nothing without it.
+
+    Raises :class:`GpurunError` when the address cannot be listened on.
+    """
+    from gpurun.kubernetes.probes import Probes, served
+
+    probes = Probes()
+    given = invocation.option("health-listen")
+    if not given:
+        yield probes
+        return
+    with served(*listen_address(given, "health-listen"), probes):
+        yield probes
+
+
+def listen_address(text: str, option: str) -> tuple[str, int]:
+    """(address, port) of ``ADDRESS:PORT``, ``[ADDRESS]:PORT`` or ``:PORT`` (an empty address: all).  Raises UsageError."""
+    address, colon, digits = text.rpartition(":")
+    port = decimal(digits, 65535)
+    if not colon or port is None:
+        raise UsageError(f'--{option}: "{text}" is not ADDRESS:PORT, such as 127.0.0.1:9400 or :9400')
+    return address.strip("[]"), port
 
 
 def until_signal(stop: Callable[[], None]) -> None:

@@ -11,9 +11,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from gpurun import log
 from gpurun.commands.gpu_use import state_roots
-from gpurun.commands.kubernetes_options import host_of, until_signal
-from gpurun.decimals import decimal
-from gpurun.errors import GpurunError, UsageError, strerror_lower
+from gpurun.commands.kubernetes_options import host_of, listen_address, until_signal
+from gpurun.errors import GpurunError, strerror_lower
 from gpurun.gpu.host.nvml import METRICS, find_nvml, query
 from gpurun.gpu.host.nvml_watch import XidEvent
 from gpurun.invocation import Invocation
@@ -124,7 +123,7 @@ def metrics(invocation: Invocation) -> int:
     if invocation.flag("once"):
         write_stdout(text(reader))
         return 0
-    address, port = listen_address(invocation.option("listen", DEFAULT_LISTEN))
+    address, port = listen_address(invocation.option("listen", DEFAULT_LISTEN), "listen")
     if not address:
         address = "::" if _has_ipv6() else "0.0.0.0"
     kind = _Server6 if ":" in address else _Server
@@ -146,15 +145,6 @@ def metrics(invocation: Invocation) -> int:
         watch.stop()
         server.server_close()
     return 0
-
-
-def listen_address(text: str) -> tuple[str, int]:
-    """(address, port) of ``ADDRESS:PORT``, ``[ADDRESS]:PORT`` or ``:PORT`` (an empty address: all).  Raises UsageError."""
-    address, colon, digits = text.rpartition(":")
-    port = decimal(digits, 65535)
-    if not colon or port is None:
-        raise UsageError(f'--listen: "{text}" is not ADDRESS:PORT, such as {DEFAULT_LISTEN} or :9400')
-    return address.strip("[]"), port
 
 
 def _has_ipv6() -> bool:

@@ -89,7 +89,7 @@ def _devices(value: object) -> object:
 
 
 def seconds(value: object) -> object:
-    """A duration in Go's words (``1m30s``), or its number of nanoseconds, in seconds; ``infinite`` is endless."""
+    """Seconds of a duration in Go's words (``1m30s``, ``infinite``), or of a number of nanoseconds.  Raises ValueError."""
     from gpurun.engine.caller.events import parse_duration
 
     if value is None:

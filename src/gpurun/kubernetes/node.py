@@ -92,6 +92,20 @@ def read_node(roots: Roots) -> NodeGpus:
     return node_of(roots, version, gpus, answer, problem)
 
 
+def has_hardware(roots: Roots) -> bool:
+    """Whether a GPU of NVIDIA's is on the PCI bus, whatever drives it; true where sysfs does not say."""
+    directory = f"{roots.sysroot}/sys/bus/pci/devices"
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return True
+    return any(
+        read_text(f"{directory}/{name}/vendor").strip() == "0x10de"
+        and read_text(f"{directory}/{name}/class").strip()[:6] in ("0x0300", "0x0302")
+        for name in names
+    )
+
+
 def node_of(roots: Roots, version: str, gpus: tuple[Gpu, ...], answer: dict[str, Any], problem: str) -> NodeGpus:
     """The record of *gpus*, with NVML's *answer* to ``details``, or the *problem* with it."""
     told = {bus_order(str(gpu["busId"])): gpu for gpu in answer["gpus"] if gpu.get("busId")}

@@ -42,8 +42,16 @@ def families(samples: Iterable[Sample]) -> list[Metric]:
 
 
 def application(read: Callable[[], Iterable[Sample]]) -> Any:
-    """The WSGI application that answers every path with what *read* gives now."""
-    return make_wsgi_app(_registry(read))
+    """The WSGI application that answers every path with what *read* gives now, and /healthz with ``ok``."""
+    metrics = make_wsgi_app(_registry(read))
+
+    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") != "/healthz":
+            return list(metrics(environ, start))
+        start("200 OK", [("Content-Type", "text/plain; charset=utf-8")])
+        return [b"ok\n"]
+
+    return answer
 
 
 def text(read: Callable[[], Iterable[Sample]]) -> str:

@@ -25,7 +25,8 @@ from gpurun.kubernetes.device_plugin.resources import Offer, offers
 from gpurun.kubernetes.device_plugin.response import CLASS, CONTROL_NODES, VENDOR
 from gpurun.kubernetes.health import HealthState, xid_filter
 from gpurun.kubernetes.kubelet import KUBELET_DIR
-from gpurun.kubernetes.node import NodeGpus, read_node
+from gpurun.kubernetes.node import NodeGpus, has_hardware, read_node
+from gpurun.kubernetes.probes import Probes
 from gpurun.kubernetes.specs import (
     CDI_DIR,
     NodeHost,
@@ -53,12 +54,14 @@ class Places(Record):
 class Manager:
     """The whole of ``gpurun kubernetes device-plugin``: :meth:`run` until :meth:`stop`, which any thread may call.
 
-    *configuration* is asked at every look: it may come from a file or a node label that changes.
+    *configuration* is asked at every look: it may come from a file or a node label that changes.  *probes* are told whether
+    the kubelet has all that there is to offer.
     """
 
     def __init__(
-        self, host: NodeHost, configuration: Callable[[], PluginConfig], places: Places, env: Mapping[str, str]
-    ) -> None:
+        self, host: NodeHost, configuration: Callable[[], PluginConfig], places: Places, env: Mapping[str, str],
+        probes: Probes | None = None,
+    ) -> None:  # fmt: skip
         self._host, self._configuration, self._places, self._env = host, configuration, places, env
         self._health = HealthState(xid_filter(env))
         self._events: SimpleQueue[XidEvent] = SimpleQueue()
@@ -69,6 +72,8 @@ class Manager:
         self._spec_lock = threading.Lock()
         self._stop, self._wake = threading.Event(), threading.Event()
         self._said: dict[str, float] = {}
+        self._probes = probes or Probes()
+        self._problem = ""  # why nothing is offered
         self._ready = False  # a look was good
         self._due = False
 
@@ -82,8 +87,11 @@ class Manager:
                     self._due = False
                     self._look()
                     next_look = time.monotonic() + self._places.interval_s
-                for problem in self._plugins.keep_registered():
+                problems = self._plugins.keep_registered()
+                for problem in problems:
                     self._say(problem)
+                self._probes.beat()
+                self._probes.tell(self._not_ready(problems))
                 self._wake.wait(min(1.0, self._places.interval_s))
                 self._wake.clear()
         finally:
@@ -101,6 +109,13 @@ class Manager:
         self._due = True
         self._wake.set()
 
+    def _not_ready(self, problems: list[str]) -> str:
+        """Why the kubelet does not have what is to be offered; on a node without a GPU it has all of it."""
+        if self._problem or problems:
+            return self._problem or problems[0]
+        missing = self._plugins.unregistered()
+        return f"{', '.join(missing)}: not registered with the kubelet" if missing else ""
+
     def _event(self, event: XidEvent) -> None:
         self._events.put(event)
         self._wake.set()
@@ -113,10 +128,11 @@ class Manager:
             for warning in config.warnings:
                 self._say(warning)
             self._offer(config)
-            self._ready = True
+            self._ready, self._problem = True, ""
         except GpurunError as e:
             if fatal:
                 raise
+            self._problem = str(e) if has_hardware(self._host.roots) else ""
             self._say(str(e))
             self._plugins.all_unhealthy(str(e))
 

@@ -59,6 +59,11 @@ class Plugins:
                 problems.append(str(e))
         return list(dict.fromkeys(problems))
 
+    def unregistered(self) -> list[str]:
+        """The names of what the kubelet that runs now has not been told of."""
+        kubelet = identity(f"{device_plugins(self._directory)}/kubelet.sock")
+        return [name for name in self._plugins if kubelet == (0, 0, 0) or self._registered.get(name) != kubelet]
+
     def stop(self) -> None:
         """Close all sockets."""
         for plugin in self._plugins.values():

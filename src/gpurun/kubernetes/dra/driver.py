@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -131,8 +132,8 @@ class _V1Beta1(v1beta1_services.DRAPluginServicer):
 
 
 class _Registration(registration_services.RegistrationServicer):
-    def __init__(self, endpoint: str) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoint: str, told: Callable[[bool], None]) -> None:
+        self._endpoint, self._told = endpoint, told
 
     def GetInfo(self, request: registration.InfoRequest, context: Any) -> registration.PluginInfo:
         return registration.PluginInfo(type="DRAPlugin", name=DRIVER, endpoint=self._endpoint, supported_versions=VERSIONS)
@@ -140,6 +141,7 @@ class _Registration(registration_services.RegistrationServicer):
     def NotifyRegistrationStatus(
         self, request: registration.RegistrationStatus, context: Any
     ) -> registration.RegistrationStatusResponse:
+        self._told(bool(request.plugin_registered))
         if request.plugin_registered:
             log.info(f"{DRIVER}: registered with the kubelet")
         else:
@@ -157,6 +159,11 @@ class Sockets:
         self._claims, self._health = claims, health
         self._servers: list[grpc.Server] = []
         self._seen: list[tuple[int, int, int]] = []
+        #: Whether the kubelet has taken the driver, since the sockets that are there were made.
+        self.registered = False
+
+    def _tell(self, registered: bool) -> None:
+        self.registered = registered
 
     def serve(self) -> None:
         """Listen, anew where a socket has been removed.  Raises :class:`GpurunError`."""
@@ -177,13 +184,14 @@ class Sockets:
         plugin.start()
         # Last: when the kubelet sees this one, the other must answer.
         registry = server(self._paths[1], 4)
-        registration_services.add_RegistrationServicer_to_server(_Registration(self._paths[0]), registry)
+        registration_services.add_RegistrationServicer_to_server(_Registration(self._paths[0], self._tell), registry)
         self._servers.append(registry)
         registry.start()
         self._seen = [identity(path) for path in self._paths]
 
     def stop(self) -> None:
         """Close both; the one that the kubelet watches first."""
+        self.registered = False
         self._health.stop()
         for one in reversed(self._servers):
             one.stop(grace=5).wait()

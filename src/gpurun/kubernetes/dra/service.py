@@ -20,6 +20,7 @@ from gpurun.kubernetes.dra.slices import DRIVER, Allocatable, allocatable
 from gpurun.kubernetes.health import HealthState, xid_filter
 from gpurun.kubernetes.kubelet import KUBELET_DIR
 from gpurun.kubernetes.node import NodeGpus, read_node
+from gpurun.kubernetes.probes import Probes
 from gpurun.kubernetes.specs import CDI_DIR, NodeHost
 from gpurun.kubernetes.xid_watch import XidWatch
 from gpurun.record import Record
@@ -45,7 +46,10 @@ class DraDriver:
     Raises :class:`GpurunError` when the API server cannot be asked, or the checkpoint cannot be read.
     """
 
-    def __init__(self, api: Api, node_name: str, host: NodeHost, places: DraPlaces, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, api: Api, node_name: str, host: NodeHost, places: DraPlaces, env: Mapping[str, str],
+        probes: Probes | None = None,
+    ) -> None:  # fmt: skip
         self._api, self._host, self._places = api, host, places
         self._node = NodeGpus()
         self._health = HealthState(xid_filter(env))
@@ -60,6 +64,7 @@ class DraDriver:
         self._stop, self._wake = threading.Event(), threading.Event()
         self._slices_changed = threading.Event()
         self._said: set[str] = set()
+        self._probes = probes or Probes()
 
     def run(self) -> None:
         """Serve until :meth:`stop`."""
@@ -81,6 +86,9 @@ class DraDriver:
                 if time.monotonic() >= next_clean:
                     problems += self._tried(self._claims.clean)
                     next_clean = time.monotonic() + (_CLEAN_S if not problems else 5.0)
+                self._probes.beat()
+                registered = "" if self._sockets.registered else f"{DRIVER}: not registered with the kubelet"
+                self._probes.tell(problems[0] if problems else registered)
                 for problem in set(problems) - self._said:
                     log.warning(problem)
                 self._said = (self._said | set(problems)) if problems else self._said & set()
