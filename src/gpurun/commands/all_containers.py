@@ -61,9 +61,9 @@ def containers_in(root: str) -> list[Listed]:
         return []
     found = []
     for name in names:
-        for read in (of_gpurun, _of_runc, _of_crun):
+        for runtime, read in _READERS.items():
             try:
-                listed = read(root, name)
+                listed = _listed(root, runtime, name, read(root, name))
             except (GpurunError, OSError, ValueError, KeyError, TypeError, AttributeError):
                 continue  # another runtime's, or damaged, or just being deleted
             found.append(listed)
@@ -73,14 +73,28 @@ def containers_in(root: str) -> list[Listed]:
 
 def of_gpurun(root: str, name: str) -> Listed:
     """The container *name* of the state directory *root*; raises GpurunError, OSError, ValueError."""
+    return _listed(root, "gpurun", name, _read_gpurun(root, name))
+
+
+class _Saved(Record):
+    """What the file of a runtime says of a container; *annotations* and *mounts* may be of any type."""
+
+    status: str
+    pid: int
+    bundle: str
+    created: str
+    annotations: Any
+    mounts: Any
+
+
+def _read_gpurun(root: str, name: str) -> _Saved:
     state = store.load(root, name)
-    config = _document(f"{root}/{name}/config.json")
+    mounts = _document(f"{root}/{name}/config.json").get("mounts")
     annotations = json.loads(state.annotations or "{}")
-    return _listed(root, "gpurun", name, store.status(root, state), state.pid, state.bundle, state.created,
-                   annotations, config.get("mounts"))  # fmt: skip
+    return _Saved(store.status(root, state), state.pid, state.bundle, state.created, annotations, mounts)
 
 
-def _of_runc(root: str, name: str) -> Listed:
+def _read_runc(root: str, name: str) -> _Saved:
     """libcontainer's ``state.json``."""
     document = _document(f"{root}/{name}/state.json")
     labels = dict([label.partition("=")[::2] for label in document["config"].get("labels") or ()])
@@ -88,19 +102,20 @@ def _of_runc(root: str, name: str) -> Listed:
     status = "running" if is_alive(pid, int(document["init_process_start"])) else "stopped"
     if status == "running" and _exists(f"{root}/{name}/exec.fifo"):
         status = "created"
-    return _listed(root, "runc", name, status, pid, labels.get("bundle", ""), document["created"],
-                   labels, document["config"].get("mounts"))  # fmt: skip
+    return _Saved(status, pid, labels.get("bundle", ""), document["created"], labels, document["config"].get("mounts"))
 
 
-def _of_crun(root: str, name: str) -> Listed:
+def _read_crun(root: str, name: str) -> _Saved:
     """crun's file ``status``."""
     document = _document(f"{root}/{name}/status")
     pid, bundle = int(document["pid"]), str(document["bundle"])
     alive = is_alive(pid, int(document["process-start-time"]))
     status = "stopped" if not alive else "created" if _exists(f"{root}/{name}/exec.fifo") else "running"
     config = _document(f"{bundle}/config.json") if _is_ours(root) and _exists(f"{bundle}/config.json") else {}
-    return _listed(root, "crun", name, status, pid, bundle, document["created"],
-                   config.get("annotations") or {}, config.get("mounts"))  # fmt: skip
+    return _Saved(status, pid, bundle, document["created"], config.get("annotations") or {}, config.get("mounts"))
+
+
+_READERS = {"gpurun": _read_gpurun, "runc": _read_runc, "crun": _read_crun}
 
 
 def _is_ours(root: str) -> bool:
@@ -119,17 +134,14 @@ def _exists(path: str) -> bool:
     return posix.access(path, posix.F_OK)
 
 
-def _listed(
-    root: str, runtime: str, name: str, status: str, pid: int, bundle: str, created: str, annotations: Any, mounts: Any
-) -> Listed:
-    pairs = tuple([
-        (str(mount.get("source", "")), str(mount.get("destination", "")))
-        for mount in (mounts or () if _is_ours(root) else ()) if isinstance(mount, dict)
-    ])  # fmt: skip
-    texts = {key: value for key, value in annotations.items() if isinstance(value, str)}
-    pid = 0 if status == "stopped" else pid
+def _listed(root: str, runtime: str, name: str, saved: _Saved) -> Listed:
+    mounts = [mount for mount in (saved.mounts or () if _is_ours(root) else ()) if isinstance(mount, dict)]
+    pairs = tuple([(str(mount.get("source", "")), str(mount.get("destination", ""))) for mount in mounts])
+    texts = {key: value for key, value in saved.annotations.items() if isinstance(value, str)}
+    pid = 0 if saved.status == "stopped" else saved.pid
     known = of_container(name, texts, pairs, parent(pid))
-    return Listed(name, known.name, known.engine or _engine(root), runtime, status, pid, bundle, str(created), root)
+    engine = known.engine or _engine(root)
+    return Listed(name, known.name, engine, runtime, saved.status, pid, saved.bundle, str(saved.created), root)
 
 
 def _engine(root: str) -> str:

@@ -40,6 +40,7 @@ from gpurun.record import Record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from gpurun.cdi.edits import Chmod, ContainerEdits, DeviceNode, EditMount, Link
 
@@ -86,40 +87,47 @@ def open_sources(edits: ContainerEdits, label: str) -> Opened | None:
     return Opened(tuple(mounts), tuple(trees))
 
 
+def _sources(edits: ContainerEdits) -> dict[tuple[str, int, int], Callable[[], int]]:
+    """What opens the source of each ``("mount", n, 0)``, ``("node", n, 0)`` and ``("bind", n, m)``, bind *m* of tree *n*."""
+
+    def opener(open_source: Callable[[Any], int], edit: object) -> Callable[[], int]:
+        return lambda: open_source(edit)
+
+    return {
+        **{("mount", n, 0): opener(_tree, mount) for n, mount in enumerate(edits.mounts)},
+        **{("node", n, 0): opener(_open_host_node, node) for n, node in enumerate(edits.device_nodes)},
+        **{("bind", n, m): opener(bind_source, b) for n, t in enumerate(edits.proc_trees) for m, b in enumerate(t.binds)},
+    }
+
+
+def _open_host_node(node: DeviceNode) -> int:
+    """A detached mount of the host's *node*; -1 where the host has none: it is lent by lend_nodes, or the init tells."""
+    path = node.host_path or node.path
+    try:
+        return open_node(path)
+    except FileNotFoundError:
+        return -1
+    except OSError as e:
+        raise failed(_BIND_NODE, path, e) from None
+
+
 def source_openers(edits: ContainerEdits) -> tuple[Callable[[], int], ...]:
     """What opens the sources of *edits* for an init in a user namespace, whose root may be unable to reach them: each gives
     a detached mount, or -1 for what the host does not have, and raises :class:`StepError`.
     """
-
-    def node_opener(path: str) -> Callable[[], int]:
-        def open_it() -> int:
-            try:
-                return open_node(path)
-            except FileNotFoundError:
-                return -1  # lent by lend_nodes, or missing: the init tells
-            except OSError as e:
-                raise failed(_BIND_NODE, path, e) from None
-
-        return open_it
-
-    def opener(source: Callable[[EditMount], int], mount: EditMount) -> Callable[[], int]:
-        return lambda: source(mount)
-
-    openers = [opener(_tree, mount) for mount in edits.mounts]
-    openers += [node_opener(node.host_path or node.path) for node in edits.device_nodes]
-    return tuple(openers + [opener(bind_source, bind) for tree in edits.proc_trees for bind in tree.binds])
+    return tuple(_sources(edits).values())
 
 
 def opened_sources(edits: ContainerEdits, trees: dict[int, int], first: int) -> Opened:
     """What :func:`source_openers` have opened, found in *trees* by their numbers, of which *first* is the first one; those
     are taken out.
     """
-    numbers = iter(range(first, first + len(source_openers(edits))))
-
-    def take(wanted: tuple[object, ...]) -> tuple[int, ...]:
-        return tuple([trees.pop(next(numbers), -1) for _ in wanted])
-
-    return Opened(take(edits.mounts), (), take(edits.device_nodes), tuple([take(tree.binds) for tree in edits.proc_trees]))
+    opened = {key: trees.pop(number, -1) for number, key in enumerate(_sources(edits), first)}
+    return Opened(
+        mounts=tuple([opened["mount", n, 0] for n in range(len(edits.mounts))]),
+        nodes=tuple([opened["node", n, 0] for n in range(len(edits.device_nodes))]),
+        binds=tuple([tuple([opened["bind", n, m] for m in range(len(t.binds))]) for n, t in enumerate(edits.proc_trees)]),
+    )
 
 
 def apply_edits(edits: ContainerEdits, target: Target, opened: Opened | None = None) -> None:

@@ -69,66 +69,87 @@ def plan_namespaces(linux: Linux, joined_maps: tuple[str, str] | None = None) ->
 
     *joined_maps* are the uid and gid map of the user namespace that is joined, if one is.
     """
+    new, joins = _new_and_joined(linux)
+    is_new_user = bool(new & CLONE_NEWUSER)
+    _check_mappings(linux, is_new_user, is_new_user or "user" in joins)
+    uids, gids = _maps(linux, joined_maps)
+    return NamespacePlan(
+        new=new,
+        joins=tuple([joins[kind] for kind in NAMESPACES if kind in joins]),
+        uid_map=uids if is_new_user else "",
+        gid_map=gids if is_new_user else "",
+        time_offsets=_time_offsets(linux, bool(new & CLONE_NEWTIME), "time" in joins),
+        uids=uids,
+        gids=gids,
+    )
+
+
+def _new_and_joined(linux: Linux) -> tuple[int, dict[str, Join]]:
+    """(CLONE_NEW* flags of those to make, kind → the one to join)."""
     new = 0
-    joins: list[Join] = []
-    seen: set[str] = set()
+    joins: dict[str, Join] = {}
     for i, namespace in enumerate(linux.namespaces):
-        where = f"linux.namespaces[{i}]"
-        if namespace.type not in NAMESPACES:
-            raise ConfigError(f"{where}.type", f'namespace "{namespace.type}" does not exist')
-        if namespace.type in seen:
-            raise ConfigError(where, f"malformed spec file: duplicated ns {namespace.type}")
-        seen.add(namespace.type)
-        flag = NAMESPACES[namespace.type][0]
+        where, kind = f"linux.namespaces[{i}]", namespace.type
+        if kind not in NAMESPACES:
+            raise ConfigError(f"{where}.type", f'namespace "{kind}" does not exist')
+        flag = NAMESPACES[kind][0]
+        if new & flag or kind in joins:
+            raise ConfigError(where, f"malformed spec file: duplicated ns {kind}")
         if not namespace.path:
             new |= flag
         elif not namespace.path.startswith("/"):
             raise ConfigError(f"{where}.path", f'"{namespace.path}" must be an absolute path')
         else:
-            joins.append(Join(namespace.type, flag, namespace.path))
+            joins[kind] = Join(kind, flag, namespace.path)
+    return new, joins
+
+
+def _check_mappings(linux: Linux, is_new: bool, has_user: bool) -> None:
+    """Mappings are for a container that *has_user* namespace, and one that *is_new* needs both."""
     uid, gid = linux.uid_mappings, linux.gid_mappings
-    if (uid or gid) and "user" not in seen:
+    if (uid or gid) and not has_user:
         raise ConfigError(
             "linux.uidMappings" if uid else "linux.gidMappings",
             "user namespace mappings specified, but user namespace isn't enabled in the config",
         )
-    if new & CLONE_NEWUSER:
-        if not uid and not gid:  # the identity would be a container whose root is the host's
-            raise ConfigError(
-                "linux.uidMappings",
-                "user namespaces enabled, but no namespace path to join nor mappings to apply specified: "
-                "add uidMappings and gidMappings, or a path to the namespace",
-            )
-        if bool(uid) != bool(gid):
-            missing = "gidMappings" if uid else "uidMappings"
-            raise ConfigError(f"linux.{missing}", "is missing: a user namespace needs both uidMappings and gidMappings")
-    uids, gids = map_lines(uid, "linux.uidMappings"), map_lines(gid, "linux.gidMappings")
-    if joined_maps is not None:
-        _check_same(uids, joined_maps[0], "linux.uidMappings")
-        _check_same(gids, joined_maps[1], "linux.gidMappings")
-        uids, gids = joined_maps
-    for lines, where in ((uids, "linux.uidMappings"), (gids, "linux.gidMappings")):
+    if is_new and not uid and not gid:  # the identity would be a container whose root is the host's
+        raise ConfigError(
+            "linux.uidMappings",
+            "user namespaces enabled, but no namespace path to join nor mappings to apply specified: "
+            "add uidMappings and gidMappings, or a path to the namespace",
+        )
+    if is_new and bool(uid) != bool(gid):
+        missing = "gidMappings" if uid else "uidMappings"
+        raise ConfigError(f"linux.{missing}", "is missing: a user namespace needs both uidMappings and gidMappings")
+
+
+def _maps(linux: Linux, joined: tuple[str, str] | None) -> tuple[str, str]:
+    """(uid map, gid map) in force: those of *linux*, or of the user namespace that is *joined*, and empty without either."""
+    found = []
+    for i, name in enumerate(("uidMappings", "gidMappings")):
+        where = f"linux.{name}"
+        lines = map_lines(linux.gid_mappings if i else linux.uid_mappings, where)
+        if joined is not None:
+            _check_same(lines, joined[i], where)
+            lines = joined[i]
         if lines and host_id(lines, 0) < 0:
             raise ConfigError(where, "must map the container's id 0: gpurun sets the container up as its root")
-    if linux.time_offsets and not new & CLONE_NEWTIME:
-        what = "a joined one has its own" if "time" in seen else "add one to linux.namespaces"
+        found.append(lines)
+    return found[0], found[1]
+
+
+def _time_offsets(linux: Linux, is_new: bool, is_joined: bool) -> str:
+    """The lines for /proc/PID/timens_offsets; they are for a time namespace that *is_new*."""
+    if linux.time_offsets and not is_new:
+        what = "a joined one has its own" if is_joined else "add one to linux.namespaces"
         raise ConfigError("linux.timeOffsets", f"time offsets need a new time namespace: {what}")
-    offsets = []
+    lines = []
     for offset in linux.time_offsets:
         if offset.clock not in ("monotonic", "boottime"):
-            raise ConfigError(
-                f"linux.timeOffsets.{offset.clock}", "is not a clock of a time namespace, use monotonic or boottime"
-            )
-        offsets.append(f"{offset.clock} {offset.secs} {offset.nanosecs}\n")
-    return NamespacePlan(
-        new=new,
-        joins=tuple(sorted(joins, key=lambda j: list(NAMESPACES).index(j.type))),
-        uid_map=uids if new & CLONE_NEWUSER else "",
-        gid_map=gids if new & CLONE_NEWUSER else "",
-        time_offsets="".join(offsets),
-        uids=uids,
-        gids=gids,
-    )
+            where = f"linux.timeOffsets.{offset.clock}"
+            raise ConfigError(where, "is not a clock of a time namespace, use monotonic or boottime")
+        lines.append(f"{offset.clock} {offset.secs} {offset.nanosecs}\n")
+    return "".join(lines)
 
 
 def host_id(map_lines: str, container_id: int) -> int:

@@ -47,29 +47,24 @@ _TIMES: dict[str, tuple[int, bool]] = {
     "diratime": (m.MS_NODIRATIME, False),
 }
 
-#: The words that exist with an ``r`` before them: the same, for every mount of the tree.
-RECURSIVE = frozenset(
-    [
-        "ro",
-        "rw",
-        "nosuid",
-        "suid",
-        "nodev",
-        "dev",
-        "noexec",
-        "exec",
-        "nodiratime",
-        "diratime",
-        "relatime",
-        "norelatime",
-        "noatime",
-        "atime",
-        "strictatime",
-        "nostrictatime",
-        "nosymfollow",
-        "symfollow",
-    ]
-)
+#: word → (which flags, flags set, flags cleared).  The words of the mount's attributes exist with an ``r`` before them, too:
+#: the same, for every mount of the tree.
+_FLAGS: dict[str, tuple[str, int, int]] = {
+    **{word: ("attributes", *bits) for word, bits in ATTRIBUTES.items()},
+    **{word: ("times", flag if on else 0, 0 if on else flag) for word, (flag, on) in _TIMES.items()},
+    **{f"r{word}": ("recursive", *bits) for word, bits in ATTRIBUTES.items()},
+}
+
+#: word → fields of :class:`MountOptions` that are true by it.
+_SWITCHES = {
+    "bind": ("bind",),
+    "rbind": ("bind", "recursive"),
+    "tmpcopyup": ("copy_up",),
+    "copy-symlink": ("copy_symlink",),
+    "remount": ("remount",),
+    "defaults": (),
+    "": (),
+}
 
 #: word → key of the superblock (fsconfig(2) flag), for words that old mount(2) flags carried.
 SUPERBLOCK: dict[str, tuple[str, bool]] = {
@@ -131,60 +126,44 @@ def parse_options(words: tuple[str, ...]) -> MountOptions:
 
 
 def _parse(words: tuple[str, ...]) -> MountOptions:
-    attr_set = attr_clr = rec_set = rec_clr = times = 0
+    flags = {"attributes": (0, 0), "times": (0, 0), "recursive": (0, 0)}  # (set, cleared)
     named = False
+    switches: dict[str, bool] = {}
     propagation: list[tuple[int, bool]] = []
     superblock: dict[str, bool] = {}
     data: list[str] = []
-    bind = recursive = copy_up = remount = False
-    copy_symlink = False
-    idmap = idmap_ranges = ""
+    idmap = ranges = ""
     for word in words:
-        if word in _TIMES:
-            flag, on = _TIMES[word]
-            times, named = times | flag if on else times & ~flag, True
-        elif word in ATTRIBUTES:
-            set_, clear = ATTRIBUTES[word]
-            attr_set, attr_clr, named = attr_set & ~clear | set_, attr_clr & ~set_ | clear, True
+        if word in _FLAGS:
+            which, set_, clear = _FLAGS[word]
+            before_set, before_clear = flags[which]
+            flags[which] = (before_set & ~clear | set_, before_clear & ~set_ | clear)
+            named = named or which != "recursive"
+        elif word in _SWITCHES:
+            switches.update([(field, True) for field in _SWITCHES[word]])
         elif word in PROPAGATION:
             propagation.append(PROPAGATION[word])
-        elif word[:1] == "r" and word[1:] in RECURSIVE:
-            set_, clear = ATTRIBUTES[word[1:]]
-            rec_set, rec_clr = rec_set & ~clear | set_, rec_clr & ~set_ | clear
         elif word in SUPERBLOCK:
             key, value = SUPERBLOCK[word]
             superblock[key] = value
-        elif word == "bind":
-            bind = True
-        elif word == "rbind":
-            bind = recursive = True
-        elif word == "tmpcopyup":
-            copy_up = True
         elif word.partition("=")[0] in ("idmap", "ridmap"):
-            idmap, _, idmap_ranges = word.partition("=")
-        elif word == "copy-symlink":
-            copy_symlink = True
-        elif word == "remount":
-            remount = True
-        elif word not in ("defaults", ""):
+            idmap, _, ranges = word.partition("=")
+        else:
             data.append(word)
-    times_set, times_clr = _times(times)
+    attr_set, attr_clr = flags["attributes"]
+    times_set, times_clr = _times(flags["times"][0])
     return MountOptions(
         attr_set=attr_set | times_set,
         attr_clr=attr_clr | times_clr,
         replaced=_REPLACED & ~attr_set if named else 0,
-        rec_set=rec_set,
-        rec_clr=rec_clr,
+        rec_set=flags["recursive"][0],
+        rec_clr=flags["recursive"][1],
         propagation=tuple(propagation),
         superblock=tuple([k for k, on in superblock.items() if on]),
         data=tuple(data),
-        bind=bind,
-        recursive=recursive,
-        copy_up=copy_up,
         idmap=idmap,
-        idmap_ranges=idmap_ranges,
-        copy_symlink=copy_symlink,
-        remount=remount,
+        idmap_ranges=ranges,
+        **switches,
     )
 
 
@@ -227,6 +206,4 @@ def likely_option(word: str, more: tuple[str, ...] = ()) -> str:
 
 def option_names() -> tuple[str, ...]:
     """Every word that is understood as a flag, sorted: ``mountOptions`` of the features document."""
-    words = {"bind", "rbind", "defaults", "remount", "tmpcopyup", "idmap", "ridmap", "copy-symlink"}
-    words |= {*ATTRIBUTES, *SUPERBLOCK, *PROPAGATION}
-    return tuple(sorted(words | {"r" + word for word in RECURSIVE}))
+    return tuple(sorted({*_FLAGS, *_SWITCHES, *SUPERBLOCK, *PROPAGATION, "idmap", "ridmap"} - {""}))
