@@ -17,7 +17,7 @@ from tests.deadline import within
 from tests.lifecycle.test_seccomp import MKDIR, both, rule, under
 from tests.native.leaks import Leaks
 from tests.native.runtime import Runtime
-from tests.security.agent import Agent
+from tests.security.agent import Agent, answer
 
 pytestmark = pytest.mark.native
 
@@ -126,37 +126,73 @@ def test_exec_has_a_listener_of_its_own(runtime: Runtime, bundle: MakeBundle, ag
     assert a.states[1]["metadata"] == "m"
 
 
+@pytest.fixture
+def listening(runtime: Runtime) -> Iterator[socket.socket]:
+    """The socket of an agent, at ``agent`` in the runtime's directory."""
+    with socket.socket(socket.AF_UNIX) as server, within(40):
+        server.bind(str(runtime.directory / "agent"))
+        server.listen()
+        yield server
+
+
+def take_listener(server: socket.socket) -> tuple[int, int]:
+    """(pid, descriptor) of the process that asks next, and is not answered."""
+    connection, _ = server.accept()
+    with connection:
+        text, (fd,), _, _ = socket.recv_fds(connection, 65536, 1)
+    return int(json.loads(text)["pid"]), fd
+
+
+@pytest.mark.parametrize("hook", [False, True])
+def test_an_agent_that_has_gone(runtime: Runtime, bundle: MakeBundle, listening: socket.socket, hook: bool) -> None:
+    """What waits for its answer fails with ENOSYS: no descriptor of ours keeps the listener, and nothing hangs."""
+    b = bundle().args("true")
+    if hook:
+        b.config["hooks"] = {"startContainer": [{"path": "/bin/true"}]}
+    under(b, rule("NOTIFY", "execve"), listenerPath=str(runtime.directory / "agent"))
+    container = runtime.create(b)
+    os.close(take_listener(listening)[1])
+    container.start()
+    assert container.wait() != 0
+    assert "function not implemented" in container.err.lower(), container.err
+    assert container.delete("--force").rc == 0
+
+
+@pytest.mark.not_on("crun", reason="its exec asks no agent")
+def test_the_agent_of_a_process_by_exec_that_has_gone(
+    runtime: Runtime, bundle: MakeBundle, listening: socket.socket
+) -> None:
+    b = under(bundle().args("sleep", "100"), rule("NOTIFY", "execve"), listenerPath=str(runtime.directory / "agent"))
+    container = runtime.create(b)
+    _, init_asks = take_listener(listening)
+    assert container.start().rc == 0
+    assert answer(init_asks, {}) is not None
+    execs = runtime.popen("exec", container.id, "true", files=runtime.new_files())
+    os.close(take_listener(listening)[1])
+    assert execs.wait() != 0
+    os.close(init_asks)
+    assert container.delete("--force").rc == 0
+
+
 @pytest.mark.gpurun_only
-def test_who_waits_has_a_name(runtime: Runtime, bundle: MakeBundle) -> None:
+def test_who_waits_has_a_name(runtime: Runtime, bundle: MakeBundle, listening: socket.socket) -> None:
     """In ps and top: the init until start, exec's process until its program; each is held in its execve(2)."""
-    path = runtime.directory / "silent"
 
     def names(pid: int) -> tuple[str, str]:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
         return Path(f"/proc/{pid}/comm").read_text(), b" ".join(words).decode()
 
-    with socket.socket(socket.AF_UNIX) as server, within(60):
-        server.bind(str(path))
-        server.listen()
-
-        def listener() -> tuple[int, int]:
-            """(pid, descriptor) of the process that asks, and is not answered."""
-            connection, _ = server.accept()
-            with connection:
-                text, (fd,), _, _ = socket.recv_fds(connection, 65536, 1)
-            return int(json.loads(text)["pid"]), fd
-
-        b = under(bundle().args("sleep", "100"), rule("NOTIFY", "execve"), listenerPath=str(path))
-        container = runtime.create(b)
-        pid, init_asks = listener()
-        assert pid == container.pid
-        assert names(pid) == ("gpurun:[init]\n", "gpurun init")
-        assert container.start().rc == 0
-        assert names(pid) == ("gpurun:[init]\n", "gpurun init"), "it cannot have come further than to its execve"
-        execs = runtime.popen("exec", container.id, "true", files=runtime.new_files())
-        pid, exec_asks = listener()
-        assert names(pid) == ("gpurun:[exec]\n", "gpurun exec")
-        assert container.delete("--force").rc == 0
-        assert execs.wait() != 0
-        for fd in (init_asks, exec_asks):
-            os.close(fd)
+    b = under(bundle().args("sleep", "100"), rule("NOTIFY", "execve"), listenerPath=str(runtime.directory / "agent"))
+    container = runtime.create(b)
+    pid, init_asks = take_listener(listening)
+    assert pid == container.pid
+    assert names(pid) == ("gpurun:[init]\n", "gpurun init")
+    assert container.start().rc == 0
+    assert names(pid) == ("gpurun:[init]\n", "gpurun init"), "it cannot have come further than to its execve"
+    execs = runtime.popen("exec", container.id, "true", files=runtime.new_files())
+    pid, exec_asks = take_listener(listening)
+    assert names(pid) == ("gpurun:[exec]\n", "gpurun exec")
+    assert container.delete("--force").rc == 0
+    assert execs.wait() != 0
+    for fd in (init_asks, exec_asks):
+        os.close(fd)

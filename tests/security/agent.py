@@ -79,16 +79,20 @@ class Agent:
         return fds[0]
 
     def _answer(self, listener: int) -> None:
-        notification = bytearray(80)  # struct seccomp_notif: id, pid, flags, struct seccomp_data
-        try:
-            fcntl.ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, notification)
-        except FileNotFoundError:
-            return  # killed meanwhile
+        number = answer(listener, self.deny)
+        if number is not None:
+            self.seen.append(number)
+
+
+def answer(listener: int, deny: dict[int, int]) -> int | None:
+    """Answer the next notification of *listener*; returns the number of the call, None for one that was killed meanwhile."""
+    notification = bytearray(80)  # struct seccomp_notif: id, pid, flags, struct seccomp_data
+    try:
+        fcntl.ioctl(listener, SECCOMP_IOCTL_NOTIF_RECV, notification)
         cookie, _, _, number = struct.unpack_from("=QIIi", notification)
-        self.seen.append(number)
-        errno = self.deny.get(number, 0)
-        answer = bytearray(struct.pack("=QqiI", cookie, 0, -errno, 0 if errno else CONTINUE))
-        try:
-            fcntl.ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, answer)
-        except FileNotFoundError:
-            return
+        errno = deny.get(number, 0)
+        response = bytearray(struct.pack("=QqiI", cookie, 0, -errno, 0 if errno else CONTINUE))
+        fcntl.ioctl(listener, SECCOMP_IOCTL_NOTIF_SEND, response)
+    except FileNotFoundError:
+        return None
+    return int(number)

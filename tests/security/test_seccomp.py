@@ -8,7 +8,17 @@ import pytest
 
 from gpurun.errors import ConfigError
 from gpurun.oci.seccomp import read_seccomp
-from gpurun.security.seccomp import ACTIONS, ARCHITECTURES, FLAGS, OPERATORS, Rule, SeccompPlan, can_wait, plan_seccomp
+from gpurun.security.seccomp import (
+    ACTIONS,
+    ARCHITECTURES,
+    FLAGS,
+    OPERATORS,
+    Rule,
+    SeccompPlan,
+    can_close,
+    can_wait,
+    plan_seccomp,
+)
 from tests.security.profile import engine_profile
 
 ALLOW, ERRNO, KILL, NOTIFY, TRACE = 0x7FFF0000, 0x50000, 0, 0x7FC00000, 0x7FF00000
@@ -216,3 +226,19 @@ def clone(op: str, value: int) -> list[dict[str, Any]]:
 )
 def test_under_which_filters_a_process_can_wait(given: dict[str, Any], expected: bool) -> None:
     assert can_wait(plan(given)) is expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (engine_profile(), True),
+        (profile(rule("SCMP_ACT_NOTIFY", "execve"), default="SCMP_ACT_ALLOW", listenerPath="/a"), True),
+        (profile(rule("SCMP_ACT_NOTIFY", "execve", "close"), default="SCMP_ACT_ALLOW", listenerPath="/a"), False),
+        (profile(rule("SCMP_ACT_ERRNO", "close", args=[arg(0, "EQ", 7)]), default="SCMP_ACT_LOG"), False),
+        (profile(rule("SCMP_ACT_ALLOW", "close", args=[arg(0, "EQ", 7)])), False),
+        (profile(rule("SCMP_ACT_LOG", "close")), True),
+        (profile(rule("SCMP_ACT_ALLOW", "execve")), False),
+    ],
+)
+def test_under_which_filters_a_process_can_close_its_listener(given: dict[str, Any], expected: bool) -> None:
+    assert can_close(plan(given)) is expected

@@ -164,22 +164,31 @@ def can_wait(plan: SeccompPlan) -> bool:
 
     Then the filter can be installed while CAP_SYS_ADMIN is still there for it, and the capability be dropped.
     """
-    wanted = set(_WAITING)
-    named: set[str] = set()
     clones = False
     for rule in plan.rules:
         through = rule.action in _LETS_THROUGH
-        if through and not rule.conditions:
-            named.update(rule.names)
-        elif not through and not wanted.isdisjoint(rule.names):
-            return False
         if "clone" in rule.names:
             clones = clones or (through and (not rule.conditions or any(map(_matches_clone, rule.conditions))))
             if not through:
                 return False
-    if plan.default_action in _LETS_THROUGH:
-        return True
-    return clones and wanted <= named
+    return _lets_through(plan, _WAITING) and (clones or plan.default_action in _LETS_THROUGH)
+
+
+def can_close(plan: SeccompPlan) -> bool:
+    """Whether the filter lets close(2) through, without asking an agent."""
+    return _lets_through(plan, frozenset(["close"]))
+
+
+def _lets_through(plan: SeccompPlan, calls: frozenset[str]) -> bool:
+    """Whether each of these *calls* is made whatever its arguments are."""
+    named: set[str] = set()
+    for rule in plan.rules:
+        if rule.action not in _LETS_THROUGH:
+            if not calls.isdisjoint(rule.names):
+                return False
+        elif not rule.conditions:
+            named.update(rule.names)
+    return plan.default_action in _LETS_THROUGH or calls <= named
 
 
 def _matches_clone(conditions: tuple[tuple[int, int, int, int], ...]) -> bool:

@@ -19,11 +19,11 @@ from gpurun.linux import libseccomp
 from gpurun.linux import seccomp as ls
 from gpurun.linux.libc import NR, syscall
 from gpurun.oci import SPEC_VERSION
-from gpurun.security.seccomp import FLAGS, SeccompPlan, can_wait
+from gpurun.security.seccomp import FLAGS, SeccompPlan, can_close, can_wait
 
 
 def make_filter(plan: SeccompPlan, root: str) -> tuple[bytes, int]:
-    """(program, flags for seccomp(2), and CAN_WAIT) of *plan*; *root* is the state root, which may not be there yet.
+    """(program, flags for seccomp(2), CAN_WAIT and CAN_CLOSE) of *plan*; *root* is the state root, which may not be there.
 
     Raises :class:`GpurunError` when the filter cannot be made on this host; nothing of a container has been made by then.
     Returns (program, flags).
@@ -53,7 +53,7 @@ def make_filter(plan: SeccompPlan, root: str) -> tuple[bytes, int]:
         store.make_store(root)
         save(directory, name, program)
     log.debug(f"seccomp filter flags: {flags}")
-    return program, flags | (ls.CAN_WAIT if can_wait(plan) else 0)
+    return program, flags | (ls.CAN_WAIT if can_wait(plan) else 0) | (ls.CAN_CLOSE if can_close(plan) else 0)
 
 
 def _kernel_flags(plan: SeccompPlan) -> int:

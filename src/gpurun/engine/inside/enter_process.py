@@ -268,6 +268,18 @@ def notify_first(
     return install(*seccomp), become
 
 
+def close_listener(listener: int, flags: int) -> None:
+    """Close our own descriptor of the listener, which the agent has got by now.
+
+    While it is open, a system call waits for an answer even though the agent has gone, where the kernel would fail it with
+    ENOSYS.  Under a filter that does not let close(2) through, by its *flags*, execve(2) is what closes it.
+    """
+    from gpurun.linux.seccomp import CAN_CLOSE  # imported before the host's tree was left
+
+    if flags & CAN_CLOSE:
+        posix.close(listener)
+
+
 def _last_words(path: str, e: OSError) -> NoReturn:
     what = "install the seccomp filter" if e.filename == "seccomp" else f"exec {path}"
     posix.write(2, f"{escaped(what)}: {strerror_lower(e.errno)}\n".encode())

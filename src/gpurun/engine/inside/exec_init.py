@@ -22,6 +22,7 @@ from errno import EBUSY, ENODEV, ENOENT, EOPNOTSUPP
 from gpurun.engine import messages
 from gpurun.engine.inside.enter_process import (
     become_process,
+    close_listener,
     environment,
     execute,
     filtered_early,
@@ -269,6 +270,7 @@ def _become(plan: ExecPlan, fds: ExecDescriptors, env: dict[str, str], path: str
         listener, become = notify_first(path, process.args, env, plan.preserved, seccomp)
         messages.report(fds.channel, "created", listener)
         _expect_go(fds)
+        close_listener(listener, seccomp[1])
         become()
     messages.report(fds.channel, "created")
     _expect_go(fds)

@@ -18,6 +18,7 @@ from gpurun.engine.hook_output import close_outputs
 from gpurun.engine.hooks import run_hooks
 from gpurun.engine.inside.enter_process import (
     become_process,
+    close_listener,
     environment,
     execute,
     execve_filtered,
@@ -308,6 +309,7 @@ class _Init:
             listener, become = notify_first(path, plan.process.args, env, plan.preserved, seccomp)
             messages.report(self.fds.channel, "created", listener)
             _wait_for_start(self.fds.fifo)
+            close_listener(listener, seccomp[1])
             self._run_start_hooks(env, None)
             become()
         end_on_signals()

@@ -88,6 +88,6 @@ class ProcessPlan(Record):
     knobs: Knobs | None = None
     apparmor_profile: str = ""
     selinux_label: str = ""
-    #: (program, flags for seccomp(2), and CAN_WAIT): installed by the system call before execve, or sooner, see
+    #: (program, flags for seccomp(2), CAN_WAIT and CAN_CLOSE): installed by the system call before execve, or sooner, see
     #: engine/caller/seccomp.py and engine/inside/enter_process.py
     seccomp: tuple[bytes, int] | None = None
