@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpurun.errors import GpurunError
 from gpurun.record import Record
 
 
@@ -39,6 +40,16 @@ class Invocation(Record):
     def option(self, name: str, default: str = "") -> str:
         """The text given for option *name*."""
         return str(self.options.get(name, default))
+
+    def form(self, default: str = "table") -> str:
+        """How the answer is to be printed, by --format and --json: ``table``, for people, or ``json``, for programs.
+
+        Raises :class:`GpurunError` for another word.
+        """
+        given = "json" if self.flag("json") else self.option("format", default)
+        if given not in ("table", "json"):
+            raise GpurunError(f'invalid format option "{given}", use table or json')
+        return given
 
     def number(self, name: str, default: int = 0) -> int:
         """The number given for option *name*."""

@@ -8,7 +8,7 @@ import pytest
 
 from gpurun.cli.parse import CommandUsageError, UnknownCommand, default_root, parse
 from gpurun.cli.rows import command, global_options
-from gpurun.cli.table import COMMANDS
+from gpurun.cli.table import COMMANDS, GROUPS
 from gpurun.errors import GpurunError
 
 
@@ -184,7 +184,12 @@ def test_log_format() -> None:
 
 
 def test_the_table_is_sound() -> None:
-    for options in (global_options(), *(command(name).options for name in COMMANDS)):
+    every = [global_options(), *[command(name).options for name in COMMANDS if name not in GROUPS]]
+    for group in GROUPS:
+        every += [tuple([o for o in command(group).options if one in o.takers]) for one in GROUPS[group]]
+        forms = {(o.name, o.short, o.kind) for o in command(group).options}
+        assert len(forms) == len({name for name, _, _ in forms}), "what means something else for another is read alike"
+    for options in every:
         names = [n for o in options for n in (o.name, o.short) if n]
         assert len(names) == len(set(names))
         assert {o.kind for o in options} <= {"switch", "text", "texts", "number", "file", "dir"}
@@ -192,3 +197,20 @@ def test_the_table_is_sound() -> None:
         row = command(name)
         assert row.most < 0 or row.least <= row.most
         assert row.handler.startswith("gpurun.") and row.handler.count(":") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "args", "options"),
+    [
+        ("bundle -o D image.tar sh -c ls", ("image.tar", "sh", "-c", "ls"), {"output": "D"}),
+        ("bundle image.tar -o D sh -c -o", ("image.tar", "sh", "-c", "-o"), {"output": "D"}),
+        ("bundle image.tar --output=D", ("image.tar",), {"output": "D"}),
+        ("bundle -o D image.tar -- sh -c ls", ("image.tar", "sh", "-c", "ls"), {"output": "D"}),
+        ("bundle -o D image.tar sh -- -c", ("image.tar", "sh", "--", "-c"), {"output": "D"}),
+    ],
+)
+def test_options_of_bundle_end_at_the_first_word_of_the_command(
+    line: str, args: tuple[str, ...], options: dict[str, str]
+) -> None:
+    found = parse(line.split())
+    assert (found.args, found.options) == (args, options)

@@ -23,7 +23,11 @@ RUN = {"gpu": gpu, "cdi": cdi, "kubernetes": kubernetes}
         ("gpu list --expire", "gpu list: takes no option --expire, which is for gpu leases"),
         ("gpu attach --force web 0", "gpu attach: takes no option --force, which is for gpu detach"),
         ("cdi list --to /srv", "cdi list: takes no option --to, which is for cdi transform"),
-        ("cdi validate --format json", "cdi validate: takes no option --format, which is for cdi generate and refresh"),
+        ("cdi transform --json", "cdi transform: takes no option --json, which is for cdi list and validate"),
+        (
+            "gpu attach --format json web 0",
+            "gpu attach: takes no option --format, which is for gpu list, leases, doctor and explain",
+        ),
         (
             "kubernetes labels --engine crio",
             "kubernetes labels: takes no option --engine, which is for kubernetes install-node",
@@ -43,10 +47,10 @@ def test_its_own_options_and_those_of_the_group_are_taken() -> None:
 
 
 def test_who_takes_an_option() -> None:
-    options = {option.name: option for option in command("cdi").options}
-    assert options["format"].takers == ("generate", "refresh") and options["format"].help == "yaml or json"
-    options = {option.name: option for option in command("gpu").options}
-    assert options["format"].takers == GROUPS["gpu"] and options["format"].help == "table or json"
+    forms = [(option.takers, option.help) for option in command("cdi").options if option.name == "format"]
+    assert forms == [(("generate", "refresh"), "yaml or json"), (("list", "validate"), "table or json")]
+    options = {option.name: option for option in command("kubernetes").options}
+    assert options["node-name"].takers == GROUPS["kubernetes"] and options["node-name"].help.startswith("the name of this")
     install = {option.name: option for option in command("install").options}
     assert install["cdi"].takers == () and install["cdi"].help.startswith("docker, containerd: ")
 

@@ -19,6 +19,7 @@ import click.shell_completion
 from gpurun.cli import rows, table
 from gpurun.cli.parse import CommandUsageError, UnknownCommand, default_root
 from gpurun.cli.topics import BELOW, EXAMPLES, SECTIONS
+from gpurun.errors import GpurunError
 from gpurun.invocation import Invocation
 from gpurun.output import write_stdout
 
@@ -55,6 +56,36 @@ class _Words(click.ParamType):  # type: ignore[type-arg] # generic from click 8.
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[click.shell_completion.CompletionItem]:
         return [click.shell_completion.CompletionItem(word) for word in self.words if word.startswith(incomplete)]
+
+
+class _Gpus(click.ParamType):  # type: ignore[type-arg] # generic from click 8.4 on
+    """GPUs, with commas: completes to the indexes and UUIDs of this host's GPUs and MIG devices, and to what is free."""
+
+    name = "gpus"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        before, comma, begun = incomplete.rpartition(",")
+        return [
+            click.shell_completion.CompletionItem(f"{before}{comma}{word}", help=said)
+            for word, said in _gpu_words()
+            if word.startswith(begun)
+        ]
+
+
+def _gpu_words() -> list[tuple[str, str]]:
+    """(what a GPU of this host is called, which one that is)."""
+    from gpurun.gpu.host.gpus import read_gpus
+    from gpurun.gpu.request.settings import roots_of, site_settings
+
+    try:
+        gpus = read_gpus(roots_of(os.environ, site_settings(os.environ)))
+    except (GpurunError, OSError):  # `gpurun gpu doctor` says what is wrong
+        return []
+    words = [(str(gpu.index), gpu.model) for gpu in gpus] + [(gpu.uuid, gpu.model) for gpu in gpus if gpu.uuid]
+    words += [(mig.uuid, f"{mig.profile} of GPU {gpu.index}".strip()) for gpu in gpus for mig in gpu.mig if mig.uuid]
+    return [*words, ("free", "a GPU that nobody has")] if words else []
 
 
 def _values(option: rows.Option) -> tuple[str, ...]:
@@ -151,7 +182,9 @@ def _parameter(option: rows.Option) -> click.Option:
         "dir": (click.Path(file_okay=False), "DIR"),
     }
     kind, metavar = kinds[option.kind]
-    if option.kind == "text" and (words := _values(option)):
+    if option.name == "gpus":
+        kind = _Gpus()
+    elif option.kind == "text" and (words := _values(option)):
         kind = _Words(words)
     return click.Option(names, type=kind, metavar=metavar, help=option.help, hidden=hidden, multiple=option.kind == "texts")
 
@@ -197,10 +230,12 @@ def _command(
     return _Command(name, params=parameters, help=_sentence(text), short_help=text, epilog=epilog)
 
 
-def _argument_kind(word: str, completes: bool) -> _ContainerId | _Words | None:
+def _argument_kind(word: str, completes: bool) -> _ContainerId | _Gpus | _Words | None:
     """What the argument that help calls *word* completes to; None for nothing."""
     if (word == "ID" and completes) or word == "CONTAINER":
         return _ContainerId()
+    if word == "DEVICE...":
+        return _Gpus()
     if word == "[SIGNAL]":
         return _Words(SIGNALS)
     return _Words(word.split("|")) if "|" in word and "[" not in word else None

@@ -3,7 +3,7 @@
 ``--flag value``, ``--flag=value``, one dash or two (go-runc sends ``-no-subreaper``), short names, ``--switch=false``;
 an option that is given twice counts once, with its last value, unless it is of the kind ``texts``; ``--`` ends the
 options.  Global options come before the command; a command's own may stand before and after its arguments, unless its row
-says that the first argument ends them.
+says after how many arguments they end.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def parse_globals(args: Sequence[str]) -> tuple[Globals, list[str]]:
     Raises :class:`UsageError` on what the table does not know, :class:`GpurunError` on a value that cannot be.  Returns
     (options, words).
     """
-    values, rest = _options("", GLOBALS, args, stop=True)
+    values, rest = _options("", GLOBALS, args, stop=1)
     manager, maps = str(values.get("cgroup-manager", "")), values.get("gpu-map", ())
     if manager not in ("", "cgroupfs", "systemd", "disabled"):
         raise GpurunError(f"invalid cgroup-manager: {manager} (cgroupfs, systemd or disabled)")
@@ -97,15 +97,15 @@ def parse_command(options: Globals, words: Sequence[str]) -> Invocation:
     row = COMMANDS.get(name)
     if row is None:
         raise UnknownCommand(name)
-    values, arguments = _options(name, row.get("options", ()), words[1:], row.get("stop", False))
+    values, arguments = _options(name, row.get("options", ()), words[1:], row.get("stop", 0))
     if values.pop("help", False):
         return Invocation("help", (name, *arguments[:1]) if name in GROUPS else (name,), {}, options)
     _check_count(name, len(arguments), *row["count"])
     return Invocation(name, tuple(arguments), values, options)
 
 
-def _options(command: str, rows: tuple[OptionRow, ...], args: Sequence[str], stop: bool) -> tuple[Values, list[str]]:
-    """The options of *args* by their long names, and the arguments."""
+def _options(command: str, rows: tuple[OptionRow, ...], args: Sequence[str], stop: int) -> tuple[Values, list[str]]:
+    """The options of *args* by their long names, and the arguments; behind *stop* of these (0: any number) options end."""
     values: Values = {}
     rest: list[str] = []
     i, count = 0, len(args)
@@ -114,7 +114,7 @@ def _options(command: str, rows: tuple[OptionRow, ...], args: Sequence[str], sto
         i += 1
         if len(arg) < 2 or arg[0] != "-":
             rest.append(arg)
-            if stop:
+            if stop and len(rest) == stop:
                 break
             continue
         if arg == "--":

@@ -33,15 +33,15 @@ class Option(Record):
 class Command(Record):
     """One command.  *least* and *most* count its arguments (*most* -1: any number).
 
-    *stop* ends option parsing at the first argument: what follows it is never an option.  *handler* is
-    ``module:function``, imported when the command runs; the function takes an ``Invocation`` and returns the exit code.
+    *stop* says behind how many arguments option parsing ends (0: never): what follows them is never an option.  *handler*
+    is ``module:function``, imported when the command runs; the function takes an ``Invocation`` and returns the exit code.
     """
 
     name: str
     arguments: str
     least: int
     most: int
-    stop: bool
+    stop: int
     handler: str
     help: str
     options: tuple[Option, ...]
@@ -56,7 +56,7 @@ def command(name: str) -> Command:
     """The row *name* of :data:`COMMANDS` as a record; raises KeyError when there is none."""
     row, below = COMMANDS[name], GROUPS.get(name, ())
     options = tuple([_option(option, below) for option in row.get("options", ())])
-    return Command(name, row["arguments"], *row["count"], row.get("stop", False), row["handler"], row["help"], options)
+    return Command(name, row["arguments"], *row["count"], row.get("stop", 0), row["handler"], row["help"], options)
 
 
 def _option(row: OptionRow, below: tuple[str, ...]) -> Option:

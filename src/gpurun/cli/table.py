@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
         arguments: str
         count: tuple[int, int]
-        stop: NotRequired[bool]
+        stop: NotRequired[int]
         handler: str
         help: str
         options: NotRequired[tuple[OptionRow, ...]]
@@ -89,7 +89,10 @@ _CLIENT = (
     ("path", "", "file", "the program that the client is to call (default: this one)"),
     ("config", "", "file", "the client's configuration (default: the usual file in /etc)"),
 )
-_FORMAT = ("format", "f", "text", "table or json")
+#: Of each command whose answer is for people and for programs; Invocation.form says which is meant.
+_JSON = ("json", "", "switch", "the same as --format json")
+_OUTPUT = (("format", "f", "text", "table or json"), _JSON)
+_OUTPUT_BESIDE_CONFIG = (("format", "", "text", "table or json"), _JSON)  # where -f is --config
 
 COMMANDS: dict[str, CommandRow] = {
     "create": {
@@ -114,10 +117,11 @@ COMMANDS: dict[str, CommandRow] = {
     },
     "state": {
         "arguments": "ID", "count": (1, 1), "handler": "gpurun.commands.inspect:state",
-        "help": "print the state of a container as JSON",
+        "help": "print the state of a container, as JSON unless a table is asked for",
+        "options": _OUTPUT,
     },
     "kill": {
-        "arguments": "ID [SIGNAL]", "count": (1, 2), "stop": True, "handler": "gpurun.commands.lifecycle:kill",
+        "arguments": "ID [SIGNAL]", "count": (1, 2), "stop": 1, "handler": "gpurun.commands.lifecycle:kill",
         "help": "send a signal (SIGTERM) to the first process of a container",
         "options": (
             ("all", "a", "switch", ""),  # obsolete: no error when the container has stopped
@@ -136,13 +140,13 @@ COMMANDS: dict[str, CommandRow] = {
         "arguments": "", "count": (0, 0), "handler": "gpurun.commands.inspect:list_containers",
         "help": "list the containers under --root",
         "options": (
-            _FORMAT,
+            *_OUTPUT,
             ("quiet", "q", "switch", "only the ids"),
             ("all", "a", "switch", "also those of Docker, containerd and Podman, by the engine's own names"),
         ),
     },
     "exec": {
-        "arguments": "ID COMMAND", "count": (1, -1), "stop": True, "handler": "gpurun.commands.exec:execute",
+        "arguments": "ID COMMAND", "count": (1, -1), "stop": 1, "handler": "gpurun.commands.exec:execute",
         "help": "run another process in a container; without --detach wait and exit with its exit code",
         "options": (
             ("process", "p", "file", "the process as a JSON file (the `process` object of config.json)"),
@@ -166,9 +170,9 @@ COMMANDS: dict[str, CommandRow] = {
         ),
     },
     "ps": {
-        "arguments": "ID ARGS", "count": (1, -1), "stop": True, "handler": "gpurun.commands.control:ps",
+        "arguments": "ID ARGS", "count": (1, -1), "stop": 1, "handler": "gpurun.commands.control:ps",
         "help": "list the processes of a container; ARGS are for ps(1)",
-        "options": (_FORMAT,),
+        "options": _OUTPUT,
     },
     "pause": {
         "arguments": "ID", "count": (1, 1), "handler": "gpurun.commands.control:pause",
@@ -216,8 +220,7 @@ COMMANDS: dict[str, CommandRow] = {
         "arguments": "ID...", "count": (0, -1), "handler": "gpurun.commands.stats:stats",
         "help": "show what containers use, again and again: processor, memory, pressure, disks, processes, GPUs",
         "options": (
-            _FORMAT,
-            ("json", "", "switch", "the same as --format json: an array a line"),
+            *_OUTPUT,
             ("once", "", "switch", "show it once, and end"),
             ("interval", "", "text", "time between two looks, like 5s or 100ms (default: 1s)"),
         ),
@@ -263,7 +266,7 @@ COMMANDS: dict[str, CommandRow] = {
         ),
     },
     "bundle": {
-        "arguments": "SOURCE [COMMAND...]", "count": (1, -1), "handler": "gpurun.commands.bundle:bundle",
+        "arguments": "SOURCE [COMMAND...]", "count": (1, -1), "stop": 2, "handler": "gpurun.commands.bundle:bundle",
         "help":
             "make a bundle of an image that skopeo knows (docker://..., oci:...), of an archive, or of a tarball or "
             "directory",
@@ -276,12 +279,13 @@ COMMANDS: dict[str, CommandRow] = {
     },
     "features": {
         "arguments": "", "count": (0, 0), "handler": "gpurun.commands.documents:features",
-        "help": "print what this runtime supports as JSON",
+        "help": "print what this runtime supports, as JSON unless a table is asked for",
+        "options": _OUTPUT,
     },
     "validate": {
         "arguments": "BUNDLE", "count": (0, 1), "handler": "gpurun.commands.validate:validate",
         "help": "say everything that is wrong with a config.json; change nothing",
-        "options": (_BUNDLE, _CONFIG),
+        "options": (_BUNDLE, _CONFIG, *_OUTPUT_BESIDE_CONFIG),
     },
     "explain": {
         "arguments": "BUNDLE", "count": (0, 2), "handler": "gpurun.commands.explain:explain",
@@ -289,7 +293,7 @@ COMMANDS: dict[str, CommandRow] = {
         "options": (
             _BUNDLE,
             _CONFIG,
-            ("json", "", "switch", "as JSON"),
+            *_OUTPUT_BESIDE_CONFIG,
             ("diff", "", "switch", "of two bundles: only what is done for one of both (exit code 1: they differ)"),
             ("running", "", "text", "what was done for the container ID, and which limits have changed since"),
         ),
@@ -301,8 +305,8 @@ COMMANDS: dict[str, CommandRow] = {
             "list the GPUs of this host and who uses or leases them, give one to a running container or take it away, look "
             "for what keeps containers from using them, or explain what a bundle or variables would bring into a container",
         "options": (
-            _FORMAT,
-            ("json", "", "switch", "the same as --format json"),
+            ("format", "f", "text", "list, leases, doctor, explain: table or json"),
+            ("json", "", "switch", "list, leases, doctor, explain: the same as --format json"),
             ("processes", "", "switch", "list: also memory, load and processes (asks the driver's NVML)"),
             ("capabilities", "", "text", "attach: what the driver is to do (default: what the container has asked for)"),
             ("force", "", "switch", "detach: end the processes that have the device open"),
@@ -345,6 +349,8 @@ COMMANDS: dict[str, CommandRow] = {
         "options": (
             ("output", "o", "file", "generate, refresh, transform: write FILE; its ending says the format"),
             ("format", "f", "text", "generate, refresh: yaml or json"),
+            ("format", "f", "text", "list, validate: table or json"),
+            ("json", "", "switch", "list, validate: the same as --format json"),
             (
                 "mode", "", "text",
                 "generate, refresh: auto, nvml, wsl, csv, management, gds, mofed, gdrcopy, nvswitch or imex",
@@ -429,7 +435,7 @@ COMMANDS: dict[str, CommandRow] = {
         ),
     },
     "hook": {
-        "arguments": "prestart|NAME [ARGS]", "count": (1, -1), "stop": True, "handler": "gpurun.hook.prestart:hook",
+        "arguments": "prestart|NAME [ARGS]", "count": (1, -1), "stop": 1, "handler": "gpurun.hook.prestart:hook",
         "help": "be the NVIDIA hook of another runtime, or a hook of a CDI file: the container's state is read from stdin",
         "options": (("config", "", "file", "read FILE as the toolkit's config.toml"), ("debug", "", "switch", "")),
     },

@@ -73,7 +73,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "gpurun bundle --output /srv/bundle image.tar",
         "gpurun bundle --output /srv/bundle oci:image:latest",
         "# another program than the image's own",
-        "gpurun bundle --output /srv/bundle image.tar sleep 60",
+        "gpurun bundle --output /srv/bundle image.tar sh -c 'nvidia-smi; sleep 60'",
     ),
     "spec": ("gpurun spec --bundle /srv/bundle",),
     "validate": ("gpurun validate /srv/bundle",),

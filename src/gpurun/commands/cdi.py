@@ -15,11 +15,12 @@ from gpurun.commands.cdi_generate import generate_file, option_items, write_spec
 from gpurun.commands.cdi_refresh import refresh
 from gpurun.commands.groups import check_options
 from gpurun.errors import ConfigError, GpurunError, UsageError, strerror_lower
-from gpurun.gpu.cdi.named_devices import spec_dirs
+from gpurun.formats.jsontext import dumps
+from gpurun.gpu.cdi.named_devices import generate_advice, spec_dirs
 from gpurun.gpu.cdi.stale import stale_files
 from gpurun.gpu.host.roots import roots_from_environment
 from gpurun.gpu.request.settings import read_settings, settings_path
-from gpurun.output import write_lines, write_stderr
+from gpurun.output import write_lines, write_stderr, write_stdout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,27 +43,48 @@ def cdi(invocation: Invocation) -> int:
     if what == "refresh" and not args:
         return refresh(invocation, env)
     if what == "list" and not args:
-        dirs = configured_dirs(env, option_items(invocation, "spec-dir"))
-        names, problems = list_devices(dirs)
-        notes = problems if names else (*problems, f"no CDI device: {_looked_in(dirs)}")
-        for text in notes:
-            write_stderr(f"gpurun: {text}")
-        write_lines(names)
-        return 0
+        return _list(invocation, env)
     if what == "validate":
-        dirs = configured_dirs(env, option_items(invocation, "spec-dir"))
-        good, problems, warnings = validate(args, dirs, env)
-        if not (args or good or problems):
-            warnings += (f"no CDI file: {_looked_in(dirs)}",)
-        write_lines([f"{path}: good, {count} devices" for path, count in good])
-        for text in (*warnings, *problems):
-            write_stderr(f"gpurun: {text}")
-        return 1 if problems else 0
+        return _validate(invocation, env)
     if what == "transform" and args == ("root",):
         return _transform(invocation)
     raise UsageError(
         f'cdi: no such command "{" ".join((what, *args))}", use generate, refresh, list, validate or transform root'
     )
+
+
+def _list(invocation: Invocation, env: Mapping[str, str]) -> int:
+    """``cdi list``; as JSON ``devices`` (``name``, ``file``), ``directories`` and ``problems``, not on stderr then."""
+    form, dirs = invocation.form(), configured_dirs(env, option_items(invocation, "spec-dir"))
+    if form == "json":
+        registry = read_registry(dirs)
+        devices = [{"name": name, "file": found.file.path} for name, found in sorted(registry.devices.items())]
+        problems = [text for _, text in registry.errors]
+        write_stdout(dumps({"devices": devices, "directories": list(dirs), "problems": problems}, 2) + "\n")
+        return 0
+    names, wrong = list_devices(dirs)
+    for text in wrong if names else (*wrong, f"no CDI device: {_looked_in(dirs)}"):
+        write_stderr(f"gpurun: {text}")
+    write_lines(names)
+    return 0
+
+
+def _validate(invocation: Invocation, env: Mapping[str, str]) -> int:
+    """``cdi validate``; as JSON ``files`` (the good ones: ``path``, ``devices``), ``problems`` and ``warnings``."""
+    form, dirs = invocation.form(), configured_dirs(env, option_items(invocation, "spec-dir"))
+    paths = tuple(invocation.args[1:])
+    good, problems, warnings = validate(paths, dirs, env)
+    if not (paths or good or problems):
+        warnings += (f"no CDI file: {_looked_in(dirs)}",)
+    if form == "json":
+        files = [{"path": path, "devices": count} for path, count in good]
+        answer = {"files": files, "problems": list(problems), "warnings": list(warnings)}
+        write_stdout(dumps(answer, 2) + "\n")
+        return 1 if problems else 0
+    write_lines([f"{path}: good, {count} devices" for path, count in good])
+    for text in (*warnings, *problems):
+        write_stderr(f"gpurun: {text}")
+    return 1 if problems else 0
 
 
 def _looked_in(dirs: tuple[str, ...]) -> str:
@@ -74,9 +96,7 @@ def _looked_in(dirs: tuple[str, ...]) -> str:
             told.append(f"{directory} (files: {files})" if files else f"{directory} (no .json and no .yaml)")
         except OSError as e:
             told.append(f"{directory} ({strerror_lower(e.errno or 0)})")
-    return (
-        f"looked in {', '.join(told)}; `gpurun cdi generate --output=/etc/cdi/nvidia.yaml` describes the GPUs of this host"
-    )
+    return f"looked in {', '.join(told)}; {generate_advice(dirs)}"
 
 
 def configured_dirs(env: Mapping[str, str], given: tuple[str, ...] = ()) -> tuple[str, ...]:

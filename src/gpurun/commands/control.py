@@ -42,12 +42,11 @@ def resume(invocation: Invocation) -> int:
 def ps(invocation: Invocation) -> int:
     """``ps ID [ARGS]``: the pids as JSON, or the lines that ps(1) of the host has for them.
 
+    What follows the ID is for ps(1), but for a lone ``--json``, which ps(1) does not know.
     Raises :class:`GpurunError` for another ``--format``, and when ps(1) fails.
     """
     state = store.load(invocation.globals.root, invocation.args[0])
-    form = invocation.option("format", "table")
-    if form not in ("table", "json"):
-        raise GpurunError(f'invalid format option "{form}", use table or json')
+    form = "json" if invocation.args[1:] == ("--json",) else invocation.form()
     pids = [pid for pid in control.processes(state.cgroup) if pid and pid != state.keeper]
     if form == "json":
         write_stdout(f"[{','.join([str(pid) for pid in sorted(pids)])}]\n")

@@ -10,6 +10,7 @@ from gpurun.output import write_stdout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from gpurun.invocation import Invocation
@@ -38,11 +39,36 @@ def spec(invocation: Invocation) -> int:
 
 
 def features(invocation: Invocation) -> int:
-    """``features``: print the features document, as containerd, CRI-O and dockerd read it."""
+    """``features``: print the features document, as containerd, CRI-O and dockerd read it.
+
+    With ``--format table`` a line for each member.  Raises :class:`GpurunError` for another ``--format``.
+    """
     from gpurun.oci.features import features_document
 
-    write_stdout(dumps(features_document(built()), 4) + "\n")
+    form, document = invocation.form("json"), features_document(built())
+    if form == "json":
+        write_stdout(dumps(document, 4) + "\n")
+    else:
+        from gpurun.cli.terminal import write_folded
+
+        lines = members(document)
+        column = max([len(name) for name, _ in lines]) + 2
+        write_folded([f"{name.ljust(column)}{value}" for name, value in lines], column)
     return 0
+
+
+def members(document: Mapping[str, Any], path: str = "") -> list[tuple[str, str]]:
+    """Each member of *document* that is no object, as (JSON path, value in words), in the document's order.  Pure."""
+    found: list[tuple[str, str]] = []
+    for name, value in document.items():
+        where = f"{path}.{name}" if path else name
+        if isinstance(value, dict):
+            found += members(value, where)
+        elif isinstance(value, bool):
+            found.append((where, "yes" if value else "no"))
+        else:
+            found.append((where, ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
+    return found
 
 
 def built() -> Built:

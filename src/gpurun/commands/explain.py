@@ -21,6 +21,8 @@ from gpurun.record import to_plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpurun.engine.plan.container import Plan
     from gpurun.invocation import Invocation
 
@@ -33,18 +35,19 @@ def explain(invocation: Invocation) -> int:
     The exit code is 1 when create would fail, or when the bundles differ.  Raises :class:`UsageError` for another number of
     bundles.
     """
-    running, diff = invocation.option("running"), invocation.flag("diff")
+    form, running, diff = invocation.form(), invocation.option("running"), invocation.flag("diff")
     if diff and (len(invocation.args) != 2 or running):
         raise UsageError("explain --diff: two bundles are needed: explain --diff BUNDLE BUNDLE")
     if len(invocation.args) > (2 if diff else 0 if running else 1):
         raise UsageError("explain: one bundle, or --diff with two, or --running with the id of a container")
     if diff:
-        return _diff(*[_planned(invocation, bundle) for bundle in invocation.args])
+        one, other = [_planned(invocation, bundle) for bundle in invocation.args]
+        return _diff(one, other, form)
     if running:
-        return _running(invocation, running)
+        return _running(invocation, running, form)
     plan = _planned(invocation, invocation.args[0] if invocation.args else invocation.option("bundle", "."))
     problems = host_problems(plan)
-    if invocation.flag("json"):
+    if form == "json":
         write_stdout(dumps({**plain_plan(plan), "problems": list(problems)}, 2) + "\n")
     else:
         write_folded(_lines(plan, [f"create would fail: {problem}" for problem in problems]))
@@ -70,7 +73,7 @@ def _lines(plan: Plan, first: list[str], gpus: str = "") -> list[str]:
     return [*first, *lines, "", *explain_plan(plan)]
 
 
-def _running(invocation: Invocation, container_id: str) -> int:
+def _running(invocation: Invocation, container_id: str, form: str) -> int:
     """What create has done for the container, and what has changed of it since."""
     root = invocation.globals.root
     state = store.load(root, container_id)
@@ -82,7 +85,7 @@ def _running(invocation: Invocation, container_id: str) -> int:
     alive = now != "stopped"
     changed = _changed(plan, state) if alive else []
     gpus = gpus_of_container(root, state, alive)
-    if invocation.flag("json"):
+    if form == "json":
         more = {"status": now, "pid": state.pid, "changed": changed, "gpus": [to_plain(gpu) for gpu in gpus]}
         write_stdout(dumps({**plain_plan(plan), **more}, 2) + "\n")
         return 0
@@ -115,25 +118,38 @@ def _changed(plan: Plan, state: store.State) -> list[str]:
     return found
 
 
-def _diff(one: Plan, other: Plan) -> int:
-    """Section by section, what only one of both has; 1 when they differ."""
-    ours, theirs = sections(one), sections(other)
-    lines: list[str] = []
+def _diff(one: Plan, other: Plan, form: str) -> int:
+    """Section by section, what only one of both has; 1 when they differ.
+
+    As JSON: ``bundles``, and ``sections`` with ``title``, ``first`` and ``second`` (what only that bundle has; both are
+    empty where the same is done in another order).
+    """
+    found = differences(sections(one), sections(other))
+    if form == "json":
+        listed = [{"title": title, "first": first, "second": second} for title, first, second in found]
+        write_stdout(dumps({"bundles": [one.bundle, other.bundle], "sections": listed}, 2) + "\n")
+        return 1 if found else 0
+    if not found:
+        write_stdout("the same is done for both\n")
+        return 0
+    lines = [f"- {one.bundle}", f"+ {other.bundle}"]
+    for title, first, second in found:
+        lines += [title, *[f"  - {item}" for item in first], *[f"  + {item}" for item in second]]
+        lines += [] if first or second else ["  (the same, in another order)"]
+    text = folded("".join([f"{one_line(line)}\n" for line in lines]), width())
+    colours = {"-": "31", "+": "32"}
+    write_document("".join([coloured(line, colours.get(line.strip()[:1], "")) + "\n" for line in text.splitlines()]))
+    return 1
+
+
+def differences(ours: Mapping[str, list[str]], theirs: Mapping[str, list[str]]) -> list[tuple[str, list[str], list[str]]]:
+    """The sections that are not the same, as (title, what only *ours* has, what only *theirs* has).  Pure."""
+    found = []
     for number, title in enumerate(dict.fromkeys([*ours, *theirs])):
         if number == 0 or title.startswith("container ID from bundle"):
             continue  # whose they are
         before, after = ours.get(title, []), theirs.get(title, [])
-        gone = [f"- {item}" for item in before if item not in after]
-        come = [f"+ {item}" for item in after if item not in before]
-        if gone or come:
-            lines += [title, *[f"  {line}" for line in (*gone, *come)]]
-        elif before != after:
-            lines += [title, "  (the same, in another order)"]
-    if not lines:
-        write_stdout("the same is done for both\n")
-        return 0
-    head = [f"- {one.bundle}", f"+ {other.bundle}"]
-    text = folded("".join([f"{one_line(line)}\n" for line in (*head, *lines)]), width())
-    colours = {"-": "31", "+": "32"}
-    write_document("".join([coloured(line, colours.get(line.strip()[:1], "")) + "\n" for line in text.splitlines()]))
-    return 1
+        if before != after:
+            gone, come = [item for item in before if item not in after], [item for item in after if item not in before]
+            found.append((title, gone, come))
+    return found

@@ -32,9 +32,7 @@ def gpu(invocation: Invocation) -> int:
     check_options(invocation)
     if words and what not in ("explain", "lease", "attach", "detach"):
         raise UsageError(f"gpu {what}: takes no argument")
-    form = "json" if invocation.flag("json") else invocation.option("format", "table")
-    if form not in ("table", "json"):
-        raise GpurunError(f'invalid format option "{form}", use table or json')
+    form = invocation.form()
     env = {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
     if what == "list":
         from gpurun.commands.gpu_list import list_gpus

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 def check_options(invocation: Invocation) -> None:
     """Raise :class:`UsageError` when an option is for another command of the group than the first argument."""
     group, what = invocation.command, invocation.args[0]
-    for option in command(group).options:
-        if option.name in invocation.options and what not in option.takers:
-            takers = " and ".join(option.takers)
-            raise UsageError(f"{group} {what}: takes no option --{option.name}, which is for {group} {takers}")
+    takers: dict[str, tuple[str, ...]] = {}
+    for option in command(group).options:  # an option that means another thing for others has a row for each meaning
+        takers[option.name] = (*takers.get(option.name, ()), *option.takers)
+    for name in invocation.options:
+        if what not in takers[name]:
+            *others, last = takers[name]
+            listed = f"{', '.join(others)} and {last}" if others else last
+            raise UsageError(f"{group} {what}: takes no option --{name}, which is for {group} {listed}")

@@ -10,6 +10,7 @@ from gpurun.output import one_line, write_stderr, write_stdout
 
 #: How many of the columns of `list --all` are shown, however narrow the terminal is.
 _FEWEST = 4
+_COLUMNS = ("ID", "PID", "STATUS", "BUNDLE", "CREATED", "OWNER")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,10 +20,17 @@ if TYPE_CHECKING:
 
 
 def state(invocation: Invocation) -> int:
-    """``state ID``: the state document, two blanks a level; of a container that has stopped, whether memory ran out."""
+    """``state ID``: the state document, two blanks a level; of a container that has stopped, whether memory ran out.
+
+    With ``--format table`` the line that ``list`` has for it.  Raises :class:`GpurunError` for another ``--format``.
+    """
+    form = invocation.form("json")
     root = invocation.globals.root
     found = store.load(root, invocation.args[0])
     now = store.status(root, found)
+    if form == "table":
+        write_stdout(table([_COLUMNS, _cells(found, now, _owner(root, found))]))
+        return 0
     oom = None
     if now == "stopped" and found.cgroup:
         from gpurun.engine.caller.oom import how_memory_ended
@@ -46,9 +54,7 @@ def list_containers(invocation: Invocation) -> int:
         if invocation.globals.root_given:
             raise GpurunError(f"{root}: no such directory") from None
         names = []
-    form = invocation.option("format", "table")
-    if form not in ("table", "json"):
-        raise GpurunError(f'invalid format option "{form}", use table or json')
+    form = invocation.form()
     found = []
     for name in names:
         try:
@@ -64,11 +70,7 @@ def list_containers(invocation: Invocation) -> int:
         items = [store.state_json(loaded, status, owner=owner) for loaded, status, owner in found]
         text = "[" + ",".join(items) + "]\n" if items else "null\n"
     else:
-        rows = [("ID", "PID", "STATUS", "BUNDLE", "CREATED", "OWNER")]
-        for loaded, status, owner in found:
-            pid = "0" if status == "stopped" else str(loaded.pid)
-            rows.append((loaded.id, pid, status, loaded.bundle, loaded.created, owner))
-        text = table(rows)
+        text = table([_COLUMNS, *[_cells(*one) for one in found]])
     write_stdout(text)
     return 0
 
@@ -80,9 +82,7 @@ def _list_all(invocation: Invocation) -> int:
     found = all_containers(invocation.globals.root)
     if closed := store.unreadable(all_roots(invocation.globals.root)):
         write_stderr(closed)
-    form = invocation.option("format", "table")
-    if form not in ("table", "json"):
-        raise GpurunError(f'invalid format option "{form}", use table or json')
+    form = invocation.form()
     if invocation.flag("quiet"):
         text = "".join([f"{one.id}\n" for one in found])
     elif form == "json":
@@ -102,6 +102,11 @@ def table(rows: Sequence[tuple[str, ...]], least: int = 12) -> str:
     widths = [max(least, *[len(row[i]) + 3 for row in rows]) for i in range(len(rows[0]))]
     lines = ["".join([cell.ljust(width) for cell, width in zip(row, widths, strict=True)]).rstrip() for row in rows]
     return "\n".join(lines) + "\n"
+
+
+def _cells(state: store.State, status: str, owner: str) -> tuple[str, ...]:
+    """The line of :data:`_COLUMNS` for a container; one that has stopped has no process."""
+    return state.id, "0" if status == "stopped" else str(state.pid), status, state.bundle, state.created, owner
 
 
 def _owner(root: str, state: store.State) -> str:

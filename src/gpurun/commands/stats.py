@@ -65,9 +65,7 @@ def stats(invocation: Invocation) -> int:
     """
     options = invocation.globals
     roots = state_roots(options.root, options.root_given)
-    form = "json" if invocation.flag("json") else invocation.option("format", "table")
-    if form not in ("table", "json"):
-        raise GpurunError(f'invalid format option "{form}", use table or json')
+    form = invocation.form()
     once = invocation.flag("once")
     if (once or not posix.isatty(1)) and (closed := store.unreadable(roots)):
         write_stderr(closed)

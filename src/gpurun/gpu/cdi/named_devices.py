@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from gpurun.gpu.request.settings import Settings
 
 JIT_KIND = "runtime.nvidia.com/gpu"
-_ADVICE = ("nvidia.com/gpu", "`gpurun cdi generate --output=/etc/cdi/nvidia.yaml` describes the GPUs of this host")
 _MAX_ANNOTATION = 64 * 1024
 
 
@@ -53,6 +52,11 @@ def spec_dirs(settings: Settings, own_env: Mapping[str, str]) -> tuple[str, ...]
     """Where CDI files are looked for, in ascending precedence: the site's directories, else the usual ones."""
     sysroot = own_env.get("GPURUN_SYSROOT", "").rstrip("/")
     return tuple([sysroot + directory for directory in settings.spec_dirs or DEFAULT_DIRS])
+
+
+def generate_advice(dirs: tuple[str, ...]) -> str:
+    """What to do where no CDI file in *dirs* has the GPUs of this host."""
+    return f"`gpurun cdi generate --output={dirs[0]}/nvidia.yaml` describes the GPUs of this host"
 
 
 def annotated_devices(annotations: Mapping[str, str], prefixes: tuple[str, ...], kind: str) -> tuple[str, ...]:
@@ -168,7 +172,7 @@ def cdi_edits(
     registry = read_registry(spec_dirs(settings, own_env))
     stale = stale_files(_used(names, registry), roots)
     try:
-        whole = inject(names, registry, _ADVICE)
+        whole = inject(names, registry, ("nvidia.com/gpu", generate_advice(registry.dirs)))
         if capabilities is not None and concerns(names):
             edits = do_known_hooks(with_files_of(whole, capabilities), own_env)
             edits = without_loose_ends(edits, whole, capabilities)
