@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 
 from gpurun.gpu.host.roots import Roots
+from gpurun.gpu.mps.node_service import NodeProgram, end_all
 from gpurun.kubernetes.api import Api, connect
 from gpurun.kubernetes.dra.service import DraDriver, DraPlaces
 from gpurun.kubernetes.dra.slices import DRIVER
@@ -53,9 +54,9 @@ class Cluster:
         self._thread: threading.Thread | None = None
         self.failure: BaseException | None = None
 
-    def start(self, interval_s: float = 0.2, programs: str = "") -> None:
+    def start(self, interval_s: float = 0.2, programs: str = "", driver_root: str = "/") -> None:
         """Start the driver, and wait until its sockets are there."""
-        host = NodeHost(Roots(sysroot=str(self.driver.path)))
+        host = NodeHost(Roots(driver_root, str(self.driver.path)))
         places = DraPlaces(str(self.kubelet_dir), str(self.cdi_dir), str(self.directory / "mps"), programs, interval_s)
         driver = DraDriver(self.api, self.node_name, host, places, self.driver.env, self.probes)
         self.dra = driver
@@ -178,6 +179,7 @@ def cluster(
             yield made
         finally:
             made.stop()
+            assert end_all(f"{directory}/mps", NodeProgram()) == []
             if own is None:
                 made.remove_slices()
     finally:

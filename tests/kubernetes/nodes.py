@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import gpurun
 from gpurun.gpu.host.roots import Roots
+from gpurun.gpu.mps.node_service import NodeProgram, end_all
 from gpurun.kubernetes.config import PluginConfig
 from gpurun.kubernetes.device_plugin.manager import Manager, Places
 from gpurun.kubernetes.probes import Probes
@@ -19,6 +22,14 @@ from tests.kubernetes.kubelet import Kubelet
 from tests.simdriver import Options, SimulatedDriver, make, minor
 
 GPU = "nvidia.com/gpu"
+
+
+def own_program(directory: Path) -> Path:
+    """This tree's gpurun as the program of a node."""
+    path = directory / "gpurun"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH="{Path(gpurun.__file__).parents[1]}" exec {sys.executable} -m gpurun "$@"\n')
+    path.chmod(0o755)
+    return path
 
 
 class Node:
@@ -35,10 +46,12 @@ class Node:
         self._thread: threading.Thread | None = None
 
     def start_plugin(
-        self, interval_s: float = 0.1, env: dict[str, str] | None = None, programs: str = "", root: str = ""
-    ) -> None:
+        self, interval_s: float = 0.1, env: dict[str, str] | None = None, programs: str = "", root: str = "",
+        driver_root: str = "/",
+    ) -> None:  # fmt: skip
         """*root* is where the host's root is mounted, when the plugin runs in a pod."""
-        host = NodeHost(Roots(sysroot=str(self.driver.path)), root)
+        hook = (str(own_program(self.directory)), "hook") if root else NodeHost(Roots()).hook
+        host = NodeHost(Roots(driver_root, str(self.driver.path)), root, hook)
         places = Places(str(self.directory / "kubelet"), str(self.cdi_dir), programs, interval_s)
         own = {} if root else self.driver.env  # in a pod nothing of it is in the environment
         manager = Manager(host, lambda: self.config, places, own | (env or {}), self.probes)
@@ -80,6 +93,7 @@ def node(options: Options | None = None, change: Callable[[Path], None] | None =
         finally:
             made.stop_plugin()
             made.kubelet.stop()
+            assert end_all(f"{directory}/mps", NodeProgram()) == []
     finally:
         shutil.rmtree(directory)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ import pytest
 
 from gpurun.cdi.files import read_registry
 from gpurun.errors import GpurunError
+from gpurun.gpu.mps.node_service import is_served
 from gpurun.kubernetes.dra.checkpoint import Checkpoint
 from gpurun.kubernetes.protocols import dra_health_v1alpha1_pb2 as health
 from gpurun.kubernetes.protocols import dra_health_v1alpha1_pb2_grpc as health_services
@@ -22,6 +25,7 @@ from gpurun.kubernetes.protocols import dra_v1_pb2 as v1
 from tests.kubernetes.api_server import ApiServer, Object, Refused
 from tests.kubernetes.cluster import REAL, Cluster, cluster
 from tests.kubernetes.dra.test_claim import config, opaque
+from tests.kubernetes.driver_container import DRIVER_ROOT, moved
 from tests.kubernetes.nodes import replace_node
 from tests.kubernetes.test_device_plugin import mps_programs, stub_library
 from tests.nvml import compile_stub
@@ -335,6 +339,72 @@ def test_time_slices_and_mps() -> None:
         pid = int(Path(f"{log}.pid").read_text())
         made.unprepare(mps)
         assert not Path(f"/proc/{pid}").exists() and not list((made.directory / "mps").iterdir())
+
+
+@own_server
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_driver_is_in_a_container(whole: bool) -> None:
+    """NVIDIA's programs are in the driver's root only."""
+    with cluster() as made:
+        said = moved(made.driver.path, whole)
+        made.start(driver_root=DRIVER_ROOT)
+        made.until(lambda: len(made.published()) == 2)
+        slices = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
+        sliced = made.allocate("sliced", FIRST, config=[opaque(config(slices))])
+        mps = made.allocate("mps", SECOND, config=[opaque(config({"strategy": "MPS"}))])
+        answers = made.prepare(sliced, mps)
+        assert [answer.error for answer in answers.values()] == ["", ""]
+        origin = "from the driver's root" if whole else f"from the node {made.driver.path}{DRIVER_ROOT}/usr/lib/"
+        for line in (f"smi compute-policy -i {uuid(0)} --set-timeslice=3 {origin}", f"daemon {origin}"):
+            assert line in said.read_text()
+        assert (made.directory / f"mps/claim-{mps.uid}/pipe/control").is_fifo()
+
+
+@own_server
+def test_an_mps_daemon_outlives_the_driver_and_is_started_again() -> None:
+    with cluster() as made:
+        programs, log = mps_programs(made.directory)
+
+        def daemon() -> int:
+            return int(Path(f"{log}.pid").read_text() or 0)
+
+        made.start(programs=programs)
+        made.until(lambda: len(made.published()) == 2)
+        mps = made.allocate("mps", SECOND, config=[opaque(config({"strategy": "MPS"}))])
+        answer = made.prepare(mps)[mps.uid]
+        assert not answer.error
+        directory = made.directory / f"mps/claim-{mps.uid}"
+        pipes, pid = os.open(directory / "pipe", os.O_PATH | os.O_DIRECTORY), daemon()
+        try:
+            made.stop()
+            made.start(programs=programs)  # a rollout
+            assert made.prepare(mps)[mps.uid] == answer and daemon() == pid
+            os.kill(pid, signal.SIGKILL)
+            made.until(lambda: daemon() not in (0, pid) and is_served(str(directory)))
+            assert os.access("control", os.F_OK, dir_fd=pipes)
+            # Daemon and supervisor are gone, and its parent too: the driver has them started again.
+            pid = daemon()
+            made.stop()
+            keeper = parent(parent(pid))
+            for one in (keeper, parent(pid), pid):
+                os.kill(one, signal.SIGKILL)
+            made.until(lambda: not is_served(str(directory)))
+            made.start(programs=programs)
+            made.until(lambda: is_served(str(directory)))
+            assert os.access("control", os.F_OK, dir_fd=pipes) and daemon() != pid
+        finally:
+            os.close(pipes)
+        made.stop()
+        made.server.remove("resourceclaims", "mps", "default")  # type: ignore[union-attr]
+        pid = daemon()
+        made.start(programs=programs)
+        made.until(lambda: not directory.exists())
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def parent(pid: int) -> int:
+    (found,) = re.findall(r"PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return int(found)
 
 
 @own_server

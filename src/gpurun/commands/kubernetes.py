@@ -18,6 +18,8 @@ def kubernetes(invocation: Invocation) -> int:
     Raises :class:`UsageError` for another word.
     """
     what, *rest = invocation.args
+    if what == "mps-daemon":
+        return _mps_daemon(invocation, rest)
     if what not in GROUPS["kubernetes"] or rest:
         known = f"{', '.join(GROUPS['kubernetes'][:-1])} or {GROUPS['kubernetes'][-1]}"
         raise UsageError(f'kubernetes: no such command "{" ".join(invocation.args)}", use {known}')
@@ -42,6 +44,17 @@ def kubernetes(invocation: Invocation) -> int:
     from gpurun.commands.kubernetes_labels import labels
 
     return labels(invocation)
+
+
+def _mps_daemon(invocation: Invocation, arguments: list[str]) -> int:
+    """What the device plugin and the DRA driver call on the node; see :mod:`gpurun.gpu.mps.node_service`."""
+    from gpurun.gpu.mps.node_service import launch
+
+    if len(arguments) != 1 or not arguments[0].startswith("/"):
+        raise UsageError("kubernetes mps-daemon: needs the directory of the daemon, an absolute path")
+    check_options(invocation)
+    launch(arguments[0])
+    return 0
 
 
 def _device_plugin(invocation: Invocation) -> int:

@@ -14,9 +14,11 @@ from gpurun.record import Record
 
 _PT_LOAD = 1
 _PT_DYNAMIC = 2
+_PT_INTERP = 3
 _DT_STRTAB = 5
 _DT_SONAME = 14
 _MAX_SONAME = 255
+_MAX_INTERP = 4096
 _MAX_DYNAMIC = 64 * 1024
 _MAX_PROGRAM_HEADERS = 64
 _SHT_NOTE = 7
@@ -46,6 +48,30 @@ def read_elf(fd: int) -> Elf | None:
         return _read(fd)
     except struct_error:
         return None  # a structure reaches beyond the end of the file
+
+
+def interpreter(fd: int) -> str:
+    """What the kernel starts the program *fd* with: PT_INTERP of a 64-bit ELF file, the program after ``#!``; else empty."""
+    head = posix.pread(fd, 256, 0)
+    if head.startswith(b"#!"):
+        return head[2:].partition(b"\n")[0].split()[0].decode("utf-8", "surrogateescape") if head[2:].strip() else ""
+    try:
+        if head[:6] != b"\x7fELF\x02\x01":
+            return ""
+        (at,) = unpack_from("<Q", head, 32)
+        size, count = unpack_from("<HH", head, 54)
+        if size != 56 or count > _MAX_PROGRAM_HEADERS or at >= 1 << 62:
+            return ""
+        table = posix.pread(fd, size * count, at)
+        for i in range(count):
+            kind, _, offset, _, _, length = unpack_from("<IIQQQQ", table, i * size)
+            if kind == _PT_INTERP and offset < 1 << 62:
+                return (
+                    posix.pread(fd, min(length, _MAX_INTERP), offset).partition(b"\0")[0].decode("utf-8", "surrogateescape")
+                )
+    except struct_error:
+        pass  # as in read_elf
+    return ""
 
 
 def read_note(fd: int, section: str, owner: bytes) -> bytes | None:

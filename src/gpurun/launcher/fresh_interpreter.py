@@ -28,6 +28,9 @@ NVML_ENTRY = "gpurun.gpu.host.nvml_process:main"
 MPS_ENTRY = "gpurun.gpu.mps.supervisor:main"
 
 
+NODE_MPS_ENTRY = "gpurun.gpu.mps.node_supervisor:main"
+
+
 MONITOR_ENTRY = "gpurun.library.monitor:main"
 
 

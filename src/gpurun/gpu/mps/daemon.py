@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from gpurun import log
 from gpurun.errors import GpurunError
+from gpurun.gpu.mps.programs import Program, find_driver_program, mount_place
 from gpurun.record import Record
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -23,6 +24,11 @@ _TIMEOUT_S = 10.0
 #: In a mount namespace of its own the daemon's /dev/shm is $0; with the thread that starts it, it ends.
 _ALONE = ("setpriv", "--pdeathsig", "TERM", "unshare", "--mount", "--propagation", "private")
 _SHARE = ("sh", "-c", 'mount --bind "$0" /dev/shm && exec "$@"')
+#: With the driver's root as its own it finds its shared memory and its directory there: $0 at $1, and $2 at $3.
+_SHARE_THERE = ("sh", "-c", 'mount --bind "$0" "$1" && mount --bind "$2" "$3" && shift 3 && exec "$@"')
+#: Directories of a driver's root, one of which becomes the daemon's own, in its mount namespace.
+_PLACES = ("/mnt", "/media", "/tmp")
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MIB = 1 << 20
 
 
@@ -46,18 +52,17 @@ class MpsDaemon:
     """One daemon.  *directory* is its own (pipes, log), *uuids* the GPUs that it serves.
 
     Daemon and clients share memory: the directory :attr:`shm` is the daemon's /dev/shm, and must become the clients'.
-    *programs* is where NVIDIA's programs are (default: PATH); *exclusive* puts the GPUs into the compute mode that lets
-    nobody past the daemon.  In a pod *root* is where the host's root is mounted: NVIDIA's programs are the host's and run
-    there, and *directory* is the same directory here and there.
+    *driver_root* is where NVIDIA's programs are, when they are not in *programs* (default: PATH); *exclusive* puts the GPUs
+    into the compute mode that lets nobody past the daemon.
     """
 
     def __init__(
         self, directory: str, uuids: tuple[str, ...], limits: MpsLimits, programs: str = "", exclusive: bool = True,
-        root: str = "",
+        driver_root: str = "",
     ) -> None:  # fmt: skip
         self.directory, self.uuids, self.limits = directory, uuids, limits
         self.pipes, self.logs, self.shm = f"{directory}/pipe", f"{directory}/log", f"{directory}/shm"
-        self._programs, self._exclusive, self._root = programs, exclusive, root
+        self._programs, self._exclusive, self._driver_root = programs, exclusive, driver_root
         self._process: subprocess.Popen[bytes] | None = None
         self.keep = False  # the directory: containers have it mounted, and another daemon is to be started there
 
@@ -71,7 +76,7 @@ class MpsDaemon:
             if self._exclusive:
                 self._compute_mode("EXCLUSIVE_PROCESS")
             self._process = subprocess.Popen(
-                [*_ALONE, *in_root(self._root, *_SHARE, self.shm, control, "-f")], env=self._environment(),
+                [*_ALONE, *self._among_mounts(control), *control.words, "-f"], env=self._environment(control),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
             self._until_it_answers()
@@ -81,7 +86,7 @@ class MpsDaemon:
                 self.command(f"set_default_active_thread_percentage {self.limits.threads}")
         except (OSError, subprocess.SubprocessError) as e:
             self.stop()
-            raise GpurunError(f"{control}: cannot be started: {e}") from None
+            raise GpurunError(f"{CONTROL}: cannot be started: {e}") from None
         except GpurunError:
             self.stop()
             raise
@@ -99,19 +104,12 @@ class MpsDaemon:
         """Send the line *text* to the daemon; what it answers.  Raises :class:`GpurunError`."""
         control = self._program(CONTROL)
         try:
-            done = subprocess.run(
-                in_root(self._root, control),
-                input=text + "\n",
-                env=self._environment(),
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_S,
-            )
+            done = self._told(control, text)
         except (OSError, subprocess.SubprocessError) as e:
-            raise GpurunError(f"{control}: {text}: {e}") from None
+            raise GpurunError(f"{CONTROL}: {text}: {e}") from None
         if done.returncode:
             said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
-            raise GpurunError(f"{control}: {text}: {said}")
+            raise GpurunError(f"{CONTROL}: {text}: {said}")
         return done.stdout
 
     def stop(self) -> None:
@@ -152,55 +150,51 @@ class MpsDaemon:
                     raise
                 time.sleep(0.05)
 
-    def _quit_old(self, control: str) -> None:
+    def _told(self, control: Program, text: str) -> subprocess.CompletedProcess[str]:
+        """Hand the line *text* over."""
+        apart = (*_ALONE[3:], *self._among_mounts(control)) if control.root else ()
+        words = [*apart, *control.words]
+        return subprocess.run(
+            words, input=text + "\n", env=self._environment(control), capture_output=True, text=True, timeout=_TIMEOUT_S
+        )
+
+    def _quit_old(self, control: Program) -> None:
         """A daemon that an earlier process of ours left behind would keep the directory."""
         try:
-            subprocess.run(
-                in_root(self._root, control),
-                input="quit\n",
-                env=self._environment(),
-                capture_output=True,
-                text=True,
-                timeout=_TIMEOUT_S,
-            )
+            self._told(control, "quit")
         except (OSError, subprocess.SubprocessError) as e:
-            log.debug(f"{control}: quit: {e}")
+            log.debug(f"{CONTROL}: quit: {e}")
 
     def _compute_mode(self, mode: str) -> None:
         program = self._program("nvidia-smi")
         for uuid in self.uuids:
+            words = [*program.words, "-i", uuid, "-c", mode]
             try:
-                command = in_root(self._root, program, "-i", uuid, "-c", mode)
-                done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+                done = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S)
             except (OSError, subprocess.SubprocessError) as e:
-                raise GpurunError(f"{program}: {e}") from None
+                raise GpurunError(f"{' '.join(words)}: {e}") from None
             if done.returncode:
-                raise GpurunError(f"{program} -i {uuid} -c {mode}: {' '.join((done.stdout + done.stderr).split())}")
+                raise GpurunError(f"{' '.join(words)}: {' '.join((done.stdout + done.stderr).split())}")
 
-    def _environment(self) -> dict[str, str]:
+    def _among_mounts(self, control: Program) -> tuple[str, ...]:
+        """The words before those of *control*: what has it find the directories of this daemon."""
+        if not control.root:
+            return (*_SHARE, self.shm)
+        shm, own = mount_place(control.root, ("/dev/shm",)), mount_place(control.root, _PLACES)
+        return (*_SHARE_THERE, self.shm, control.root + shm, self.directory, control.root + own)
+
+    def _environment(self, control: Program) -> dict[str, str]:
+        directory = mount_place(control.root, _PLACES) if control.root else self.directory
         return {
-            "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+            "PATH": _PATH if control.root else os.environ.get("PATH", "/usr/bin:/bin"),
             "CUDA_VISIBLE_DEVICES": ",".join(self.uuids),
-            "CUDA_MPS_PIPE_DIRECTORY": self.pipes,
-            "CUDA_MPS_LOG_DIRECTORY": self.logs,
+            "CUDA_MPS_PIPE_DIRECTORY": directory + self.pipes[len(self.directory) :],
+            "CUDA_MPS_LOG_DIRECTORY": directory + self.logs[len(self.directory) :],
         }
 
-    def _program(self, name: str) -> str:
-        found = find_program(name, self._programs, self._root)
+    def _program(self, name: str) -> Program:
+        found = find_driver_program(name, self._driver_root, self._programs)
         if found is None:
-            raise GpurunError(f"MPS needs {name}, which is not in {self._programs or 'PATH'}: is the driver installed?")
+            where = self._driver_root or self._programs or "PATH"
+            raise GpurunError(f"MPS needs {name}, which is not in {where}: is the driver installed?")
         return found
-
-
-def in_root(root: str, *command: str) -> list[str]:
-    """*command* done with the host's *root* as its own (empty: it is ours)."""
-    return [*(("chroot", root) if root else ()), *command]
-
-
-def find_program(name: str, path: str, root: str) -> str | None:
-    """The program *name* of the host whose root is *root*, as a path there; looked for in *path* (default: PATH)."""
-    if not root:
-        return shutil.which(name, path=path or None)
-    directories = (path or os.environ.get("PATH", os.defpath)).split(":")
-    found = shutil.which(name, path=":".join([root + directory for directory in directories]))
-    return found[len(root) :] if found else None

@@ -14,14 +14,12 @@ from __future__ import annotations
 import posix
 import time
 
-from gpurun import log
-from gpurun.errors import GpuError, GpurunError, oserror_text
+from gpurun.errors import GpuError, oserror_text
 from gpurun.formats.jsontext import dumps
-from gpurun.gpu.host.reads import exists
 from gpurun.gpu.leases.liveness import lives
+from gpurun.gpu.mps.detached import start_detached
 from gpurun.launcher.fresh_interpreter import MPS_ENTRY, command_line
-from gpurun.linux.files import O_CLOEXEC, Fd, mkdir_p, read_file
-from gpurun.linux.fs import close_others
+from gpurun.linux.files import mkdir_p, read_file
 from gpurun.record import Record, to_plain
 
 TYPE_CHECKING = False
@@ -30,10 +28,8 @@ if TYPE_CHECKING:
 
 #: Seconds until the daemon answers: NVIDIA's takes a tenth, on a loaded host a few.
 START_S = 30.0
-_BOOTED = "/run/systemd/system"  # sd_booted(3)
 _LOOK_S = 0.02
 _PROGRAMS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_SIGNALS = 64
 
 
 class Service(Record):
@@ -86,7 +82,9 @@ def ensure(service: Service) -> None:
         return
     try:
         mkdir_p(service.directory, 0o755)
-        _start(service, token)
+        unit = f"gpurun-mps-{service.directory.rpartition('/')[2]}-{token}.service"
+        words = (*command_line(MPS_ENTRY), dumps(to_plain(service)), token)
+        start_detached(words, unit, f"MPS daemon of GPU {service.key}, shared by containers")
         while not is_served(service):
             said = _take(failure)
             if said:
@@ -107,43 +105,3 @@ def _take(path: str) -> str:
     except FileNotFoundError:
         return ""
     return text
-
-
-def _start(service: Service, token: str) -> None:
-    """Start a supervisor, which lives on when this process and its container are gone."""
-    words = (*command_line(MPS_ENTRY), dumps(to_plain(service)), token)
-    if exists(_BOOTED):
-        try:
-            _start_unit(service, words, token)
-            return
-        except GpurunError as e:
-            log.warning(f"MPS: the daemon is not supervised by systemd: {e}")
-    with Fd(posix.open("/dev/null", posix.O_RDWR | O_CLOEXEC)) as null:
-        # A child of a child: whoever made this container waits for children of its own alone.
-        pid = posix.fork()
-        if pid == 0:
-            try:
-                close_others((null,))  # an engine's pipes, which it waits for the end of
-                posix.posix_spawn(
-                    words[0], words, {"PATH": _PROGRAMS, "LC_ALL": "C.UTF-8"},
-                    file_actions=[(posix.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)], setsid=True, setsigmask=(),
-                    setsigdef=[n for n in range(1, _SIGNALS + 1) if n not in (9, 19, 32, 33)],
-                )  # fmt: skip
-            finally:
-                posix._exit(0)
-        posix.waitpid(pid, 0)
-
-
-def _start_unit(service: Service, words: tuple[str, ...], token: str) -> None:
-    from gpurun.cgroup.scope import Property
-    from gpurun.cgroup.systemd import start_service
-
-    # systemd would replace variables in the words of a command.
-    command = tuple([word.replace("$", "$$") for word in words])
-    properties = (
-        Property("Description", "s", f"MPS daemon of GPU {service.key}, shared by containers"),
-        Property("ExecStart", "a(sasb)", ((words[0], command, False),)),
-        Property("CollectMode", "s", "inactive-or-failed"),
-        Property("Restart", "s", "on-abnormal"),
-    )
-    start_service(f"gpurun-mps-{service.directory.rpartition('/')[2]}-{token}.service", properties)

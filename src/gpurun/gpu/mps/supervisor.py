@@ -27,6 +27,8 @@ from gpurun.oci.reader import as_object, parse_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpurun.gpu.leases.lease import Lease
 
 #: Seconds between two looks at the shares where no process tells by its end that one is over.
@@ -37,17 +39,17 @@ _LONG_S, _AGAIN_S = 10.0, 1.0
 
 def main() -> int:
     """Entry point of the process; returns its exit code."""
-    return _serve() if "INVOCATION_ID" in os.environ else _kept()
+    return _serve() if "INVOCATION_ID" in os.environ else kept(_serve)
 
 
-def _kept() -> int:
-    """:func:`_serve` in a child, another one where a signal has ended it: what systemd does where it runs the host."""
+def kept(serve: Callable[[], int]) -> int:
+    """*serve* in a child, another one where a signal has ended it: what systemd does where it runs the host."""
     while True:
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                code = _serve()
+                code = serve()
             finally:
                 os._exit(code)
         status = os.waitpid(pid, 0)[1]
@@ -72,7 +74,7 @@ def _serve() -> int:
         with store:
             if not _users(store, service.key):
                 return 0
-        _mount_shm(service)
+        mount_shm(service.shm, service.shm_size)
         daemon.start()
         _announce(service)
         _watch(store, service, daemon)
@@ -152,12 +154,12 @@ def _await_change(users: list[Lease], daemon: int) -> None:
             os.close(fd)
 
 
-def _mount_shm(service: Service) -> None:
-    """Mount the memory that daemon and containers share, of a size that is bounded; what is there already stays."""
-    os.makedirs(service.shm, 0o755, exist_ok=True)
-    if os.stat(service.shm).st_dev == os.stat(f"{service.shm}/..").st_dev:
+def mount_shm(path: str, size: int) -> None:
+    """Mount the memory that daemon and containers share, at most *size* bytes of it; what is there already stays."""
+    os.makedirs(path, 0o755, exist_ok=True)
+    if os.stat(path).st_dev == os.stat(f"{path}/..").st_dev:
         flags = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC  # the numbers are those of mount(2)
-        lm.mount("gpurun-mps", service.shm, "tmpfs", flags, f"mode=1777,size={service.shm_size}")
+        lm.mount("gpurun-mps", path, "tmpfs", flags, f"mode=1777,size={size}")
 
 
 def _tidy(service: Service, store: Store) -> None:

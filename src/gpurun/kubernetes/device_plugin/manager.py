@@ -67,7 +67,7 @@ class Manager:
         self._events: SimpleQueue[XidEvent] = SimpleQueue()
         self._watch = XidWatch(host.roots, self._event)
         self._plugins = Plugins(places.kubelet_dir, self._write_spec)
-        self._mps = MpsDaemons(places.programs, host.root)
+        self._mps = MpsDaemons(host, places.programs)
         self._spec: CdiSpec | None = None
         self._spec_lock = threading.Lock()
         self._stop, self._wake = threading.Event(), threading.Event()
@@ -97,7 +97,6 @@ class Manager:
         finally:
             self._watch.stop()
             self._plugins.stop()
-            self._mps.stop()
 
     def stop(self) -> None:
         """End :meth:`run`."""

@@ -1,53 +1,69 @@
-"""The MPS daemons of the resources that are shared by MPS: started, watched, started again, ended."""
+"""The MPS daemons of the resources that are shared by MPS: wanted from the node, and watched.
+
+They are the node's (:mod:`gpurun.gpu.mps.node_service`) and go on without this process: pods that compute notice nothing
+when the plugin ends, or another version of it begins.
+"""
 
 from __future__ import annotations
 
+import os
+
 from gpurun import log
 from gpurun.errors import GpurunError
-from gpurun.gpu.mps.daemon import MpsDaemon, replica_limits
+from gpurun.gpu.mps.daemon import replica_limits
+from gpurun.gpu.mps.node_service import NodeService, end, ensure
 from gpurun.kubernetes.device_plugin.resources import Offer
 from gpurun.kubernetes.device_plugin.response import MpsPlace
+from gpurun.kubernetes.node_programs import driver_root_of, own_program
+from gpurun.kubernetes.specs import NodeHost
 
 #: More clients than that one daemon does not serve (16 before Volta, which no driver of today supports).
 MAX_CLIENTS = 48
+#: The beginning of the names of the DRA driver's directories, which are beside those of this plugin.
+CLAIM = "claim-"
 
 
 class MpsDaemons:
-    """A daemon for each resource; *programs* is where NVIDIA's programs are (default: PATH), *root* the host's root here."""
+    """A daemon for each resource of *host*; *programs* is where NVIDIA's programs are (default: PATH)."""
 
-    def __init__(self, programs: str = "", root: str = "") -> None:
-        self._programs, self._root = programs, root
-        self._daemons: dict[str, MpsDaemon] = {}
+    def __init__(self, host: NodeHost, programs: str = "") -> None:
+        self._host, self._programs = host, programs
+        self._directories: dict[str, str] = {}
         self._problems: dict[str, str] = {}
 
     def keep(self, shared: list[Offer], root: str) -> None:
-        """Have a daemon for each of *shared* and for no other; one that has died is started again.
+        """Have a daemon for each of *shared* and for no other, whoever started it; one that has died is started again.
 
-        Raises :class:`GpurunError` for more replicas than a daemon can serve.
+        What goes wrong with one is its :meth:`problem`.
         """
-        for name in [name for name in self._daemons if name not in {offer.name for offer in shared}]:
-            self._daemons.pop(name).stop()
-            self._problems.pop(name, None)
+        directories = {offer.name: f"{root}/{offer.name.replace('/', '-')}" for offer in shared}
+        self._end_others(root, {os.path.basename(path) for path in directories.values()})
+        self._directories = directories
+        self._problems = {name: why for name, why in self._problems.items() if name in directories}
         for offer in shared:
-            memory = {device.uuid: device.memory for device in offer.devices}
-            uuids = tuple(memory)
-            limits = replica_limits(list(memory.values()), offer.replicas)
-            daemon = self._daemons.get(offer.name)
-            if daemon is not None and daemon.alive() and (daemon.uuids, daemon.limits) == (uuids, limits):
-                continue
-            if daemon is not None:
-                log.warning(f"{offer.name}: the MPS daemon {'is started anew' if daemon.alive() else 'has ended'}")
-                daemon.stop()
-            self._daemons[offer.name] = daemon = MpsDaemon(
-                f"{root}/{offer.name.replace('/', '-')}", uuids, limits, self._programs, root=self._root
-            )
             try:
                 if offer.replicas > MAX_CLIENTS:
                     raise GpurunError(f"{offer.replicas} replicas: an MPS daemon serves at most {MAX_CLIENTS} clients")
-                daemon.start()
+                ensure(directories[offer.name], self._service(offer), own_program(self._host))
                 self._problems.pop(offer.name, None)
             except GpurunError as e:
-                self._problems[offer.name] = f"MPS: {e}"
+                self._problems[offer.name] = str(e) if str(e).startswith("MPS") else f"MPS: {e}"
+
+    def _service(self, offer: Offer) -> NodeService:
+        memory = {device.uuid: device.memory for device in offer.devices}
+        limits = replica_limits(list(memory.values()), offer.replicas)
+        root = driver_root_of(self._host)
+        return NodeService(tuple(memory), limits.threads, limits.memory, root, "" if root else self._programs)
+
+    def _end_others(self, root: str, wanted: set[str]) -> None:
+        """End what is not shared any more, also of a plugin before this one."""
+        for name in os.listdir(root) if os.path.isdir(root) else ():
+            if name in wanted or name.startswith(CLAIM):
+                continue
+            try:
+                end(f"{root}/{name}", own_program(self._host))
+            except GpurunError as e:
+                log.warning(str(e))
 
     def problem(self, name: str) -> str:
         """Why the resource *name* cannot be shared now; empty when it can."""
@@ -55,11 +71,5 @@ class MpsDaemons:
 
     def place(self, name: str) -> MpsPlace | None:
         """Where the daemon of the resource *name* is; None when it has none."""
-        daemon = self._daemons.get(name)
-        return MpsPlace(daemon.pipes, daemon.shm) if daemon is not None else None
-
-    def stop(self) -> None:
-        """End them all."""
-        for daemon in self._daemons.values():
-            daemon.stop()
-        self._daemons.clear()
+        directory = self._directories.get(name)
+        return MpsPlace(f"{directory}/pipe", f"{directory}/shm") if directory is not None else None

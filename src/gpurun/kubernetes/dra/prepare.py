@@ -6,7 +6,6 @@ Every step can be done twice and undone at any point, so it does not matter wher
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
@@ -14,7 +13,8 @@ from collections.abc import Callable, Mapping
 from gpurun import log
 from gpurun.cdi.document import CdiSpec
 from gpurun.errors import GpurunError
-from gpurun.gpu.mps.daemon import MpsDaemon, MpsLimits, find_program, in_root
+from gpurun.gpu.mps.daemon import MpsLimits
+from gpurun.gpu.mps.node_service import NodeService, end, ensure, is_served, keep
 from gpurun.kubernetes.dra.checkpoint import (
     COMPLETED,
     STARTED,
@@ -25,6 +25,7 @@ from gpurun.kubernetes.dra.checkpoint import (
 )
 from gpurun.kubernetes.dra.claim import Claim, DeviceConfig
 from gpurun.kubernetes.dra.slices import Allocatable
+from gpurun.kubernetes.node_programs import driver_program, driver_root_of, own_program
 from gpurun.kubernetes.specs import (
     NodeHost,
     device_spec,
@@ -40,6 +41,7 @@ from gpurun.linux.procfs import boot_id
 
 VENDOR, CLASS = "k8s.gpu.nvidia.com", "claim"
 _TIMEOUT_S = 10.0
+_CLAIM = "claim-"  # the beginning of the name of an MPS daemon's directory; others there are the device plugin's
 
 #: How the edits of devices become a specification; :func:`gpurun.kubernetes.specs.device_spec` outside tests.
 MakeSpec = Callable[[tuple[str, ...]], CdiSpec]
@@ -63,7 +65,6 @@ class Preparer:
     ) -> None:
         self._checkpoint, self._host, self._cdi_dir, self._mps_root = checkpoint, host, cdi_dir, mps_root
         self._devices, self._env, self._programs = devices, env, programs
-        self._daemons: dict[str, MpsDaemon] = {}
         self._lock = threading.Lock()
         self._boot = boot_id()
 
@@ -86,6 +87,9 @@ class Preparer:
                 names = {d.uuid: _device_name(claim.uid, d.device) for d in made.devices}
                 write(self._file(claim.uid), renamed(spec, names))
             except GpurunError:
+                if known is not None and known.state == COMPLETED and known.boot == self._boot:
+                    self._checkpoint.put(known)  # pods that run have it: what they have is not taken away
+                    raise
                 self._undo(made)
                 self._checkpoint.remove(claim.uid)
                 raise
@@ -106,22 +110,28 @@ class Preparer:
             log.info(f"claim {claim.namespace}/{claim.name}: unprepared")
 
     def start_again(self) -> None:
-        """After a start of this process: MPS daemons have ended with the last one; files of no claim go."""
+        """After a start of this process: files and MPS daemons of no claim go.  Those of claims have gone on without it."""
         with self._lock:
-            for claim in self._checkpoint.claims.values():
-                if claim.state == COMPLETED and claim.boot == self._boot and any(d.strategy == "MPS" for d in claim.devices):
-                    log.warning(
-                        f"claim {claim.namespace}/{claim.name}: its MPS daemon ended with the driver; it is prepared again"
-                    )
-                    self._checkpoint.put(PreparedClaim(claim.uid, claim.namespace, claim.name, STARTED, "", claim.devices))
             self._remove_strays()
+            self._end_stray_daemons()
 
-    def stop(self) -> None:
-        """End the MPS daemons; the claims stay prepared."""
-        with self._lock:
-            for daemon in self._daemons.values():
-                daemon.stop()
-            self._daemons.clear()
+    def keep_daemons(self) -> None:
+        """Have the MPS daemon of each prepared claim run: one that has died is started again where it was.
+
+        Raises :class:`GpurunError` with what went wrong with the last one; the others are seen to all the same.
+        """
+        problem: GpurunError | None = None
+        for claim in self.claims:
+            if claim.state != COMPLETED or claim.boot != self._boot or not _has_mps(claim):
+                continue
+            try:
+                with self._lock:
+                    if claim.uid in self._checkpoint.claims:
+                        keep(self._mps_directory(claim.uid), own_program(self._host))
+            except GpurunError as e:
+                problem = GpurunError(f"claim {claim.namespace}/{claim.name}: {e}")
+        if problem is not None:
+            raise problem
 
     def _planned(self, claim: Claim) -> PreparedClaim:
         """All that is going to be done for *claim*.  Raises :class:`GpurunError` when it cannot be."""
@@ -166,21 +176,18 @@ class Preparer:
                 mps.append((prepared.uuid, device.config))
         if not mps:
             return spec
-        daemon = self._daemons.get(claim.uid)
-        if daemon is None or not daemon.alive():
-            uuids = tuple(dict.fromkeys([uuid for uuid, _ in mps]))
-            daemon = MpsDaemon(
-                self._mps_directory(claim.uid), uuids, _limits(uuids, mps), self._programs, root=self._host.root
-            )
-            daemon.start()
-            self._daemons[claim.uid] = daemon
-        return with_edits(spec, mps_edits(daemon.pipes, daemon.shm))
+        uuids, directory = tuple(dict.fromkeys([uuid for uuid, _ in mps])), self._mps_directory(claim.uid)
+        limits, root = _limits(uuids, mps), driver_root_of(self._host)
+        service = NodeService(uuids, limits.threads, limits.memory, root, "" if root else self._programs)
+        ensure(directory, service, own_program(self._host))
+        return with_edits(spec, mps_edits(f"{directory}/pipe", f"{directory}/shm"))
 
     def _time_slice(self, uuid: str, interval: int) -> None:
-        program = find_program("nvidia-smi", self._programs, self._host.root)
+        program = driver_program(self._host, "nvidia-smi", self._programs)
         if program is None:
-            raise GpurunError("a time slice is set with nvidia-smi, which is missing: install the driver's programs")
-        words = in_root(self._host.root, program, "compute-policy", "-i", uuid, f"--set-timeslice={interval}")
+            where = driver_root_of(self._host) or "PATH"
+            raise GpurunError(f"a time slice is set with nvidia-smi, which is not in {where}: install the driver's programs")
+        words = [*program.words, "compute-policy", "-i", uuid, f"--set-timeslice={interval}"]
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S)
         except (OSError, subprocess.SubprocessError) as e:
@@ -191,10 +198,8 @@ class Preparer:
     def _undo(self, claim: PreparedClaim) -> None:
         """Take back what has been done for *claim*, however much that is.  Raises :class:`GpurunError`."""
         remove(self._file(claim.uid))
-        daemon = self._daemons.pop(claim.uid, None)
-        if daemon is not None:
-            daemon.stop()
-        shutil.rmtree(self._mps_directory(claim.uid), ignore_errors=True)
+        if _has_mps(claim):
+            end(self._mps_directory(claim.uid), own_program(self._host))
         for device in claim.devices:
             if device.strategy == "TimeSlicing" and device.uuid == device.gpu_uuid:
                 try:
@@ -206,8 +211,7 @@ class Preparer:
         """Whether what was prepared is still so: /run goes with a boot, an MPS daemon can die."""
         if claim.boot != self._boot or not is_spec(self._file(claim.uid)):
             return False
-        daemon = self._daemons.get(claim.uid)
-        return not any(d.strategy == "MPS" for d in claim.devices) or (daemon is not None and daemon.alive())
+        return not _has_mps(claim) or is_served(self._mps_directory(claim.uid))
 
     def _remove_strays(self) -> None:
         known = {os.path.basename(self._file(uid)) for uid in self._checkpoint.claims}
@@ -221,6 +225,16 @@ class Preparer:
                 log.warning(f"{self._cdi_dir}/{name} belongs to no claim and is removed")
                 remove(f"{self._cdi_dir}/{name}")
 
+    def _end_stray_daemons(self) -> None:
+        known = {os.path.basename(self._mps_directory(uid)) for uid in self._checkpoint.claims}
+        for name in os.listdir(self._mps_root) if os.path.isdir(self._mps_root) else ():
+            if name.startswith(_CLAIM) and name not in known:
+                log.warning(f"{self._mps_root}/{name} belongs to no claim: its MPS daemon is ended")
+                try:
+                    end(f"{self._mps_root}/{name}", own_program(self._host))
+                except GpurunError as e:
+                    log.warning(str(e))
+
     def _uuids(self, claim: PreparedClaim) -> tuple[str, ...]:
         return tuple(dict.fromkeys([device.uuid for device in claim.devices]))
 
@@ -230,7 +244,11 @@ class Preparer:
         return file_name(self._cdi_dir, VENDOR, CLASS, uid)
 
     def _mps_directory(self, uid: str) -> str:
-        return f"{self._mps_root}/claim-{uid}"
+        return f"{self._mps_root}/{_CLAIM}{uid}"
+
+
+def _has_mps(claim: PreparedClaim) -> bool:
+    return any(device.strategy == "MPS" for device in claim.devices)
 
 
 def _device_name(uid: str, device: str) -> str:

@@ -27,6 +27,8 @@ from gpurun.record import Record
 
 #: Seconds between two searches for claims that are gone.
 _CLEAN_S = 300.0
+#: Seconds between two looks at the MPS daemons of claims.
+_DAEMONS_S = 5.0
 
 
 class DraPlaces(Record):
@@ -72,7 +74,7 @@ class DraDriver:
         self._watch.start()
         threading.Thread(target=self._watch_slices, name="slices", daemon=True).start()
         try:
-            next_look = next_clean = 0.0
+            next_look = next_clean = next_daemons = 0.0
             while not self._stop.is_set():
                 problems: list[str] = []
                 if time.monotonic() >= next_look or not self._events.empty() or self._slices_changed.is_set():
@@ -83,6 +85,9 @@ class DraDriver:
                         min(2.0, self._places.interval_s) if problems else self._places.interval_s
                     )
                 problems += self._tried(self._sockets.serve)
+                if time.monotonic() >= next_daemons:
+                    problems += self._tried(self._preparer.keep_daemons)
+                    next_daemons = time.monotonic() + min(_DAEMONS_S, self._places.interval_s)
                 if time.monotonic() >= next_clean:
                     problems += self._tried(self._claims.clean)
                     next_clean = time.monotonic() + (_CLEAN_S if not problems else 5.0)
@@ -98,7 +103,6 @@ class DraDriver:
             self._stop.set()
             self._sockets.stop()
             self._watch.stop()
-            self._preparer.stop()
 
     def stop(self) -> None:
         """End :meth:`run`."""

@@ -17,6 +17,7 @@ from gpurun.clients.apply import apply_all
 from gpurun.clients.files import Change
 from gpurun.clients.install import installed, uninstalled
 from gpurun.errors import GpurunError, strerror_lower
+from gpurun.gpu.mps.node_service import MPS_ROOT, NodeProgram, end_all
 from gpurun.kubernetes.install.program import put_program, remove_program
 from gpurun.kubernetes.install.restart import restart
 from gpurun.kubernetes.install.wish import NO_ENGINE, RECORD, Installed, NodeWish, read_installed, write_installed
@@ -79,6 +80,9 @@ def _remove(before: Installed) -> str:
     if note.restart:
         restart(wish.engine, wish.restart, wish.socket)
         write_installed(replace(note, restart=False))
+    # MPS daemons of pods are no pod's: whoever has started them need not be there any more.
+    for problem in end_all(MPS_ROOT, NodeProgram((wish.program,))):
+        log.warning(problem)
     users = remove_program(wish.program, wish.directory)
     if users:
         # The note stays, so that the next one to come, or another removal, looks again.
