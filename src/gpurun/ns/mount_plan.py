@@ -1,6 +1,21 @@
 """What is to be put into the root file system: mounts, device nodes, masks; pure (config.md "Mounts", config-linux.md).
 
-The steps made here are carried out by :mod:`gpurun.ns.rootfs`, inside the container's namespaces.
+How an entry of ``mounts`` becomes a mount:
+
+1. :mod:`gpurun.ns.options` sorts its options: attributes of the mount, propagation, flags and data of the file system.
+   :mod:`gpurun.ns.idmap_option` reads the ranges of ``idmap=``.
+2. :func:`plan_mounts` makes a :class:`MountStep` of it, or refuses it.  Nothing has been mounted so far.
+3. Sources that the init may not open itself are opened for it by the caller, with the caller's privileges
+   (:mod:`gpurun.ns.sources`): in a user namespace and for id maps (:mod:`gpurun.ns.idmap`), each as a detached copy.  Those
+   whose turn comes only when an earlier mount is there (:func:`is_late`) are asked for then.
+4. :func:`gpurun.ns.rootfs.mount_all`, in the init, goes through the steps in their order.  For each it gets the source
+   (``open_tree``) or makes the file system (``fsopen``; :mod:`gpurun.ns.long_options` where an option has more than 255 bytes),
+   makes the target below the rootfs (:mod:`gpurun.ns.path`), sets the attributes, and only then attaches the mount
+   (:mod:`gpurun.ns.mount`).  Propagation and the recursive attributes come last.
+5. What must stay writable until its content is made (a tmpfs, /dev) becomes read-only at the end
+   (:func:`gpurun.ns.rootfs.make_readonly`).
+
+:mod:`gpurun.ns.pivot` separates the mounts from the host's before the first step, and says how they propagate in the end.
 """
 
 from __future__ import annotations
