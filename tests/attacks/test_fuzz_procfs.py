@@ -24,7 +24,7 @@ from gpurun.errors import GpurunError  # noqa: E402
 from gpurun.gpu.edits import injected  # noqa: E402
 from gpurun.gpu.host import driver, gpus, mig, modprobe, nodes  # noqa: E402
 from gpurun.gpu.host.roots import Roots  # noqa: E402
-from gpurun.gpu.leases import names, seen  # noqa: E402
+from gpurun.gpu.leases import container_nodes, names  # noqa: E402
 from gpurun.linux import procfs  # noqa: E402
 from gpurun.linux.mountinfo import MountEntry, parse_mounts  # noqa: E402
 from gpurun.ns.idmap import same_map, tidy  # noqa: E402
@@ -154,7 +154,7 @@ def test_cgroups(made: list[tuple[str, str]]) -> None:
         assert tree.cgroup_of(77) == (unified.removesuffix(" (deleted)") or "/")
         assert exec._cgroup_of(77) == ("" if unified == "/" or unified.startswith("/..") else unified)
         longest = max([path for _, path in made], key=len)
-        assert seen.cgroup_of(77) == (unified if unified not in ("", "/") else longest)
+        assert container_nodes.cgroup_of(77) == (unified if unified not in ("", "/") else longest)
         names.of_cgroup(unified)
 
 

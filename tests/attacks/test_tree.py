@@ -36,7 +36,7 @@ IN_THE_IMAGE = (
     *(f"engine/checkpoint/{name}.py" for name in ("checkpoint_devices", "criu_options", "restore_devices")),
     "commands/gpu_use.py",
     "engine/terminal.py",
-    "gpu/leases/seen.py",
+    "gpu/leases/container_nodes.py",
     "images/config.py",
     "security/lsm.py",
 )
@@ -71,7 +71,7 @@ OTHERS = {
     ("engine/checkpoint/restore_devices.py", "_make_in"): "the state directory",
     ("engine/checkpoint/restore_devices.py", "renew_devices"): "the journal, in the state directory",
     ("commands/gpu_use.py", "_command"): "the host's /proc",
-    ("gpu/leases/seen.py", "command_of"): "the host's /proc",
+    ("gpu/leases/container_nodes.py", "command_of"): "the host's /proc",
     ("images/config.py", "read"): "the descriptor that open_file has given",
 }
 OPENERS = {"open", "openat2", "open_in_root", "read_file"}

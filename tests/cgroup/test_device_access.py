@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.cgroup.device_access import NotUnderstood, device_programs, granted, openable, run
+from gpurun.cgroup.device_access import NotUnderstood, device_programs, granted_numbers, openable, run
 from gpurun.cgroup.devices import container_rules, device_program
 from gpurun.errors import StepError
 from gpurun.oci.resources import DeviceRule
@@ -54,8 +54,8 @@ def test_what_is_meant_for_the_container_alone() -> None:
     gpus = [(195, 0), (195, 1), (240, 7)]
     one = device_program(container_rules((DeviceRule(True, "c", 195, 1, "rw"), DeviceRule(True, "c", 240, None, "rwm"))))
     assert openable((one,), gpus) == {(195, 1), (240, 7)}
-    assert granted((one,), gpus) == {(195, 1)}, "a rule for the whole major says nothing of one GPU"
-    assert openable((), gpus) == set(gpus) and granted((), gpus) == frozenset()
+    assert granted_numbers((one,), gpus) == {(195, 1)}, "a rule for the whole major says nothing of one GPU"
+    assert openable((), gpus) == set(gpus) and granted_numbers((), gpus) == frozenset()
     other = device_program(container_rules((DeviceRule(True, "c", 195, 0, "rw"),)))
     assert openable((one, other), gpus) == frozenset(), "each of the programs must allow it"
 
@@ -74,7 +74,7 @@ def test_what_is_meant_for_the_container_alone() -> None:
 def test_what_is_not_understood_says_nothing(code: bytes) -> None:
     with pytest.raises(NotUnderstood):
         run(code, 2, 6, 195, 0)
-    assert openable((code,), [(195, 0)]) == {(195, 0)} and granted((code,), [(195, 0)]) == frozenset()
+    assert openable((code,), [(195, 0)]) == {(195, 0)} and granted_numbers((code,), [(195, 0)]) == frozenset()
 
 
 def test_a_cgroup_that_is_gone_and_one_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def openable(programs: tuple[bytes, ...], numbers: Iterable[Numbers]) -> frozens
     return frozenset([one for one in numbers if all(_verdict(code, *one) for code in understood)])
 
 
-def granted(programs: tuple[bytes, ...], numbers: Iterable[Numbers]) -> frozenset[Numbers]:
+def granted_numbers(programs: tuple[bytes, ...], numbers: Iterable[Numbers]) -> frozenset[Numbers]:
     """Those of :func:`openable` that were allowed one by one, and not with all devices of their major: what somebody meant
     the container to have."""
     found = openable(programs, numbers)

@@ -11,8 +11,8 @@ from gpurun.engine import state as store
 from gpurun.engine.gpus.device_edits import own_environment
 from gpurun.engine.gpus.leases import open_store
 from gpurun.errors import GpurunError, shown
+from gpurun.gpu.leases.container_nodes import cgroup_of
 from gpurun.gpu.leases.names import of_cgroup, of_container
-from gpurun.gpu.leases.seen import cgroup_of
 from gpurun.linux.files import read_file
 from gpurun.linux.procfs import is_alive, parent
 from gpurun.oci.config import read_config

@@ -9,7 +9,7 @@ from gpurun.errors import GpurunError
 from gpurun.gpu.cdi.stale import library_version
 from gpurun.gpu.host.device_numbers import MAX_GPU_MINOR, NVIDIA_MAJOR
 from gpurun.gpu.leases.choice import units_of
-from gpurun.gpu.leases.seen import nodes_of
+from gpurun.gpu.leases.container_nodes import nodes_of
 from gpurun.gpu.leases.survey import survey
 from gpurun.gpu.request.settings import roots_of, site_settings
 from gpurun.linux.mountinfo import mounts

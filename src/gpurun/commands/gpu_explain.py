@@ -83,7 +83,7 @@ def answer_for(asked: Question, env: Mapping[str, str]) -> dict[str, Any]:
         if request is not None:
             answer["request"] = _request(request)
         question = (asked.env, asked.annotations, asked.privileged, env, settings, asked.mounts, asked.injected)
-        edits = gpu_edits(_with_lessors(Inquiry(*question), env))
+        edits = gpu_edits(_with_previews(Inquiry(*question), env))
     except GpurunError as e:
         return answer | {"error": str(e)}
     if edits is None:
@@ -96,22 +96,22 @@ def answer_for(asked: Question, env: Mapping[str, str]) -> dict[str, Any]:
     return answer | {"driverVersion": driver.version, "missing": [{"what": m.path, "reason": m.reason} for m in missing]}
 
 
-def _with_lessors(asked: Inquiry, env: Mapping[str, str]) -> Inquiry:
+def _with_previews(asked: Inquiry, env: Mapping[str, str]) -> Inquiry:
     """*asked*, with what looks which free GPU or which share would be given now."""
     if may_share(asked.env, asked.annotations):
-        from gpurun.engine.gpus.shares import looking
+        from gpurun.engine.gpus.shares import preview_sharing
 
-        sharing = looking(asked.env, asked.annotations, asked.mounts, env)
+        sharing = preview_sharing(asked.env, asked.annotations, asked.mounts, env)
         if sharing is not None:
-            return replace(asked, lessor=sharing.free, sharer=sharing.give)
-    return replace(asked, lessor=lambda request, site: _lease(request, site, env))
+            return replace(asked, allocate=sharing.free, sharer=sharing.give)
+    return replace(asked, allocate=lambda request, site: _lease(request, site, env))
 
 
 def _lease(request: GpuRequest, settings: Settings, env: Mapping[str, str]) -> GpuRequest:
     """*request* with the GPUs that it would be given now, and a warning that says why those."""
-    from gpurun.engine.gpus.leases import look
+    from gpurun.engine.gpus.leases import preview
 
-    return look(request, settings, env)
+    return preview(request, settings, env)
 
 
 def _request(request: GpuRequest) -> dict[str, Any]:

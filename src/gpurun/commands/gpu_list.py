@@ -25,8 +25,8 @@ from gpurun.gpu.host.gpus import read_gpus
 from gpurun.gpu.host.health import unwell
 from gpurun.gpu.host.nvml import USAGE, find_nvml, query
 from gpurun.gpu.host.roots import PROC
+from gpurun.gpu.leases.container_nodes import cgroup_of
 from gpurun.gpu.leases.names import of_cgroup
-from gpurun.gpu.leases.seen import cgroup_of
 from gpurun.gpu.leases.survey import survey
 from gpurun.gpu.platforms.platform import TEGRA, WSL, detect
 from gpurun.gpu.request.settings import Settings, roots_of, site_settings

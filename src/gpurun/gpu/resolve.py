@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpurun.gpu.request.settings import Settings
     from gpurun.gpu.request.share import Share
 
-    Lessor = Callable[[GpuRequest, Settings], GpuRequest]
+    Allocate = Callable[[GpuRequest, Settings], GpuRequest]
     Sharer = Callable[[Share, ContainerEdits, Injected | None], ContainerEdits]
 
 _REQUESTS = ("NVIDIA_VISIBLE_DEVICES=", "CUDA_VERSION=")
@@ -66,7 +66,7 @@ class Inquiry(Record):
     device nodes or modules, ``nvidia-modprobe`` is run where there is one (unless ``load-kmods`` says no); else nothing is
     changed.  *prepare* is called first, and what it raises leaves the host untouched (:func:`no_check` has no objection).
     *cache* is a directory for answers by the site's own settings (:mod:`gpurun.gpu.discovery_cache`), empty for none.
-    *lessor* puts names in the place of ``free:N`` in a request (:mod:`gpurun.gpu.leases`), which is refused without one;
+    *allocate* puts names in the place of ``free:N`` in a request (:mod:`gpurun.gpu.leases`), which is refused without one;
     so is a share of a GPU without *sharer*, which adds what it takes to the edits.
     """
 
@@ -80,7 +80,7 @@ class Inquiry(Record):
     files: bool = True
     prepare: Check | None = None
     cache: str = ""
-    lessor: Lessor | None = None
+    allocate: Allocate | None = None
     sharer: Sharer | None = None
 
 
@@ -211,9 +211,9 @@ def _answer(asked: Inquiry) -> GpuAnswer:
     request = read_request(asked.env, asked.annotations, asked.privileged, settings.policy, asked.mounts)
     if request is None or not request.devices or not is_free(request.devices[0]):
         return _with_warnings(_served(asked, request, settings), settings)
-    if asked.lessor is None:
+    if asked.allocate is None:
         raise GpuError(NO_LESSOR)
-    request = asked.lessor(request, settings)
+    request = asked.allocate(request, settings)
     made = _served(asked, request, settings).edits
     if made is None:
         return GpuAnswer()

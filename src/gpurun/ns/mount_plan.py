@@ -9,8 +9,8 @@ How an entry of ``mounts`` becomes a mount:
    (:mod:`gpurun.ns.sources`): in a user namespace and for id maps (:mod:`gpurun.ns.idmap`), each as a detached copy.  Those
    whose turn comes only when an earlier mount is there (:func:`is_late`) are asked for then.
 4. :func:`gpurun.ns.rootfs.mount_all`, in the init, goes through the steps in their order.  For each it gets the source
-   (``open_tree``) or makes the file system (``fsopen``; :mod:`gpurun.ns.long_options` where an option has more than 255 bytes),
-   makes the target below the rootfs (:mod:`gpurun.ns.path`), sets the attributes, and only then attaches the mount
+   (``open_tree``) or makes the file system (``fsopen``, and :mod:`gpurun.ns.long_options` for options of more than 255
+   bytes), makes the target below the rootfs (:mod:`gpurun.ns.path`), sets the attributes, and only then attaches the mount
    (:mod:`gpurun.ns.mount`).  Propagation and the recursive attributes come last.
 5. What must stay writable until its content is made (a tmpfs, /dev) becomes read-only at the end
    (:func:`gpurun.ns.rootfs.make_readonly`).

@@ -52,9 +52,9 @@ def test_podmans_monitor_is_the_parent_of_a_container_that_runs(tmp_path: Path) 
         arguments = Path(f"/proc/{monitor.pid}/cmdline")
         wait_until(lambda: arguments.read_bytes() == b"conmon\0-n\0web\0")
         config = read_config(b'{"ociVersion": "1.0.2", "process": {"args": ["x"], "cwd": "/"}, "root": {"path": "/"}}')
-        known = leases.asker_of(config, "id", "/run/x", "", monitor.pid).known
+        known = leases.requester_of(config, "id", "/run/x", "", monitor.pid).known
         assert (known.name, known.engine) == ("web", "Podman")
-        assert leases.asker_of(config, "id", "/run/x", "").known.name == ""
+        assert leases.requester_of(config, "id", "/run/x", "").known.name == ""
     finally:
         monitor.kill()
         monitor.wait()

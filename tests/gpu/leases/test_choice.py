@@ -7,7 +7,7 @@ import time
 import pytest
 
 from gpurun.gpu.leases.choice import Unit, choose, judge
-from gpurun.gpu.request.free import FreeRequest, read_wish
+from gpurun.gpu.request.free import FreeRequest, read_free_request
 from gpurun.record import replace
 
 GIB = 1 << 30
@@ -59,13 +59,13 @@ def test_who_has_rested_longest() -> None:
 
 
 def test_nvlink_as_a_condition() -> None:
-    wish = read_wish("free:2;nvlink", "")
-    assert indices(wish, PAIRS) == [0, 1]
-    assert indices(wish, (PAIRS[0], PAIRS[2], PAIRS[4])) == []
-    assert indices(read_wish("free:4;nvlink", ""), PAIRS) == []
+    request = read_free_request("free:2;nvlink", "")
+    assert indices(request, PAIRS) == [0, 1]
+    assert indices(request, (PAIRS[0], PAIRS[2], PAIRS[4])) == []
+    assert indices(read_free_request("free:4;nvlink", ""), PAIRS) == []
     ring = tuple(unit(n, (n - 1) % 4, (n + 1) % 4) for n in range(4))
-    assert indices(read_wish("free:4;nvlink", ""), ring) == [0, 1, 2, 3], "over another one is connected, too"
-    assert indices(read_wish("free:2;nvlink", ""), (ring[0], ring[2])) == []
+    assert indices(read_free_request("free:4;nvlink", ""), ring) == [0, 1, 2, 3], "over another one is connected, too"
+    assert indices(read_free_request("free:2;nvlink", ""), (ring[0], ring[2])) == []
 
 
 def test_too_few_is_nothing() -> None:
@@ -82,8 +82,10 @@ def test_a_large_host_is_quick(count: int) -> None:
         assert len({one.index // 8 for one in chosen}) == 1, "all of one switch"
 
 
-def why(wish: str, units: tuple[Unit, ...], taken: dict[str, str] | None = None, never: tuple[str, ...] = ()) -> list[str]:
-    return [v.why for v in judge(read_wish(wish, ""), units, taken or {}, frozenset(never))]
+def why(
+    request: str, units: tuple[Unit, ...], taken: dict[str, str] | None = None, never: tuple[str, ...] = ()
+) -> list[str]:
+    return [v.why for v in judge(read_free_request(request, ""), units, taken or {}, frozenset(never))]
 
 
 def test_what_stands_against_each() -> None:
@@ -97,7 +99,7 @@ def test_what_stands_against_each() -> None:
 
 def test_only_what_is_taken_is_waited_for() -> None:
     units = (unit(0), unit(1, model="Tesla T4"))
-    judged = judge(read_wish("free;product=A100*", ""), units, {units[0].key: "x", units[1].key: "x"})
+    judged = judge(read_free_request("free;product=A100*", ""), units, {units[0].key: "x", units[1].key: "x"})
     assert [v.waiting for v in judged] == [True, False]
 
 
@@ -131,6 +133,6 @@ def test_memory_that_nvml_does_not_tell_matters_to_who_asks_for_some() -> None:
 def test_one_that_is_restored_gets_those_that_it_had() -> None:
     assert indices(FreeRequest("", 2), PAIRS, had=frozenset(["GPU-1", "GPU-4"])) == [1, 4]
     assert indices(FreeRequest("", 2), PAIRS, had=frozenset(["GPU-5", "GPU-9"])) == [4, 5], "the one that is left of them"
-    apart = read_wish("free:2;nvlink", "")
+    apart = read_free_request("free:2;nvlink", "")
     assert indices(apart, PAIRS, had=frozenset(["GPU-1", "GPU-4"])) == [0, 1], "they have no connection any more"
     assert indices(apart, PAIRS, had=frozenset(["GPU-6", "GPU-7"])) == [6, 7]

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from gpurun.gpu.host.roots import Roots
-from gpurun.gpu.leases import seen
+from gpurun.gpu.leases import container_nodes
 from gpurun.gpu.leases import survey as module
 from gpurun.gpu.leases.choice import Unit
+from gpurun.gpu.leases.container_nodes import Seen
 from gpurun.gpu.leases.lease import Lease, Leased
 from gpurun.gpu.leases.liveness import own_pid_namespace
 from gpurun.gpu.leases.policy import LeasePolicy
-from gpurun.gpu.leases.seen import Seen
 from gpurun.gpu.leases.store import new_lease
-from gpurun.gpu.leases.survey import Survey, described, holders, is_there, survey
+from gpurun.gpu.leases.survey import Survey, describe_lease, holders, is_there, survey
 from gpurun.record import replace
 from tests.simdriver import Options, bus_id, make
 
@@ -35,7 +35,7 @@ def lease(*indices: int, **more: object) -> Lease:
 def containers(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
     """What is found in the /dev of containers."""
     found: list[Seen] = []
-    monkeypatch.setattr(seen, "containers_with_nodes", lambda *_: tuple(found))
+    monkeypatch.setattr(container_nodes, "containers_with_nodes", lambda *_: tuple(found))
     return found
 
 
@@ -86,7 +86,7 @@ def test_a_process_that_could_not_be_looked_for_is_there(monkeypatch: pytest.Mon
 
 
 def test_names_of_others_are_harmless() -> None:
-    text = described(lease(0, name="\x1b[2J", id="a\nb", engine="\u202eDocker"))
+    text = describe_lease(lease(0, name="\x1b[2J", id="a\nb", engine="\u202eDocker"))
     assert text.isprintable() and "\\x1b[2J (a\\nb) of \\u202eDocker since " in text
 
 

@@ -15,8 +15,8 @@ from gpurun.gpu.leases import terms
 from gpurun.gpu.leases.lease import Lease, Leased
 from gpurun.gpu.leases.policy import LeasePolicy
 from gpurun.gpu.leases.store import Store, new_lease
-from gpurun.gpu.leases.terms import clock_time, due, expire, span, until
-from gpurun.gpu.request.free import read_wish
+from gpurun.gpu.leases.terms import clock_time, due_step, end_time, expire, format_duration
+from gpurun.gpu.request.free import read_free_request
 from gpurun.linux import procfs
 from gpurun.record import replace
 
@@ -42,17 +42,17 @@ LEASE = replace(new_lease("web", "/root", (Leased("0000:01:00.0", "GPU-1", 0, 0)
 )
 def test_what_is_due(stage: str, second: int, of_end: str, of_tell: str) -> None:
     lease = replace(LEASE, stage=stage, stage_at=10_000 * S)
-    assert (due(lease, second * S, END), due(lease, second * S, TELL)) == (of_end, of_tell)
+    assert (due_step(lease, second * S, END), due_step(lease, second * S, TELL)) == (of_end, of_tell)
 
 
 @pytest.mark.parametrize("change", [{"until": 0}, {"kind": "released"}])
 def test_what_never_ends(change: dict[str, object]) -> None:
-    assert due(replace(LEASE, **change), 99_999 * S, END) == ""
+    assert due_step(replace(LEASE, **change), 99_999 * S, END) == ""
 
 
 @pytest.mark.parametrize("change", [{"part": "more"}, {"pid": 0}])
 def test_who_is_told_and_not_ended(change: dict[str, object]) -> None:
-    assert due(replace(LEASE, **change), 99_999 * S, END) == "over"
+    assert due_step(replace(LEASE, **change), 99_999 * S, END) == "over"
 
 
 @pytest.mark.parametrize(
@@ -61,13 +61,13 @@ def test_who_is_told_and_not_ended(change: dict[str, object]) -> None:
 )
 def test_for_how_long(text: str, longest: int, seconds: int) -> None:
     before = terms.now()
-    end = until(read_wish(text, ""), LeasePolicy(longest=longest), "")
+    end = end_time(read_free_request(text, ""), LeasePolicy(longest=longest), "")
     assert (before + seconds * S <= end <= terms.now() + seconds * S) if seconds else end == 0
 
 
 def test_more_than_the_site_allows() -> None:
     with pytest.raises(ConfigError, match="the site leases GPUs for 8h at the most: ask for<=8h, or for less"):
-        until(read_wish("free;for<=9h", ""), LeasePolicy(longest=8 * 3600), "NVIDIA_VISIBLE_DEVICES")
+        end_time(read_free_request("free;for<=9h", ""), LeasePolicy(longest=8 * 3600), "NVIDIA_VISIBLE_DEVICES")
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def test_more_than_the_site_allows() -> None:
 )
 def test_times_that_are_none(condition: str) -> None:
     with pytest.raises(ConfigError, match=r"for<=4h"):
-        read_wish(f"free;{condition}", "")
+        read_free_request(f"free;{condition}", "")
 
 
 def test_words() -> None:
-    assert [span(s) for s in (0, 30, 60, 90, 3600, 5400, 86400)] == ["0s", "30s", "1m", "90s", "1h", "90m", "24h"]
+    assert [format_duration(s) for s in (0, 30, 60, 90, 3600, 5400, 86400)] == ["0s", "30s", "1m", "90s", "1h", "90m", "24h"]
     assert abs(clock_time(terms.now()) - __import__("time").time_ns()) < S
 
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from gpurun.gpu.leases.choice import Unit
-from gpurun.gpu.leases.turns import Want, left
+from gpurun.gpu.leases.turns import Want, available_units
 
 #: A to H; A-B, C-D, E-F and G-H are connected by NVLink.
 UNITS = tuple(
@@ -28,7 +28,9 @@ def wants(text: str) -> tuple[Want, ...]:
 
 def left_of(own: str, free: str, before: str) -> str:
     (want,) = wants(own)
-    return "".join([unit.key for unit in left(want, UNITS, tuple(u for u in UNITS if u.key in free), wants(before))])
+    return "".join(
+        [unit.key for unit in available_units(want, UNITS, tuple(u for u in UNITS if u.key in free), wants(before))]
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_nobody_who_came_first_loses_one_and_no_other_stays_idle() -> None:
             for _ in range(chance.randint(1, 4))
         ]
         *before, own = wants(" ".join(texts))
-        given = left(own, UNITS, tuple(u for u in UNITS if u.key in free), before)
+        given = available_units(own, UNITS, tuple(u for u in UNITS if u.key in free), before)
         keys = {unit.key for unit in given}
         assert len(free) - len(keys) == most(free, tuple(before))
         usable = [set(some) for some in itertools.combinations(sorted(own.keys & set(free)), own.count)]

@@ -6,13 +6,13 @@ import pytest
 
 from gpurun.errors import ConfigError
 from gpurun.gpu.request.environment import read_request
-from gpurun.gpu.request.free import FreeRequest, read_wish
+from gpurun.gpu.request.free import FreeRequest, read_free_request
 
 GIB = 1 << 30
 
 
 @pytest.mark.parametrize(
-    ("text", "wish"),
+    ("text", "free_request"),
     [
         ("free", FreeRequest("free")),
         ("free:1", FreeRequest("free:1")),
@@ -31,8 +31,8 @@ GIB = 1 << 30
         ("free;memory=42", FreeRequest("free;memory=42", memory=(("=", 42),))),
     ],
 )
-def test_what_it_means(text: str, wish: FreeRequest) -> None:
-    assert read_wish(text, "NVIDIA_VISIBLE_DEVICES") == wish
+def test_what_it_means(text: str, free_request: FreeRequest) -> None:
+    assert read_free_request(text, "NVIDIA_VISIBLE_DEVICES") == free_request
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_it_means(text: str, wish: FreeRequest) -> None:
 )
 def test_what_it_cannot_mean(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as error:
-        read_wish(text, "NVIDIA_VISIBLE_DEVICES")
+        read_free_request(text, "NVIDIA_VISIBLE_DEVICES")
     assert said in str(error.value) and str(error.value).startswith("process.env NVIDIA_VISIBLE_DEVICES: ")
 
 
@@ -73,13 +73,13 @@ def test_what_it_cannot_mean(text: str, said: str) -> None:
     ],
 )
 def test_products(pattern: str, model: str, fits: bool) -> None:
-    assert read_wish(f"free;product={pattern}", "").product_fits(model) is fits
-    assert read_wish(f"free;product!={pattern}", "").product_fits(model) is not fits
+    assert read_free_request(f"free;product={pattern}", "").product_fits(model) is fits
+    assert read_free_request(f"free;product!={pattern}", "").product_fits(model) is not fits
 
 
 def test_sizes() -> None:
-    wish = read_wish("free;memory>=20GiB;memory<=40GiB", "")
-    assert [wish.memory_fits(n * GIB) for n in (19, 20, 40, 41)] == [False, True, True, False]
+    free_request = read_free_request("free;memory>=20GiB;memory<=40GiB", "")
+    assert [free_request.memory_fits(n * GIB) for n in (19, 20, 40, 41)] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("value", ["free:1,0", "0,free", "free:1,free:2", "free:1,nvidia.com/gpu=0"])

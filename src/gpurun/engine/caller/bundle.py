@@ -172,7 +172,7 @@ def plan_checked(
 
         sharing = sharing_of(config, options.id, options.root, own_environment(), note=True)
 
-    def lessor(request: GpuRequest, settings: Settings) -> GpuRequest:
+    def allocate(request: GpuRequest, settings: Settings) -> GpuRequest:
         if sharing is not None:
             return sharing.free(request, settings)
         from gpurun.engine.gpus import leases
@@ -185,7 +185,7 @@ def plan_checked(
         check(_plan_with(edits, options, data, config)[1])
 
     sharer = sharing.give if sharing is not None else None
-    edits = device_edits(config, check_edits, directory_of(options.root, "gpus"), lessor=lessor, sharer=sharer)
+    edits = device_edits(config, check_edits, directory_of(options.root, "gpus"), allocate=allocate, sharer=sharer)
     planned = _plan_with(edits, options, data, config)
     check(planned[1])
     if sharing is not None:

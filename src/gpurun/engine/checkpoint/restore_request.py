@@ -12,8 +12,8 @@ from gpurun.engine.gpus.leases import open_store
 from gpurun.engine.site_config import read_restore, site_path
 from gpurun.errors import ConfigError, GpurunError, shown
 from gpurun.formats.jsontext import dumps
-from gpurun.gpu.leases.lessor import is_named
-from gpurun.gpu.leases.survey import described, survey
+from gpurun.gpu.leases.allocator import is_named
+from gpurun.gpu.leases.survey import describe_lease, survey
 from gpurun.gpu.request import restore
 from gpurun.gpu.request.records import DEVICES, is_free
 from gpurun.gpu.request.settings import roots_of, site_settings
@@ -144,5 +144,5 @@ def _against(words: list[str], saved: SavedDevices, own: tuple[str, str]) -> str
             return f"this host has no GPU {shown(name)}"
         lease = next((held[key] for key in held if key.partition("/")[0] == unit.key), None)
         if lease is not None:
-            return f"{unit.shown} is {'leased' if lease.kind == 'lease' else 'shared'} by {shown(described(lease))}"
+            return f"{unit.shown} is {'leased' if lease.kind == 'lease' else 'shared'} by {shown(describe_lease(lease))}"
     return ""

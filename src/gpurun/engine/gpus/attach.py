@@ -170,14 +170,16 @@ def _edits(one: Running, devices: tuple[str, ...], capabilities: str, granted: l
     others = [f"{name}={value}" for name, value in env.items() if name not in (DEVICES, DRIVER_CAPABILITIES)]
     asked = (f"{DEVICES}={','.join(devices)}", *([f"{DRIVER_CAPABILITIES}={wanted}"] if wanted else []))
 
-    def lessor(request: GpuRequest, settings: Settings) -> GpuRequest:
+    def allocate(request: GpuRequest, settings: Settings) -> GpuRequest:
         request, made = leases.grant_more(request, settings, one.own_env, one.config, one.state, one.root)
         granted.append(made)
         return request
 
     sets = one.config.process.capabilities
     privileged = sets is not None and "CAP_SYS_ADMIN" in sets.bounding
-    edits = gpu_edits(Inquiry((*others, *asked), {}, privileged, one.own_env, one.settings, prepare=no_check, lessor=lessor))
+    edits = gpu_edits(
+        Inquiry((*others, *asked), {}, privileged, one.own_env, one.settings, prepare=no_check, allocate=allocate)
+    )
     numbers = frozenset([(node.major, node.minor) for node in edits.device_nodes]) if edits is not None else frozenset()
     if edits is None or not one.units(numbers):
         raise ConfigError("gpu attach", f"{shown(','.join(devices))} names no device")

@@ -13,7 +13,7 @@ from errno import EACCES, EAGAIN, EINTR
 
 from gpurun.cdi.edits import DeviceNode
 from gpurun.cgroup import control
-from gpurun.cgroup.device_access import device_programs, granted, openable
+from gpurun.cgroup.device_access import device_programs, granted_numbers, openable
 from gpurun.engine import state as store
 from gpurun.engine.gpus.attached import Attached, load_attached, save_attached
 from gpurun.engine.gpus.device_edits import own_environment
@@ -22,7 +22,7 @@ from gpurun.errors import GpuError, GpurunError, NotRunning, StepError, shown
 from gpurun.gpu.host.gpus import read_gpus
 from gpurun.gpu.host.roots import bus_order
 from gpurun.gpu.leases.choice import Unit, units_of
-from gpurun.gpu.leases.seen import mount_namespace, nodes_of
+from gpurun.gpu.leases.container_nodes import mount_namespace, nodes_of
 from gpurun.gpu.leases.survey import survey
 from gpurun.gpu.request.settings import roots_of, site_settings
 from gpurun.hook.device_verdicts import set_verdicts
@@ -180,7 +180,7 @@ def units_had(
     """
     known = frozenset([number for unit in units for number in unit.nodes])
     programs = device_programs(state.cgroup) if state.cgroup else ()
-    numbers = granted(programs, known)
+    numbers = granted_numbers(programs, known)
     numbers |= frozenset([(node.major, node.minor) for node in attached.nodes])
     keys = leased_keys(state, own_env)
     numbers |= frozenset([number for unit in units if unit.key in keys for number in unit.nodes])

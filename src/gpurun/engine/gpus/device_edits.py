@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpurun.gpu.driver_answer import Check
     from gpurun.gpu.request.records import GpuRequest
     from gpurun.gpu.request.settings import Settings
-    from gpurun.gpu.resolve import Lessor, Sharer
+    from gpurun.gpu.resolve import Allocate, Sharer
     from gpurun.oci.config import Config
 
 
@@ -24,30 +24,30 @@ def device_edits(
     prepare: Check | None = None,
     cache: str = "",
     environ: Mapping[bytes, bytes] = posix.environ,
-    lessor: Lessor | None = None,
+    allocate: Allocate | None = None,
     sharer: Sharer | None = None,
 ) -> ContainerEdits:
     """What the devices that the config asks for add to the container; with *prepare* the host's missing nodes are made, once
     that had no objection (:func:`gpu_edits`).
 
-    *cache* is a directory in which answers are kept, *environ* where gpurun's own settings are looked for.  *lessor* leases
-    free GPUs and *sharer* gives shares; without one it is only looked which those would be.
+    *cache* is a directory in which answers are kept, *environ* where gpurun's own settings are looked for.  *allocate*
+    leases free GPUs and *sharer* gives shares; without one it is only looked which those would be.
     """
     capabilities = config.process.capabilities
     privileged = capabilities is not None and "CAP_SYS_ADMIN" in capabilities.bounding
     own_env = own_environment(environ)
 
-    def look(request: GpuRequest, settings: Settings) -> GpuRequest:
+    def preview(request: GpuRequest, settings: Settings) -> GpuRequest:
         from gpurun.engine.gpus import leases
 
-        return leases.look(request, settings, own_env, config)
+        return leases.preview(request, settings, own_env, config)
 
     if sharer is None and may_share(config.process.env, config.annotations):
         from gpurun.engine.gpus.shares import sharing_of
 
         sharing = sharing_of(config, "", "", own_env, note=False)
         if sharing is not None:
-            sharer, lessor = sharing.give, sharing.free
+            sharer, allocate = sharing.give, sharing.free
     mounts = tuple([(mount.source, mount.destination) for mount in config.mounts])
     process = config.process
     edits = gpu_edits(
@@ -60,7 +60,7 @@ def device_edits(
             injected=injected_devices(config),
             prepare=prepare,
             cache=cache,
-            lessor=lessor or look,
+            allocate=allocate or preview,
             sharer=sharer,
         )
     )

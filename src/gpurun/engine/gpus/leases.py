@@ -10,13 +10,13 @@ import posix
 from gpurun.decimals import number_list
 from gpurun.engine.signals import send_signal
 from gpurun.engine.site_config import read_leases, site_path
-from gpurun.gpu.leases import lessor
+from gpurun.gpu.leases import allocator
 from gpurun.gpu.leases.lease import Lease
 from gpurun.gpu.leases.liveness import cgroup_inode
 from gpurun.gpu.leases.names import of_container
 from gpurun.gpu.leases.store import Store, directory, other_directories
 from gpurun.gpu.leases.terms import expire
-from gpurun.gpu.request.free import read_wish
+from gpurun.gpu.request.free import read_free_request
 from gpurun.gpu.request.records import DEVICES
 from gpurun.gpu.request.settings import roots_of, site_settings
 from gpurun.linux.procfs import parent
@@ -52,11 +52,11 @@ def site_policy() -> LeasePolicy:
     return read_leases(site_path(posix.environ))
 
 
-def asker_of(config: Config, container_id: str, root: str, source: str, monitor: int = 0) -> lessor.Asker:
+def requester_of(config: Config, container_id: str, root: str, source: str, monitor: int = 0) -> allocator.Requester:
     """Who wants GPUs; *monitor* is the parent of a container that runs, which may be Podman's: else who has called us."""
     mounts = tuple([(mount.source, mount.destination) for mount in config.mounts])
     known = of_container(container_id, config.annotations, mounts, monitor or posix.getppid())
-    return lessor.Asker(container_id, root, known, posix.geteuid(), _near(config), source)
+    return allocator.Requester(container_id, root, known, posix.geteuid(), _near(config), source)
 
 
 def _near(config: Config) -> frozenset[int]:
@@ -83,25 +83,25 @@ def grant(
 
     Raises :class:`GpurunError`.  Returns (request, lease).
     """
-    wish = read_wish(request.devices[0], request.source)
+    free_request = read_free_request(request.devices[0], request.source)
     store, policy = open_store(own_env), site_policy()
-    asker = replace(asker_of(config, container_id, root, request.source), had=had)
+    requester = replace(requester_of(config, container_id, root, request.source), had=had)
     expire(store, policy, send_signal)
-    lease, names = lessor.lease(wish, roots_of(own_env, settings), policy, store, asker)
+    lease, names = allocator.allocate(free_request, roots_of(own_env, settings), policy, store, requester)
     return replace(request, devices=names), GrantedLease(lease, store.path)
 
 
-def look(request: GpuRequest, settings: Settings, own_env: Mapping[str, str], config: Config | None = None) -> GpuRequest:
+def preview(request: GpuRequest, settings: Settings, own_env: Mapping[str, str], config: Config | None = None) -> GpuRequest:
     """*request* with what :func:`grant` would choose now, and a warning that says so; nothing is noted.
 
     Raises :class:`GpurunError` with what stands against it.
     """
-    wish = read_wish(request.devices[0], request.source)
-    asker = lessor.Asker("", "", user=posix.geteuid(), source=request.source)
+    free_request = read_free_request(request.devices[0], request.source)
+    requester = allocator.Requester("", "", user=posix.geteuid(), source=request.source)
     if config is not None:
-        asker = asker_of(config, "", "", request.source)
-    choice = lessor.look(wish, roots_of(own_env, settings), site_policy(), open_store(own_env), asker)
-    told = (lessor.told(wish, choice),)
+        requester = requester_of(config, "", "", request.source)
+    choice = allocator.preview(free_request, roots_of(own_env, settings), site_policy(), open_store(own_env), requester)
+    told = (allocator.preview_text(free_request, choice),)
     return replace(request, devices=tuple([unit.name for unit in choice.chosen]), warnings=request.warnings + told)
 
 
@@ -126,10 +126,10 @@ def grant_more(
 
     Returns (request, lease).
     """
-    wish = read_wish(request.devices[0], request.source)
+    free_request = read_free_request(request.devices[0], request.source)
     store = open_store(own_env)
-    asker = replace(asker_of(config, state.id, root, request.source, parent(state.pid)), part=_new_part())
-    lease, names = lessor.lease(wish, roots_of(own_env, settings), site_policy(), store, asker)
+    requester = replace(requester_of(config, state.id, root, request.source, parent(state.pid)), part=_new_part())
+    lease, names = allocator.allocate(free_request, roots_of(own_env, settings), site_policy(), store, requester)
     return replace(request, devices=names), GrantedLease(lease, store.path)
 
 
@@ -150,8 +150,8 @@ def note_more(
     if policy.shared == "share":
         return "", None
     store = open_store(own_env)
-    asker = replace(asker_of(config, state.id, root, DEVICES, parent(state.pid)), part=_new_part())
-    text, made = lessor.note_named(nodes, roots_of(own_env, settings), policy, store, asker)
+    requester = replace(requester_of(config, state.id, root, DEVICES, parent(state.pid)), part=_new_part())
+    text, made = allocator.record_named(nodes, roots_of(own_env, settings), policy, store, requester)
     return text, GrantedLease(made, store.path) if made is not None else None
 
 
@@ -208,8 +208,8 @@ def with_named(plan: Plan, config: Config, root: str, own_env: Mapping[str, str]
     nodes = [(node.major, node.minor) for node in plan.init.edits.device_nodes]
     nodes += [(step.major, step.minor) for step in plan.init.devices]
     store = open_store(own_env)
-    asker = asker_of(config, plan.id, root, DEVICES)
-    text, made = lessor.note_named(tuple(nodes), roots_of(own_env, settings), policy, store, asker)
+    requester = requester_of(config, plan.id, root, DEVICES)
+    text, made = allocator.record_named(tuple(nodes), roots_of(own_env, settings), policy, store, requester)
     if made is not None:
         granted.append(GrantedLease(made, store.path))
     return replace(plan, warnings=(*plan.warnings, text)) if text else plan

@@ -6,7 +6,7 @@ import posix
 import time
 
 from gpurun.errors import GpuError, shown
-from gpurun.gpu.leases.seen import command_of
+from gpurun.gpu.leases.container_nodes import command_of
 from gpurun.record import Record
 
 TYPE_CHECKING = False

@@ -8,15 +8,15 @@ from __future__ import annotations
 import posix
 
 from gpurun.cdi.edits import ContainerEdits
-from gpurun.engine.gpus.leases import GrantedLease, asker_of, open_store, site_policy
+from gpurun.engine.gpus.leases import GrantedLease, open_store, requester_of, site_policy
 from gpurun.engine.site_config import read_shares, site_path
 from gpurun.errors import ConfigError, GpuError
 from gpurun.gpu.edits.mps import with_host_share, with_share
 from gpurun.gpu.leases import shares
-from gpurun.gpu.leases.lessor import Asker
+from gpurun.gpu.leases.allocator import Requester
 from gpurun.gpu.mps.host import has_host_shm, host_daemon
 from gpurun.gpu.mps.service import Service, ensure, service_of
-from gpurun.gpu.request.free import read_wish
+from gpurun.gpu.request.free import read_free_request
 from gpurun.gpu.request.settings import roots_of, site_settings
 from gpurun.gpu.request.share import Share, read_share
 from gpurun.linux import procfs
@@ -42,13 +42,13 @@ class Sharing:
     def __init__(
         self,
         share: Share,
-        asker: Asker,
+        requester: Requester,
         own_env: Mapping[str, str],
         mounts: tuple[tuple[str, str], ...] = (),
         note: bool = False,
     ) -> None:
         self.share = share
-        self.asker, self.own_env, self.mounts, self.note = asker, own_env, mounts, note
+        self.requester, self.own_env, self.mounts, self.note = requester, own_env, mounts, note
         self.granted: list[GrantedLease] = []
         self.service: Service | None = None
         self._given: shares.GivenShare | None = None
@@ -56,11 +56,11 @@ class Sharing:
     def free(self, request: GpuRequest, settings: Settings) -> GpuRequest:
         """*request* with a GPU that has room for the share in the place of ``free``.  Raises :class:`GpurunError`."""
         self._policy(self.share)
-        wish = read_wish(request.devices[0], request.source)
+        free_request = read_free_request(request.devices[0], request.source)
         store = open_store(self.own_env)
-        asker = replace(self.asker, source=request.source)
+        requester = replace(self.requester, source=request.source)
         self._given = shares.share_free(
-            wish, self.share, roots_of(self.own_env, settings), site_policy(), store, asker, self.note
+            free_request, self.share, roots_of(self.own_env, settings), site_policy(), store, requester, self.note
         )
         self._grant(self._given, store.path)
         return replace(request, devices=(self._given.unit.name,))
@@ -75,10 +75,10 @@ class Sharing:
             numbers = [(node.major, node.minor) for node in made.device_nodes]
             numbers += [(node.major, node.minor) for node in injected.devices] if injected is not None else []
             roots = roots_of(self.own_env, settings)
-            given = shares.share_named(frozenset(numbers), share, roots, site_policy(), store, self.asker, self.note)
+            given = shares.share_named(frozenset(numbers), share, roots, site_policy(), store, self.requester, self.note)
             self._grant(given, store.path)
         if not self.note:
-            text = shares.told(share, given, store.leases())
+            text = shares.preview_text(share, given, store.leases())
             made = replace(made, warnings=(*made.warnings, text))
         made = replace(made, warnings=(*made.warnings, given.warning)) if given.warning else made
         pipes = host_daemon(made)
@@ -127,12 +127,12 @@ def sharing_of(config: Config, container_id: str, root: str, own_env: Mapping[st
     if share is None:
         return None
     mounts = tuple([(mount.source, mount.destination) for mount in config.mounts])
-    return Sharing(share, asker_of(config, container_id, root, share.source), own_env, mounts, note)
+    return Sharing(share, requester_of(config, container_id, root, share.source), own_env, mounts, note)
 
 
-def looking(
+def preview_sharing(
     env: tuple[str, ...], annotations: Mapping[str, str], mounts: tuple[tuple[str, str], ...], own_env: Mapping[str, str]
 ) -> Sharing | None:
     """As :func:`sharing_of`, for what would be given now to a container with these words."""
     share = read_share(env, annotations)
-    return Sharing(share, Asker("", "", user=posix.geteuid(), source=share.source), own_env, mounts) if share else None
+    return Sharing(share, Requester("", "", user=posix.geteuid(), source=share.source), own_env, mounts) if share else None

@@ -67,13 +67,13 @@ class Verdict(Record):
 
 
 def judge(
-    wish: FreeRequest, units: tuple[Unit, ...], taken: Mapping[str, str], never: frozenset[str] = frozenset()
+    request: FreeRequest, units: tuple[Unit, ...], taken: Mapping[str, str], never: frozenset[str] = frozenset()
 ) -> tuple[Verdict, ...]:
     """What stands against each of *units*: *taken* says by key who has it, *never* are keys that the site does not lease."""
     divided = {unit.gpu_key for unit in units if unit.mig}
     found = []
     for unit in units:
-        why = _unfit(wish, unit, divided)
+        why = _unfit(request, unit, divided)
         if why is None:
             continue  # no candidate at all: the other kind is asked for
         if unit.unwell:
@@ -88,28 +88,28 @@ def judge(
     return tuple(found)
 
 
-def _unfit(wish: FreeRequest, unit: Unit, divided: set[str]) -> str | None:
-    """Why *unit* is none that *wish* means, whoever has it; ``None`` for what need not even be told."""
-    if not wish.profile:
+def _unfit(request: FreeRequest, unit: Unit, divided: set[str]) -> str | None:
+    """Why *unit* is none that *request* means, whoever has it; ``None`` for what need not even be told."""
+    if not request.profile:
         if unit.mig:
             return None
         if unit.key in divided:
             return "it is divided into MIG devices: ask for one with profile="
     elif not unit.mig:
         return None
-    elif unit.profile.lower() != wish.profile:
+    elif unit.profile.lower() != request.profile:
         return f"its profile is {unit.profile}" if unit.profile else "its profile is not known without NVML"
-    if not wish.product_fits(unit.model):
+    if not request.product_fits(unit.model):
         return f"it is a {unit.model}"
-    if wish.memory and unit.memory < 0:
+    if request.memory and unit.memory < 0:
         return "its memory is not known without NVML"
-    if not wish.memory_fits(unit.memory):
+    if not request.memory_fits(unit.memory):
         return f"it has {unit.memory / (1 << 30):.4g} GiB of memory"
     return ""
 
 
 def choose(
-    wish: FreeRequest,
+    request: FreeRequest,
     free: tuple[Unit, ...],
     near: frozenset[int] = frozenset(),
     used: Mapping[str, int] | None = None,
@@ -120,15 +120,15 @@ def choose(
     *near* are the NUMA nodes whose CPUs the container may use (empty: all alike), *used* says by key when a unit was last
     seen in use, *had* are the names of those that the container had before.
     """
-    if len(free) < wish.count:
+    if len(free) < request.count:
         return ()
     again = tuple([unit for unit in free if unit.name in had])
-    if len(again) == wish.count and (not wish.nvlink or connected(again)):
+    if len(again) == request.count and (not request.nvlink or connected(again)):
         return again
     best: tuple[Unit, ...] = ()
     lowest: tuple[object, ...] = ()
-    for chosen in sets_of(free, wish.count):
-        if wish.nvlink and not connected(chosen):
+    for chosen in sets_of(free, request.count):
+        if request.nvlink and not connected(chosen):
             continue
         kept = sum([1 for unit in chosen if unit.name in had])
         score = (-kept, *_score(chosen, free, near, used or {}))

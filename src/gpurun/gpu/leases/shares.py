@@ -7,11 +7,11 @@ and does not count.
 from __future__ import annotations
 
 from gpurun.errors import ConfigError, GpuError, shown
+from gpurun.gpu.leases.allocator import is_named, lease_fields, lease_units
 from gpurun.gpu.leases.choice import Unit, Verdict, judge, units_of
-from gpurun.gpu.leases.lessor import about, is_named, leased
-from gpurun.gpu.leases.seen import command_of
+from gpurun.gpu.leases.container_nodes import command_of
 from gpurun.gpu.leases.store import new_lease
-from gpurun.gpu.leases.survey import described, holders, survey
+from gpurun.gpu.leases.survey import describe_lease, holders, survey
 from gpurun.gpu.leases.wording import reasons, shown_lines
 from gpurun.gpu.request.records import place
 from gpurun.gpu.request.share import share_text
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpurun.gpu.host.roots import Roots
+    from gpurun.gpu.leases.allocator import Requester
     from gpurun.gpu.leases.lease import Lease
-    from gpurun.gpu.leases.lessor import Asker
     from gpurun.gpu.leases.policy import LeasePolicy
     from gpurun.gpu.leases.store import Store
     from gpurun.gpu.leases.survey import Survey
@@ -57,12 +57,12 @@ def no_room(share: Share, unit: Unit, leases: tuple[Lease, ...], own: tuple[str,
         short.append(f"{max(100 - threads, 0)} % of its threads")
     if not short:
         return ""
-    held = _told_of(mine)
+    held = _list_shares(mine)
     return f"{' and '.join(short)} left{f': {held}' if held else ''}"
 
 
-def _told_of(leases: list[Lease]) -> str:
-    return ", ".join([f"{described(one)} has {share_text(one.memory, one.threads)}" for one in leases])
+def _list_shares(leases: list[Lease]) -> str:
+    return ", ".join([f"{describe_lease(one)} has {share_text(one.memory, one.threads)}" for one in leases])
 
 
 def _shares_of(unit: Unit, leases: tuple[Lease, ...]) -> list[Lease]:
@@ -83,37 +83,45 @@ def _by(taken: Mapping[str, str], unit: Unit) -> str:
 
 
 def share_free(
-    wish: FreeRequest, share: Share, roots: Roots, policy: LeasePolicy, store: Store, asker: Asker, note: bool = True
+    request: FreeRequest,
+    share: Share,
+    roots: Roots,
+    policy: LeasePolicy,
+    store: Store,
+    requester: Requester,
+    note: bool = True,
 ) -> GivenShare:
-    """A share of any GPU that has room for it and fits *wish*: rather of one that is shared already.
+    """A share of any GPU that has room for it and fits *request*: rather of one that is shared already.
 
     Unless *note*, nothing is changed.  Raises :class:`GpuError` that says of each GPU what stands against it.
     """
-    if wish.count != 1:
-        raise ConfigError(place(asker.source), f"'{shown(wish.text)}': a share is a part of a single GPU: ask for free:1")
+    if request.count != 1:
+        raise ConfigError(
+            place(requester.source), f"'{shown(request.text)}': a share is a part of a single GPU: ask for free:1"
+        )
     found = survey(roots)
     if not note:
-        return _share_free(wish, share, found, policy, store, asker)
+        return _share_free(request, share, found, policy, store, requester)
     with store:
-        granted = _share_free(wish, share, found, policy, store, asker)
-        return _noted(granted, share, store, asker, wish.text)
+        granted = _share_free(request, share, found, policy, store, requester)
+        return _record(granted, share, store, requester, request.text)
 
 
 def _share_free(
-    wish: FreeRequest, share: Share, found: Survey, policy: LeasePolicy, store: Store, asker: Asker
+    request: FreeRequest, share: Share, found: Survey, policy: LeasePolicy, store: Store, requester: Requester
 ) -> GivenShare:
     leases = store.leases()
-    taken = _others(found, leases, policy, asker.own)
+    taken = _others(found, leases, policy, requester.own)
     never = frozenset([unit.key for unit in found.units if is_named(unit, policy.never)])
     verdicts = [
-        v if v.why else Verdict(v.unit, _by(taken, v.unit) or no_room(share, v.unit, leases, asker.own))
-        for v in judge(wish, found.units, {}, never)
+        v if v.why else Verdict(v.unit, _by(taken, v.unit) or no_room(share, v.unit, leases, requester.own))
+        for v in judge(request, found.units, {}, never)
     ]
     free = [v.unit for v in verdicts if not v.why]
     if not free:
         why = reasons(verdicts, dict(found.loads)) or "this host has none"
         problem = f" ({found.problem})" if found.problem else ""
-        text = f"{place(asker.source)} '{shown(wish.text)}': no GPU has room for a share of {share.text}{problem}"
+        text = f"{place(requester.source)} '{shown(request.text)}': no GPU has room for a share of {share.text}{problem}"
         raise GpuError(f"{text}: {why}")
     used = store.last_used()
 
@@ -131,7 +139,7 @@ def share_named(
     roots: Roots,
     policy: LeasePolicy,
     store: Store,
-    asker: Asker,
+    requester: Requester,
     note: bool = True,
 ) -> GivenShare:
     """A share of the GPU that the device *nodes* (major, minor) open.
@@ -145,23 +153,25 @@ def share_named(
         raise ConfigError(share.source, f"a share is a part of a single GPU, and {what}: name one, or ask for free")
     (unit,) = mine
     if not note:
-        return _share_named(unit, share, found, policy, store, asker)
+        return _share_named(unit, share, found, policy, store, requester)
     with store:
-        granted = _share_named(unit, share, found, policy, store, asker)
-        return _noted(granted, share, store, asker, "")
+        granted = _share_named(unit, share, found, policy, store, requester)
+        return _record(granted, share, store, requester, "")
 
 
-def _share_named(unit: Unit, share: Share, found: Survey, policy: LeasePolicy, store: Store, asker: Asker) -> GivenShare:
+def _share_named(
+    unit: Unit, share: Share, found: Survey, policy: LeasePolicy, store: Store, requester: Requester
+) -> GivenShare:
     leases = store.leases()
-    own = [one for one in _shares_of(unit, leases) if (one.root, one.id) == (asker.root, asker.id)]
+    own = [one for one in _shares_of(unit, leases) if (one.root, one.id) == (requester.root, requester.id)]
     if own:
         return GivenShare(unit, own[0])  # it was chosen because it is free
     exclusive = tuple([one for one in leases if one.kind == _EXCLUSIVE])
     leased_to = [one for one in exclusive if unit.key in [have.key for have in one.units]]
     why = f"not well: {unit.unwell}" if unit.unwell else ""
     if not why:
-        why = f"leased by {described(leased_to[0])}" if leased_to else no_room(share, unit, leases, asker.own)
-    other = _by(_others(found, leases, policy, asker.own), unit)
+        why = f"leased by {describe_lease(leased_to[0])}" if leased_to else no_room(share, unit, leases, requester.own)
+    other = _by(_others(found, leases, policy, requester.own), unit)
     if not why and other and policy.shared == "refuse":
         why = f"{other}, and this site shares no GPU that somebody has"
     if why:
@@ -171,19 +181,21 @@ def _share_named(unit: Unit, share: Share, found: Survey, policy: LeasePolicy, s
     return GivenShare(unit, warning=shown_lines(warning))
 
 
-def _noted(granted: GivenShare, share: Share, store: Store, asker: Asker, request: str) -> GivenShare:
+def _record(granted: GivenShare, share: Share, store: Store, requester: Requester, request: str) -> GivenShare:
     """*granted*, written down.  The lock is held."""
     if granted.lease is not None:
         return granted
     limits = {"memory": share.memory, "threads": share.threads}
-    made = new_lease(asker.id, asker.root, leased((granted.unit,)), **about(asker, request, _SHARE), **limits)
+    made = new_lease(
+        requester.id, requester.root, lease_units((granted.unit,)), **lease_fields(requester, request, _SHARE), **limits
+    )
     store.save(made)
     store.note_use([granted.unit.key])
     return replace(granted, lease=made)
 
 
-def told(share: Share, granted: GivenShare, leases: tuple[Lease, ...]) -> str:
+def preview_text(share: Share, granted: GivenShare, leases: tuple[Lease, ...]) -> str:
     """What the container would be given, as a sentence, and who has shares of the same GPU."""
-    others = _told_of(_shares_of(granted.unit, leases))
+    others = _list_shares(_shares_of(granted.unit, leases))
     beside = f"beside others: {others}" if others else "which nobody has a share of yet"
     return shown_lines(f"a share of {share.text} would be of {granted.unit.shown} ({granted.unit.name}) now, {beside}")

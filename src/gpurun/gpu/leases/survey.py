@@ -14,9 +14,9 @@ from gpurun.gpu.host.health import unwell
 from gpurun.gpu.host.nodes import read_majors
 from gpurun.gpu.host.nvml import LEASES, find_nvml, query
 from gpurun.gpu.host.roots import bus_order, dev_root
-from gpurun.gpu.leases import seen
+from gpurun.gpu.leases import container_nodes
 from gpurun.gpu.leases.choice import Unit
-from gpurun.gpu.leases.granted import Grants
+from gpurun.gpu.leases.grants import Grants
 from gpurun.gpu.leases.liveness import own_pid_namespace
 from gpurun.gpu.leases.names import of_cgroup
 from gpurun.record import Record, replace
@@ -127,29 +127,29 @@ def holders(
     taken: dict[str, str] = {}
     here = own_pid_namespace()
     gone = [one.pid for one in leases if one.kind == "released" and one.pid and one.pid_namespace == here]
-    released = {seen.mount_namespace(str(pid)) for pid in gone} - {0}
+    released = {container_nodes.mount_namespace(str(pid)) for pid in gone} - {0}
     for lease in leases:
         if lease.kind == "released" or (lease.root, lease.id) == own:
             continue
-        by = f"{_HOW.get(lease.kind, 'in')} {described(lease)}"
+        by = f"{_HOW.get(lease.kind, 'in')} {describe_lease(lease)}"
         for unit in lease.units:
             taken.setdefault(unit.key, by)
     numbers = frozenset([number for unit in found.units for number in unit.nodes])
-    for container in seen.containers_with_nodes(Grants(numbers, found.uvm)):
+    for container in container_nodes.containers_with_nodes(Grants(numbers, found.uvm)):
         if container.namespace in released:
             continue
         keys = [unit.key for unit in found.units if unit.nodes and container.devices.issuperset(unit.nodes)]
         divided = {key.partition("/")[0] for key in keys if "/" in key}
         keys = [key for key in keys if key not in divided and key not in taken]
         if keys:
-            known = of_cgroup(seen.cgroup_of(container.pid))
+            known = of_cgroup(container_nodes.cgroup_of(container.pid))
             if any(matches(known.name, pattern) for pattern in policy.ignore):
                 continue
-            name = known.name or seen.command_of(container.pid)
+            name = known.name or container_nodes.command_of(container.pid)
             taken.update(dict.fromkeys(keys, f"container {name} has it (process {container.pid})"))
     for key, pid in found.computing:
         if key not in taken and is_there(pid):
-            taken[key] = f"process {pid} ({seen.command_of(pid) or '?'}) of the host computes on it"
+            taken[key] = f"process {pid} ({container_nodes.command_of(pid) or '?'}) of the host computes on it"
     return taken
 
 
@@ -164,13 +164,13 @@ def is_there(pid: int) -> bool:
     return True
 
 
-def described(lease: Lease) -> str:
+def describe_lease(lease: Lease) -> str:
     """Who has a lease, of which engine, since when."""
     engine = f" of {shown(lease.engine)}" if lease.engine else ""
-    return f"{shown(lease.shown)}{engine} since {moment(lease.since)}"
+    return f"{shown(lease.shown)}{engine} since {format_time(lease.since)}"
 
 
-def moment(nanoseconds: int) -> str:
+def format_time(nanoseconds: int) -> str:
     """A time as people read it, in UTC."""
     import time
 

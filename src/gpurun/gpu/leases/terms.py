@@ -40,19 +40,19 @@ def now() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-def until(wish: FreeRequest, policy: LeasePolicy, source: str) -> int:
-    """When a lease for *wish* ends that begins now; 0: with its container.
+def end_time(request: FreeRequest, policy: LeasePolicy, source: str) -> int:
+    """When a lease for *request* ends that begins now; 0: with its container.
 
     Raises :class:`ConfigError` where the site allows less.
     """
-    if policy.longest and wish.longest > policy.longest:
-        text = f"'{shown(wish.text)}': the site leases GPUs for {span(policy.longest)} at the most"
-        raise ConfigError(place(source), f"{text}: ask for<={span(policy.longest)}, or for less")
-    seconds = wish.longest or policy.longest
+    if policy.longest and request.longest > policy.longest:
+        text = f"'{shown(request.text)}': the site leases GPUs for {format_duration(policy.longest)} at the most"
+        raise ConfigError(place(source), f"{text}: ask for<={format_duration(policy.longest)}, or for less")
+    seconds = request.longest or policy.longest
     return now() + int(seconds * _S) if seconds else 0
 
 
-def due(lease: Lease, moment: int, policy: LeasePolicy) -> str:
+def due_step(lease: Lease, moment: int, policy: LeasePolicy) -> str:
     """The step that is due for *lease* at *moment*; empty for none.  Pure."""
     if not lease.until or lease.kind == "released":
         return ""
@@ -72,34 +72,34 @@ def expire(store: Store, policy: LeasePolicy, send: Callable[[int, int], None]) 
     """Take the steps that are due, each with a warning in the log; returns how many.
 
     *send* is as pidfd_send_signal(2).  Raises :class:`GpurunError`."""
-    if not any(due(lease, now(), policy) for lease in store.own_leases()):
+    if not any(due_step(lease, now(), policy) for lease in store.own_leases()):
         return 0
     taken = 0
     with store:
         for lease in store.own_leases():
             moment = now()
-            step = due(lease, moment, policy)
+            step = due_step(lease, moment, policy)
             if not step:
                 continue
             store.save(replace(lease, stage=step, stage_at=moment))
             taken += 1
-            log.warning(_told(lease, step, moment, policy))
+            log.warning(_warning(lease, step, moment, policy))
             if step in (TERMINATED, KILLED):
                 _send(lease, step, send)
     return taken
 
 
-def _told(lease: Lease, step: str, moment: int, policy: LeasePolicy) -> str:
+def _warning(lease: Lease, step: str, moment: int, policy: LeasePolicy) -> str:
     gpus = ", ".join([str(unit.index) for unit in lease.units])
     text = f"the lease of GPU {gpus} by {shown(lease.shown)}"
     if step == WARNED:
         then = "its container is ended then" if policy.at_end == "end" and not lease.part else "its container goes on then"
-        return f"{text} ends in {span(max(lease.until - moment, 0) / _S)}: {then}"
+        return f"{text} ends in {format_duration(max(lease.until - moment, 0) / _S)}: {then}"
     if step == OVER:
         return f"{text} is over: the container goes on, and keeps the GPU"
     if step == TERMINATED:
-        return f"{text} is over: its container gets SIGTERM, and SIGKILL in {span(policy.grace)}"
-    return f"{text} is over: its container gets SIGKILL, {span((moment - lease.stage_at) / _S)} after SIGTERM"
+        return f"{text} is over: its container gets SIGTERM, and SIGKILL in {format_duration(policy.grace)}"
+    return f"{text} is over: its container gets SIGKILL, {format_duration((moment - lease.stage_at) / _S)} after SIGTERM"
 
 
 def _send(lease: Lease, step: str, send: Callable[[int, int], None]) -> None:
@@ -129,7 +129,7 @@ def _send(lease: Lease, step: str, send: Callable[[int, int], None]) -> None:
         log.warning(f"{shown(lease.shown)} could not be sent {step}: {why}")
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration as people write it: ``4h``, ``90m``, ``30s``."""
     whole = round(seconds)
     for unit, size in (("h", 3600), ("m", 60)):

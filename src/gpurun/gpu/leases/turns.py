@@ -24,7 +24,7 @@ class Want(Record):
     nvlink: bool = False
 
 
-def left(own: Want, units: tuple[Unit, ...], free: tuple[Unit, ...], before: Sequence[Want]) -> tuple[Unit, ...]:
+def available_units(own: Want, units: tuple[Unit, ...], free: tuple[Unit, ...], before: Sequence[Want]) -> tuple[Unit, ...]:
     """Those of the *free* ones of all *units* that *own* may have while the requests *before* it wait, in their order.
 
     Where those before could do with different GPUs, they keep the ones that *own* cannot have.

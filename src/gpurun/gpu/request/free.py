@@ -56,7 +56,7 @@ class FreeRequest(Record):
         return all(_holds(size, comparison, wanted) for comparison, wanted in self.memory)
 
 
-def read_wish(text: str, source: str) -> FreeRequest:
+def read_free_request(text: str, source: str) -> FreeRequest:
     """What *text* asks for, found at *source*; raises :class:`ConfigError` that says what is wrong with it."""
     if not is_free(text):
         raise ConfigError(place(source), f"'{shown(text)}' does not ask for free GPUs")

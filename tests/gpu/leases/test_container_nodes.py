@@ -11,14 +11,14 @@ from types import SimpleNamespace
 import pytest
 
 from gpurun.errors import GpurunError
-from gpurun.gpu.leases import seen
+from gpurun.gpu.leases import container_nodes
 
 NULL = (1, 3)
 
 
 def nodes() -> frozenset[tuple[int, int]]:
     """Of this process, whose /dev is as good as any."""
-    return seen.nodes_of(os.getpid(), computes=True)
+    return container_nodes.nodes_of(os.getpid(), computes=True)
 
 
 def with_listings(monkeypatch: pytest.MonkeyPatch, *listings: list[str]) -> list[str]:
@@ -30,7 +30,7 @@ def with_listings(monkeypatch: pytest.MonkeyPatch, *listings: list[str]) -> list
         asked.append(posix.readlink(f"/proc/self/fd/{fd}"))
         return rest.pop(0) if len(rest) > 1 else rest[0]
 
-    monkeypatch.setattr(seen, "posix", SimpleNamespace(**{**vars(posix), "listdir": listdir}))
+    monkeypatch.setattr(container_nodes, "posix", SimpleNamespace(**{**vars(posix), "listdir": listdir}))
     return asked
 
 
@@ -76,27 +76,27 @@ def test_an_error_is_no_empty_directory(monkeypatch: pytest.MonkeyPatch, call: s
     def fails(*_: object, **__: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(seen, "posix", SimpleNamespace(**{**vars(posix), call: fails}))
+    monkeypatch.setattr(container_nodes, "posix", SimpleNamespace(**{**vars(posix), call: fails}))
     with pytest.raises(GpurunError, match="input/output error"):
         nodes()
 
 
 def test_a_process_that_has_ended_has_nothing() -> None:
-    assert seen.nodes_of(1 << 22) == frozenset()
+    assert container_nodes.nodes_of(1 << 22) == frozenset()
 
 
 def test_the_hosts_own_dev_is_none() -> None:
-    assert seen.nodes_of(os.getpid(), os.stat("/dev").st_dev, computes=True) == frozenset()
+    assert container_nodes.nodes_of(os.getpid(), os.stat("/dev").st_dev, computes=True) == frozenset()
 
 
 def test_who_cannot_compute_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with_listings(monkeypatch, ["null"])
-    assert seen.nodes_of(os.getpid()) == frozenset()
+    assert container_nodes.nodes_of(os.getpid()) == frozenset()
 
 
 def test_the_names_of_the_driver_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """For lists that people read: every container has a /dev/null."""
     with_listings(monkeypatch, ["null", "zero"])
-    assert seen.nodes_of(os.getpid(), computes=True, by_name=True) == frozenset()
-    monkeypatch.setattr(seen, "_PREFIXES", (("/dev", "nu"), ("/dev/nvidia-caps", "nvidia-cap")))
-    assert seen.nodes_of(os.getpid(), computes=True, by_name=True) == {NULL}
+    assert container_nodes.nodes_of(os.getpid(), computes=True, by_name=True) == frozenset()
+    monkeypatch.setattr(container_nodes, "_PREFIXES", (("/dev", "nu"), ("/dev/nvidia-caps", "nvidia-cap")))
+    assert container_nodes.nodes_of(os.getpid(), computes=True, by_name=True) == {NULL}

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gpurun.errors import GpurunError
-from gpurun.gpu.leases import granted as room
-from gpurun.gpu.leases.granted import Grants
+from gpurun.gpu.leases import grants as room
+from gpurun.gpu.leases.grants import Grants
 from tests.conftest import MakeBundle
 from tests.gpu.leases.conftest import MakeHost, make_host  # noqa: F401
 from tests.gpu.leases.test_attach import DENIED, GPUS, NO_DRIVER, Box, box, host  # noqa: F401
@@ -102,7 +102,7 @@ def test_who_cannot_compute_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed = {(195, 0), (195, 255)}
     monkeypatch.setattr(room, "cgroup_of", lambda pid: "/some")
     monkeypatch.setattr(room, "device_programs", lambda path: (b"code",))
-    monkeypatch.setattr(room, "granted", lambda programs, numbers: frozenset(numbers) & frozenset(allowed))
+    monkeypatch.setattr(room, "granted_numbers", lambda programs, numbers: frozenset(numbers) & frozenset(allowed))
     wanted = frozenset({(195, 0), (195, 1)})
     assert Grants(wanted, 510)(1) == frozenset()
     allowed.add((510, 0))

@@ -17,9 +17,9 @@ from gpurun.gpu.leases.liveness import open_process
 from gpurun.gpu.leases.names import Known
 from gpurun.gpu.leases.policy import LeasePolicy
 from gpurun.gpu.leases.store import Store, new_lease
-from gpurun.gpu.leases.survey import Survey, described, holders, survey
-from gpurun.gpu.leases.terms import until
-from gpurun.gpu.leases.turns import Want, left
+from gpurun.gpu.leases.survey import Survey, describe_lease, holders, survey
+from gpurun.gpu.leases.terms import end_time
+from gpurun.gpu.leases.turns import Want, available_units
 from gpurun.gpu.leases.wording import reasons, shown_lines
 from gpurun.gpu.request.records import place
 from gpurun.linux import procfs
@@ -41,7 +41,7 @@ _MAX_WATCHED = 64
 _TRIES = 20
 
 
-class Asker(Record):
+class Requester(Record):
     """For whom GPUs are wanted: the container, how its engine knows it, who calls, the NUMA nodes of its CPUs.
 
     *source* is where the request was found, *had* the names of GPUs that a restored container had.  With
@@ -72,60 +72,62 @@ class Choice(Record):
     loads: tuple[tuple[str, str], ...] = ()
 
 
-def look(wish: FreeRequest, roots: Roots, policy: LeasePolicy, store: Store, asker: Asker) -> Choice:
-    """What :func:`lease` would choose now; nothing is changed and nothing is locked.
+def preview(request: FreeRequest, roots: Roots, policy: LeasePolicy, store: Store, requester: Requester) -> Choice:
+    """What :func:`allocate` would choose now; nothing is changed and nothing is locked.
 
     Raises :class:`GpuError` where it would be refused, or would have to wait.
     """
-    until(wish, policy, asker.source)
+    end_time(request, policy, requester.source)
     found = survey(roots)
     leases = store.leases()
-    _check_limits(wish, leases, policy, asker)
-    verdicts = _verdicts(wish, found, leases, policy, asker)
-    chosen = choose(wish, tuple([v.unit for v in verdicts if not v.why]), asker.near, store.last_used())
+    _check_limits(request, leases, policy, requester)
+    verdicts = _verdicts(request, found, leases, policy, requester)
+    chosen = choose(request, tuple([v.unit for v in verdicts if not v.why]), requester.near, store.last_used())
     if not chosen:
-        raise GpuError(_refusal(wish, found, verdicts, asker))
+        raise GpuError(_refusal(request, found, verdicts, requester))
     return Choice(chosen, verdicts, found.problem, found.loads)
 
 
-def told(wish: FreeRequest, choice: Choice) -> str:
+def preview_text(request: FreeRequest, choice: Choice) -> str:
     """*choice* as a sentence: what would be chosen now, and why not each of the others."""
     names = ", ".join([f"{unit.shown} ({unit.name})" for unit in choice.chosen])
     others = [v for v in choice.verdicts if v.unit not in choice.chosen]
     why = reasons(others, dict(choice.loads), free="free as well")
-    text = f"'{shown(wish.text)}' would be {names} now{f'; {why}' if why else ''}"
+    text = f"'{shown(request.text)}' would be {names} now{f'; {why}' if why else ''}"
     return f"{text} (processes of the host are not known: {choice.problem})" if choice.problem else text
 
 
-def lease(wish: FreeRequest, roots: Roots, policy: LeasePolicy, store: Store, asker: Asker) -> tuple[Lease, tuple[str, ...]]:
-    """GPUs for *asker*, noted in *store*; returns the lease and the names of what was chosen.
+def allocate(
+    request: FreeRequest, roots: Roots, policy: LeasePolicy, store: Store, requester: Requester
+) -> tuple[Lease, tuple[str, ...]]:
+    """GPUs for *requester*, noted in *store*; returns the lease and the names of what was chosen.
 
     Raises :class:`GpuError`: too few that fit, a limit of the site, or taken, and for how long was waited.  Returns (lease,
     names).
     """
-    until(wish, policy, asker.source)  # what the site does not allow is refused at once
+    end_time(request, policy, requester.source)  # what the site does not allow is refused at once
     found = survey(roots)
     if found.problem:
         log.warning(f"free GPUs are chosen without knowing which processes of the host compute: {found.problem}")
     if not found.units:
-        raise GpuError(f"{_asked(wish, asker)}: this host has no GPU, `gpurun gpu list` says why")
+        raise GpuError(f"{_quote(request, requester)}: this host has no GPU, `gpurun gpu list` says why")
     deadline = time.monotonic() + policy.wait
     ticket: Ticket | None = None
     try:
         while True:
             with store:
-                tried = _attempt(wish, found, policy, store, asker, ticket)
+                tried = _attempt(request, found, policy, store, requester, ticket)
                 if tried.lease is not None:
                     if ticket is not None:
                         queue.leave(store.path, ticket)
                         ticket = None
                     return tried.lease, tuple([unit.name for unit in tried.lease.units])
                 if ticket is None and policy.wait:
-                    want = Want(tried.possible, wish.count, wish.nvlink)
+                    want = Want(tried.possible, request.count, request.nvlink)
                     ticket = queue.draw(store.path, *_self(), want)
             rest = deadline - time.monotonic()
             if rest <= 0:
-                raise GpuError(_refusal(wish, found, tried.verdicts, asker, tried.before, policy.wait))
+                raise GpuError(_refusal(request, found, tried.verdicts, requester, tried.before, policy.wait))
             _await_one(tried.watched, min(rest, _LOOK_S))
     finally:
         if ticket is not None:
@@ -157,26 +159,30 @@ class _Attempt(Record):
 
 
 def _attempt(
-    wish: FreeRequest, found: Survey, policy: LeasePolicy, store: Store, asker: Asker, ticket: Ticket | None
+    request: FreeRequest, found: Survey, policy: LeasePolicy, store: Store, requester: Requester, ticket: Ticket | None
 ) -> _Attempt:
     """One try, with the lock; *ticket* is what was drawn at an earlier one.  Raises :class:`GpuError`."""
     for _ in range(_TRIES):
         leases = store.leases()
-        _check_limits(wish, leases, policy, asker)
-        verdicts = _verdicts(wish, found, leases, policy, asker)
+        _check_limits(request, leases, policy, requester)
+        verdicts = _verdicts(request, found, leases, policy, requester)
         possible = frozenset([v.unit.key for v in verdicts if not v.why or v.waiting])
-        if len(possible) < wish.count:
-            raise GpuError(_refusal(wish, found, verdicts, asker))
+        if len(possible) < request.count:
+            raise GpuError(_refusal(request, found, verdicts, requester))
         before = queue.ahead(store.path, possible, ticket)
         free = tuple([v.unit for v in verdicts if not v.why])
-        mine = left(Want(possible, wish.count, wish.nvlink), found.units, free, [one.want for one in before])
-        chosen = choose(wish, mine, asker.near, store.last_used(), asker.had)
+        mine = available_units(
+            Want(possible, request.count, request.nvlink), found.units, free, [one.want for one in before]
+        )
+        chosen = choose(request, mine, requester.near, store.last_used(), requester.had)
         if not chosen:
             watched = [(one.pid, one.start_time) if one.pid else (one.maker, one.maker_start) for one in leases]
             watched += [(one.pid, one.start_time) for one in before]
             return _Attempt(None, verdicts, before if len(mine) < len(free) else (), possible, tuple(watched))
-        end = until(wish, policy, asker.source)
-        made = new_lease(asker.id, asker.root, leased(chosen), until=end, **about(asker, wish.text))
+        end = end_time(request, policy, requester.source)
+        made = new_lease(
+            requester.id, requester.root, lease_units(chosen), until=end, **lease_fields(requester, request.text)
+        )
         store.save(made)
         keys = {unit.key for unit in chosen}
         others = [one for one in store.foreign_leases() if one.kind != "released"]
@@ -185,25 +191,25 @@ def _attempt(
             return _Attempt(made)
         store.remove(made)  # another user's gpurun, which cannot share our lock, was as fast
         time.sleep(posix.urandom(1)[0] / 5000)
-    raise GpuError(f"{_asked(wish, asker)}: other users lease GPUs at this moment, try again")
+    raise GpuError(f"{_quote(request, requester)}: other users lease GPUs at this moment, try again")
 
 
-def leased(units: tuple[Unit, ...]) -> tuple[Leased, ...]:
+def lease_units(units: tuple[Unit, ...]) -> tuple[Leased, ...]:
     """*units* as a lease has them."""
     return tuple([Leased(unit.key, unit.name, unit.index, unit.minor) for unit in units])
 
 
-def about(asker: Asker, request: str, kind: str = "lease") -> dict[str, Any]:
+def lease_fields(requester: Requester, request: str, kind: str = "lease") -> dict[str, Any]:
     """The fields of a lease that say who has asked for what."""
-    known = asker.known
+    known = requester.known
     return {
         "kind": kind,
         "request": request,
         "name": known.name,
         "engine": known.engine,
-        "user": asker.user,
+        "user": requester.user,
         "labels": known.labels,
-        "part": asker.part,
+        "part": requester.part,
     }
 
 
@@ -213,10 +219,10 @@ def _self() -> tuple[int, int]:
 
 
 def _verdicts(
-    wish: FreeRequest, found: Survey, leases: tuple[Lease, ...], policy: LeasePolicy, asker: Asker
+    request: FreeRequest, found: Survey, leases: tuple[Lease, ...], policy: LeasePolicy, requester: Requester
 ) -> tuple[Verdict, ...]:
     never = frozenset([unit.key for unit in found.units if is_named(unit, policy.never)])
-    return judge(wish, found.units, holders(found, leases, policy, asker.own), never)
+    return judge(request, found.units, holders(found, leases, policy, requester.own), never)
 
 
 def is_named(unit: Unit, names: tuple[str, ...]) -> bool:
@@ -225,32 +231,34 @@ def is_named(unit: Unit, names: tuple[str, ...]) -> bool:
     return any(name.lower() in own for name in names)
 
 
-def _check_limits(wish: FreeRequest, leases: tuple[Lease, ...], policy: LeasePolicy, asker: Asker) -> None:
-    others = [one for one in leases if one.kind == "lease" and (one.root, one.id) != asker.own]
+def _check_limits(request: FreeRequest, leases: tuple[Lease, ...], policy: LeasePolicy, requester: Requester) -> None:
+    others = [one for one in leases if one.kind == "lease" and (one.root, one.id) != requester.own]
     if policy.per_user:
-        have = sum([len(one.units) for one in others if one.user == asker.user])
-        _check_limit(wish, asker, have, policy.per_user, f"user {asker.user}")
-    labels = dict(asker.known.labels)
+        have = sum([len(one.units) for one in others if one.user == requester.user])
+        _check_limit(request, requester, have, policy.per_user, f"user {requester.user}")
+    labels = dict(requester.known.labels)
     for label, limit in policy.per_label:
         if label in labels:
             have = sum([len(one.units) for one in others if dict(one.labels).get(label) == labels[label]])
-            _check_limit(wish, asker, have, limit, f"containers with {label}={shown(labels[label])}")
+            _check_limit(request, requester, have, limit, f"containers with {label}={shown(labels[label])}")
 
 
-def _check_limit(wish: FreeRequest, asker: Asker, have: int, limit: int, who: str) -> None:
-    if have + wish.count > limit:
-        raise GpuError(f"{_asked(wish, asker)}: the site lets {who} lease {limit} GPUs at a time, {have} are leased now")
+def _check_limit(request: FreeRequest, requester: Requester, have: int, limit: int, who: str) -> None:
+    if have + request.count > limit:
+        raise GpuError(
+            f"{_quote(request, requester)}: the site lets {who} lease {limit} GPUs at a time, {have} are leased now"
+        )
 
 
-def _asked(wish: FreeRequest, asker: Asker) -> str:
-    return f"{place(asker.source)} '{shown(wish.text)}'"
+def _quote(request: FreeRequest, requester: Requester) -> str:
+    return f"{place(requester.source)} '{shown(request.text)}'"
 
 
 def _refusal(
-    wish: FreeRequest,
+    request: FreeRequest,
     found: Survey,
     verdicts: tuple[Verdict, ...],
-    asker: Asker,
+    requester: Requester,
     before: tuple[Ticket, ...] = (),
     waited: float = 0.0,
 ) -> str:
@@ -259,17 +267,19 @@ def _refusal(
     *waited*: for how many seconds.
     """
     kind = (
-        f"MIG device{'s' * (wish.count > 1)} of profile {wish.profile}" if wish.profile else f"GPU{'s' * (wish.count > 1)}"
+        f"MIG device{'s' * (request.count > 1)} of profile {request.profile}"
+        if request.profile
+        else f"GPU{'s' * (request.count > 1)}"
     )
     free = [v.unit for v in verdicts if not v.why]
-    text = f"{_asked(wish, asker)}: {wish.count} {kind} wanted"
-    if len(verdicts) < wish.count:  # nothing to wait for, whoever has them
-        none = "no MIG device" if wish.profile else "no GPU"
+    text = f"{_quote(request, requester)}: {request.count} {kind} wanted"
+    if len(verdicts) < request.count:  # nothing to wait for, whoever has them
+        none = "no MIG device" if request.profile else "no GPU"
         return f"{text}, this host has {len(verdicts) or none}"
     text += f", {len(free)} of {len(verdicts)} free"
     if before:
         text += f" and others came first (process {before[-1].pid} waits)"
-    elif wish.nvlink and len(free) >= wish.count:
+    elif request.nvlink and len(free) >= request.count:
         text += ", but not connected by NVLink"
     if waited:
         text += f" after {waited:g} s"
@@ -297,8 +307,8 @@ def _await_one(watched: tuple[tuple[int, int], ...], seconds: float) -> None:
             posix.close(fd)
 
 
-def note_named(
-    nodes: tuple[tuple[int, int], ...], roots: Roots, policy: LeasePolicy, store: Store, asker: Asker
+def record_named(
+    nodes: tuple[tuple[int, int], ...], roots: Roots, policy: LeasePolicy, store: Store, requester: Requester
 ) -> tuple[str, Lease | None]:
     """Note that a container has the GPUs of these device *nodes* (major, minor), which it asked for by name.
 
@@ -317,14 +327,13 @@ def note_named(
         text = ""
         for one in store.leases():
             shared = [unit for unit in one.units if unit.key in keys or _overlaps(unit.key, keys)]
-            if one.kind in ("lease", "share") and shared and (one.root, one.id) != (asker.root, asker.id):
+            if one.kind in ("lease", "share") and shared and (one.root, one.id) != (requester.root, requester.id):
                 listed = ", ".join([f"GPU {unit.index}" for unit in shared])
-                text = (
-                    f"{place(asker.source)}: {listed}: {'leased' if one.kind == 'lease' else 'shared'} by {described(one)}"
-                )
+                how = "leased" if one.kind == "lease" else "shared"
+                text = f"{place(requester.source)}: {listed}: {how} by {describe_lease(one)}"
                 if policy.shared == "refuse":
                     raise GpuError(f"{shown_lines(text)}: this site does not share leased GPUs: ask for free:{len(keys)}")
-        made = new_lease(asker.id, asker.root, leased(tuple(mine)), **about(asker, "", "named"))
+        made = new_lease(requester.id, requester.root, lease_units(tuple(mine)), **lease_fields(requester, "", "named"))
         store.save(made)
         store.note_use(sorted(keys))
     return f"{shown_lines(text)}: both use it" if text else "", made

@@ -5,7 +5,7 @@ was given all of it) is none.  Who has GPUs but neither /dev/nvidia-uvm nor /dev
 not compute: it does not count.  That a container has none is said only of a /dev that was seen whole: an error (no
 descriptors left, for one) is raised, and where names come and go while we look, we look again.  A container that may make
 device nodes can look as if it had GPUs; it gets none by that.
-One that renames its nodes has its GPUs all the same: its device program says so (:mod:`gpurun.gpu.leases.granted`).
+One that renames its nodes has its GPUs all the same: its device program says so (:mod:`gpurun.gpu.leases.grants`).
 """
 
 from __future__ import annotations

@@ -11,16 +11,16 @@ import pytest
 
 from gpurun.errors import GpuError, GpurunError
 from gpurun.gpu.host.roots import Roots
-from gpurun.gpu.leases import lessor, queue, seen, shares
+from gpurun.gpu.leases import allocator, container_nodes, queue, shares
+from gpurun.gpu.leases.allocator import Requester
 from gpurun.gpu.leases.choice import Unit
 from gpurun.gpu.leases.lease import Lease
-from gpurun.gpu.leases.lessor import Asker
 from gpurun.gpu.leases.names import Known
 from gpurun.gpu.leases.policy import LeasePolicy
 from gpurun.gpu.leases.store import Store
 from gpurun.gpu.leases.survey import Survey
 from gpurun.gpu.leases.turns import Want
-from gpurun.gpu.request.free import read_wish
+from gpurun.gpu.request.free import read_free_request
 from gpurun.gpu.request.share import Share
 from gpurun.linux import procfs
 from gpurun.record import replace
@@ -43,12 +43,12 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def ask(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
     """``ask("free:2", "web")``: the names of what the container gets; it is made by this process, and never has an init."""
-    monkeypatch.setattr(lessor, "survey", lambda *_, **__: Survey(UNITS))
-    monkeypatch.setattr(seen, "containers_with_nodes", lambda *_: ())
+    monkeypatch.setattr(allocator, "survey", lambda *_, **__: Survey(UNITS))
+    monkeypatch.setattr(container_nodes, "containers_with_nodes", lambda *_: ())
 
     def lease(text: str, name: str = "web", policy: LeasePolicy = ANYTHING, **more: object) -> tuple[str, ...]:
-        asker = Asker(name, "/root", Known(name), source="NVIDIA_VISIBLE_DEVICES", **more)  # type: ignore[arg-type]
-        return lessor.lease(read_wish(text, ""), Roots("/"), policy, store, asker)[1]
+        requester = Requester(name, "/root", Known(name), source="NVIDIA_VISIBLE_DEVICES", **more)  # type: ignore[arg-type]
+        return allocator.allocate(read_free_request(text, ""), Roots("/"), policy, store, requester)[1]
 
     with within(120):
         yield lease
@@ -103,7 +103,7 @@ def test_what_can_never_be_had_is_not_waited_for(ask: Ask, store: Store, monkeyp
     def waits(*_: object) -> None:
         raise AssertionError("it waits")
 
-    monkeypatch.setattr(lessor, "_await_one", waits)
+    monkeypatch.setattr(allocator, "_await_one", waits)
     ask("free", "web")
     for text in ("free:7", "free;product=B200", "free:3;product=Tesla*"):
         with pytest.raises(GpuError) as error:
@@ -121,7 +121,7 @@ def test_one_who_waits_gets_it_when_the_other_ends(ask: Ask, store: Store, monke
         with store:
             store.remove(held)
 
-    monkeypatch.setattr(lessor, "_await_one", ends)
+    monkeypatch.setattr(allocator, "_await_one", ends)
     assert ask("free", "late", LeasePolicy(wait=60)) == ("GPU-0",)
     assert watched == [((held.maker, held.maker_start),)] and queue.tickets(store.path) == ()
 
@@ -132,17 +132,17 @@ def test_a_holder_that_is_not_to_be_seen_is_no_busy_loop(ask: Ask, store: Store,
     with store:
         store.save(replace(held, pid_namespace=1, pid=1 << 22, start_time=1))
     looks = 0
-    attempt = lessor._attempt
+    attempt = allocator._attempt
 
     def counted(*arguments: object) -> object:
         nonlocal looks
         looks += 1
         return attempt(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(lessor, "_attempt", counted)
+    monkeypatch.setattr(allocator, "_attempt", counted)
     with pytest.raises(GpuError, match="0 of 6 free after"):
         ask("free", "late", LeasePolicy(wait=0.5))
-    assert looks <= 0.5 / lessor._SOON_S + 2
+    assert looks <= 0.5 / allocator._SOON_S + 2
 
 
 def test_limits_say_how_many_are_leased(ask: Ask) -> None:
@@ -184,9 +184,9 @@ def test_nothing_is_left_of_an_error(ask: Ask, store: Store, monkeypatch: pytest
 def test_no_share_of_a_gpu_that_cannot_work(store: Store, monkeypatch: pytest.MonkeyPatch, note: bool) -> None:
     ill = replace(UNITS[0], unwell="it has fallen off the bus")
     monkeypatch.setattr(shares, "survey", lambda *_, **__: Survey((ill,)))
-    monkeypatch.setattr(seen, "containers_with_nodes", lambda *_: ())
-    share, asker = Share(GIB, source="annotations"), Asker("web", "/root")
+    monkeypatch.setattr(container_nodes, "containers_with_nodes", lambda *_: ())
+    share, requester = Share(GIB, source="annotations"), Requester("web", "/root")
     with pytest.raises(GpuError, match=r"GPU 0 has no room for a share of .*: not well: it has fallen off the bus"):
-        shares.share_named(frozenset(ill.nodes), share, Roots("/"), ANYTHING, store, asker, note)
+        shares.share_named(frozenset(ill.nodes), share, Roots("/"), ANYTHING, store, requester, note)
     with pytest.raises(GpuError, match="GPU 0: not well: it has fallen off the bus"):
-        shares.share_free(read_wish("free", ""), share, Roots("/"), ANYTHING, store, asker, note)
+        shares.share_free(read_free_request("free", ""), share, Roots("/"), ANYTHING, store, requester, note)

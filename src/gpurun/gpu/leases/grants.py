@@ -6,10 +6,10 @@ still allows that GPU.  A program that allows all GPUs (privileged containers) s
 
 from __future__ import annotations
 
-from gpurun.cgroup.device_access import device_programs, granted
+from gpurun.cgroup.device_access import device_programs, granted_numbers
 from gpurun.cgroup.tree import find_tree
 from gpurun.errors import GpurunError
-from gpurun.gpu.leases.seen import cgroup_of
+from gpurun.gpu.leases.container_nodes import cgroup_of
 
 _DRI = 226  # major of /dev/dri
 _CARDS = (*range(16), *range(128, 144))  # minors: card0 and renderD128 onwards
@@ -37,6 +37,6 @@ class Grants:
         if not self._root or path in ("", "/") or not self._wanted:
             return frozenset()
         programs = device_programs(f"{self._root}{path}")
-        if not programs or not granted(programs, self._computing):
+        if not programs or not granted_numbers(programs, self._computing):
             return frozenset()
-        return granted(programs, self._wanted)
+        return granted_numbers(programs, self._wanted)
