@@ -141,6 +141,20 @@ def test_a_file_of_its_own_for_containerd(tmp_path: Path) -> None:
     assert installed(asked) == () and undone(asked) == start
 
 
+@pytest.mark.parametrize("client", CLIENTS)
+def test_what_means_the_same_already_is_left_alone(client: str, tmp_path: Path) -> None:
+    """Whoever wrote it wrote it otherwise: another version of gpurun, or an administrator."""
+    asked = wish(client, tmp_path)
+    done(asked)
+    (file,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    text = file.read_text()
+    other = f"# another hand\n{text}\n[a.table.without.keys]\n"
+    file.write_text(text.replace("{", "{ ", 1) if client == "docker" else other)
+    assert installed(asked) == ()
+    file.write_text(file.read_text().replace(PROGRAM, f"{PROGRAM}-other"))
+    assert len(installed(asked)) == 1, "what means something else is not"
+
+
 def test_a_file_of_its_own_beside_others(tmp_path: Path) -> None:
     """It comes last, so it repeats the table that counted before; an import that others use stays."""
     (tmp_path / "config.toml").write_text("version = 2\n")

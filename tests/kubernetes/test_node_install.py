@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from gpurun.clients.toml_files import meaning
 from gpurun.errors import GpurunError
 from gpurun.kubernetes.install import program, restart, steps
 from gpurun.kubernetes.install.host import on_node
@@ -160,6 +161,27 @@ def test_another_wish_takes_the_old_one_back(root: Path) -> None:
     remove(root)
     (root / "usr/local").rmdir()
     assert contents(root) == start
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_a_version_that_writes_otherwise_restarts_nobody(root: Path, node: str) -> None:
+    """Another version of gpurun, or of its TOML library: headers of tables without keys, blank lines, other quotes."""
+    start = prepare(root, NODES[node])
+    install(root)
+    for name in ("conf.d/gpurun.toml", "config.toml"):
+        file = root / "etc/containerd" / name
+        text = file.read_text().replace("\n\n", "\n")
+        for kind in (V2, V3):
+            text = text.replace(f'"{kind}"', f"'{kind}'")
+        file.write_text(f"{text}\n[table.without.keys]\n")
+    written = contents(root)
+    assert install(root, text=PROGRAM + "# new\n") == "/opt/gpurun/bin/gpurun is new"
+    assert {name for name, text in contents(root).items() if text != written.get(name)} == {"opt/gpurun/bin/gpurun"}
+    assert (root / "var/log/systemctl").read_text() == "restart containerd\n"
+    remove(root)
+    main, left = "etc/containerd/config.toml", contents(root)
+    assert set(left) | {main} == set(start) | {main}, "nothing else is left, and no file that was kept"
+    assert meaning(left.get(main, ""), main) in (meaning(start.get(main, ""), main), {"version": 2})
 
 
 def test_an_upgrade_beside_containers(root: Path) -> None:

@@ -51,6 +51,11 @@ def entries(text: str, path: str) -> list[RuntimeEntry]:
     return [found for name in runtimes if (found := entry(text, path, name)) is not None]
 
 
+def meaning(text: str, path: str) -> dict[str, Any]:
+    """What daemon.json says, without how it is written."""
+    return _document(text, path)
+
+
 def _document(text: str | None, path: str) -> dict[str, Any]:
     try:
         document = json.loads(text) if text and text.strip() else {}

@@ -65,9 +65,21 @@ def runtime_class(name: str) -> str:
 
 
 def installed(wish: Wish) -> tuple[Change, ...]:
-    """The changes after which the client knows the runtime; none where it does.  Raises :class:`ConfigError`, OSError."""
-    made = [change for change in _installed(wish) if change.text != change.before]
+    """The changes after which the client knows the runtime; none where it does.  Raises :class:`ConfigError`, OSError.
+
+    A file that means the same already stays as it is, however it is written: a client is not restarted for a blank line, or
+    for a header that another version of gpurun writes and this one does not.
+    """
+    made = [change for change in _installed(wish) if not _same(wish.client, change.path, change.before, change.text)]
     return tuple([replace(change, keep=change.keep and not _told_already(wish, change)) for change in made])
+
+
+def _same(client: str, path: str, before: str | None, after: str | None) -> bool:
+    """Whether the texts of the file *path* mean the same to the *client*."""
+    if before == after or before is None or after is None:
+        return before == after
+    meaning = docker.meaning if client == "docker" else toml_files.meaning
+    return bool(meaning(before, path) == meaning(after, path))
 
 
 def _told_already(wish: Wish, change: Change) -> bool:
@@ -132,6 +144,8 @@ def uninstalled(wish: Wish) -> tuple[Change, ...]:
             continue
         text = (docker.taken_out if wish.client == "docker" else toml_files.without_containerd)(before, file, name)
         made.append(Change(file, text or (None if kept is None else kept), before, False))
+        if kept is not None and _same(wish.client, file, kept, text or kept):
+            made.append(Change(file + KEPT, None, kept))  # somebody has written it anew; there is nothing in it to keep
     return tuple(made)
 
 
@@ -191,6 +205,8 @@ def _drop_in_taken_out(wish: Wish, path: str) -> tuple[Change, ...]:
         text = toml_files.without_import(main, path, pattern)
         same = toml_files.without_import(toml_files.with_import(kept, path, own), path, pattern)
         made.append(Change(path, kept if text == same else text, main))
+        if text != same and _same("containerd", path, kept, text):
+            made.append(Change(path + KEPT, None, kept))  # as above, in uninstalled()
     elif kept is None and toml_files.imports_alone(main, path, pattern):  # made for it
         made.append(Change(path, None, main))
     return tuple(made)

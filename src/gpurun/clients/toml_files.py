@@ -109,7 +109,7 @@ def without_import(text: str, path: str, pattern: str) -> str:
 
 def imports_alone(text: str, path: str, pattern: str) -> bool:
     """Whether containerd's file *path* was made to import *pattern*, and says nothing else."""
-    main = _parse(text, path)
+    main = meaning(text, path)
     return text.startswith(MADE) and set(main) <= {"version", "imports"} and imports_of(text, path) == [pattern]
 
 
@@ -318,6 +318,18 @@ def _parse(text: str, source: str) -> Any:
         return tomlkit.parse(text)
     except TOMLKitError as e:
         raise ConfigError(source, f"is not TOML: {e}") from None
+
+
+def meaning(text: str, path: str) -> Any:
+    """What the file *path* says: its values, without how they are written; a table without keys says nothing."""
+    return _said(_plain(_parse(text, path)))
+
+
+def _said(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    found = {key: _said(one) for key, one in value.items()}
+    return {key: one for key, one in found.items() if one != {}}
 
 
 def _version(document: Any, path: str) -> int:
