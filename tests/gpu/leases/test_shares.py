@@ -15,14 +15,17 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.gpu.leases.queue import draw, leave
 from gpurun.gpu.leases.store import directory
+from gpurun.gpu.leases.turns import Want
+from gpurun.linux.procfs import stat
 from tests.conftest import MakeBundle
 from tests.gpu.leases.asked import end, leases
 from tests.gpu.leases.conftest import MakeHost
 from tests.native.bundle import Bundle
 from tests.native.runtime import ENVIRONMENT, Container, Runtime
 from tests.native.waiting import wait_until
-from tests.simdriver import SimulatedDriver, uuid
+from tests.simdriver import SimulatedDriver, bus_id, uuid
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
 
@@ -170,6 +173,21 @@ def test_a_leased_gpu_is_not_shared(runtime: Runtime, bundle: MakeBundle, start:
     text = refused(runtime, bundle(), host, index, memory="1GiB")
     assert f"GPU {index} has no room for a share of 1 GiB: leased by {leased.id} since" in text
     assert start("free", memory="1GiB").out.splitlines()[0] != leased.out.strip()
+
+
+def test_a_share_overtakes_nobody_who_waits(
+    runtime: Runtime, bundle: MakeBundle, start: Start, host: SimulatedDriver
+) -> None:
+    shared = start("0", memory="8GiB")
+    found, place = stat(os.getpid()), directory(host.env)
+    assert found is not None
+    ticket = draw(place, os.getpid(), found[1], Want(frozenset([bus_id(0).lower(), bus_id(1).lower()])))
+    assert start("free", memory="1GiB").out.splitlines()[0] == uuid(0), "that one is nobody's turn"
+    text = refused(runtime, bundle(), host, "free", memory="79GiB")
+    assert f"GPU 1: kept for process {os.getpid()}, which waits for free GPUs" in text
+    assert start("1", memory="1GiB").out.splitlines()[0] == "1", "it was named"
+    leave(place, ticket)
+    end(shared)
 
 
 def test_a_gpu_that_somebody_has_by_name(runtime: Runtime, bundle: MakeBundle, make_host: MakeHost, tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ from gpurun.errors import ConfigError, GpuError, shown
 from gpurun.gpu.leases.allocator import is_named, lease_fields, lease_units
 from gpurun.gpu.leases.choice import Unit, Verdict, judge, units_of
 from gpurun.gpu.leases.container_nodes import command_of
+from gpurun.gpu.leases.queue import tickets
 from gpurun.gpu.leases.store import new_lease
 from gpurun.gpu.leases.survey import describe_lease, holders, survey
+from gpurun.gpu.leases.turns import Want, left
 from gpurun.gpu.leases.wording import reasons, shown_lines
 from gpurun.gpu.request.records import place
 from gpurun.gpu.request.share import share_text
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from gpurun.gpu.leases.allocator import Requester
     from gpurun.gpu.leases.lease import Lease
     from gpurun.gpu.leases.policy import LeasePolicy
+    from gpurun.gpu.leases.queue import Ticket
     from gpurun.gpu.leases.store import Store
     from gpurun.gpu.leases.survey import Survey
     from gpurun.gpu.request.free import FreeRequest
@@ -101,14 +104,20 @@ def share_free(
         )
     found = survey(roots)
     if not note:
-        return _share_free(request, share, found, policy, store, requester)
+        return _share_free(request, share, found, policy, store, requester, tickets(store.path, tidy=False))
     with store:
-        granted = _share_free(request, share, found, policy, store, requester)
+        granted = _share_free(request, share, found, policy, store, requester, tickets(store.path))
         return _record(granted, share, store, requester, request.text)
 
 
 def _share_free(
-    request: FreeRequest, share: Share, found: Survey, policy: LeasePolicy, store: Store, requester: Requester
+    request: FreeRequest,
+    share: Share,
+    found: Survey,
+    policy: LeasePolicy,
+    store: Store,
+    requester: Requester,
+    waiting: tuple[Ticket, ...],
 ) -> GivenShare:
     leases = store.leases()
     taken = _others(found, leases, policy, requester.own)
@@ -117,6 +126,9 @@ def _share_free(
         v if v.why else Verdict(v.unit, _by(taken, v.unit) or no_room(share, v.unit, leases, requester.own))
         for v in judge(request, found.units, {}, never)
     ]
+    room = tuple([v.unit for v in verdicts if not v.why])
+    kept = _kept_for(waiting, found.units, room, leases)
+    verdicts = [Verdict(v.unit, kept.get(v.unit.key, v.why)) for v in verdicts]
     free = [v.unit for v in verdicts if not v.why]
     if not free:
         why = reasons(verdicts, dict(found.loads)) or "this host has none"
@@ -131,6 +143,23 @@ def _share_free(
         return int(not mine), left, 100 - sum([one.threads for one in mine]), used.get(unit.key, 0), unit.index
 
     return GivenShare(min(free, key=order))
+
+
+def _kept_for(
+    waiting: tuple[Ticket, ...], units: tuple[Unit, ...], room: tuple[Unit, ...], leases: tuple[Lease, ...]
+) -> dict[str, str]:
+    """Key → who keeps that GPU of those with *room*: it is free, and was asked for before.  Pure.
+
+    A GPU that is shared already is not free, so nobody waits for it and a further share of it overtakes nobody.
+    """
+    fresh = tuple([unit for unit in room if not _shares_of(unit, leases)])
+    own = Want(frozenset([unit.key for unit in fresh]))
+    mine = {unit.key for unit in left(own, units, fresh, [ticket.want for ticket in waiting])}
+    return {
+        unit.key: f"kept for process {next(t.pid for t in waiting if unit.key in t.want.keys)}, which waits for free GPUs"
+        for unit in fresh
+        if unit.key not in mine
+    }
 
 
 def share_named(
