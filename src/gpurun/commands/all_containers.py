@@ -111,14 +111,14 @@ def _read_crun(root: str, name: str) -> _Saved:
     pid, bundle = int(document["pid"]), str(document["bundle"])
     alive = is_alive(pid, int(document["process-start-time"]))
     status = "stopped" if not alive else "created" if _exists(f"{root}/{name}/exec.fifo") else "running"
-    config = _document(f"{bundle}/config.json") if _is_ours(root) and _exists(f"{bundle}/config.json") else {}
+    config = _document(f"{bundle}/config.json") if is_ours(root) and _exists(f"{bundle}/config.json") else {}
     return _Saved(status, pid, bundle, document["created"], config.get("annotations") or {}, config.get("mounts"))
 
 
 _READERS = {"gpurun": _read_gpurun, "runc": _read_runc, "crun": _read_crun}
 
 
-def _is_ours(root: str) -> bool:
+def is_ours(root: str) -> bool:
     """Whether the state directory *root* is ours or root's: paths out of files of other users are not opened."""
     return posix.stat(root).st_uid in (0, posix.geteuid())
 
@@ -135,11 +135,11 @@ def _exists(path: str) -> bool:
 
 
 def _listed(root: str, runtime: str, name: str, saved: _Saved) -> Listed:
-    mounts = [mount for mount in (saved.mounts or () if _is_ours(root) else ()) if isinstance(mount, dict)]
+    mounts = [mount for mount in (saved.mounts or () if is_ours(root) else ()) if isinstance(mount, dict)]
     pairs = tuple([(str(mount.get("source", "")), str(mount.get("destination", ""))) for mount in mounts])
     texts = {key: value for key, value in saved.annotations.items() if isinstance(value, str)}
     pid = 0 if saved.status == "stopped" else saved.pid
-    known = of_container(name, texts, pairs, parent(pid))
+    known = of_container(name, texts, pairs, parent(pid), saved.bundle if is_ours(root) else "")
     engine = known.engine or _engine(root)
     return Listed(name, known.name, engine, runtime, saved.status, pid, saved.bundle, str(saved.created), root)
 

@@ -6,6 +6,7 @@ Engines give their runtime a state directory of their own, an id of 64 digits, a
 from __future__ import annotations
 
 from gpurun import log
+from gpurun.commands.all_containers import is_ours
 from gpurun.commands.gpu_use import state_roots
 from gpurun.engine import state as store
 from gpurun.engine.gpus.device_edits import own_environment
@@ -71,7 +72,8 @@ def _known(root: str, container_id: str) -> tuple[Known, ...]:
     except (GpurunError, OSError):
         return ()
     mounts = tuple([(mount.source, mount.destination) for mount in config.mounts])
-    known = of_container(container_id, config.annotations, mounts, parent(state.pid) if lives else 0)
+    bundle = state.bundle if is_ours(root) else ""
+    known = of_container(container_id, config.annotations, mounts, parent(state.pid) if lives else 0, bundle)
     return (known, of_cgroup(cgroup_of(state.pid))) if lives else (known,)
 
 

@@ -1,7 +1,8 @@
 """What its engine calls a container, and the labels that it has there: for sentences, and for limits by label.
 
 An engine tells its runtime an id and little else.  Annotations have the names of Kubernetes and of nerdctl; Docker's
-daemon keeps them in a file beside the one that it mounts as /etc/resolv.conf; Podman's conmon has the name in its arguments.
+daemon keeps them in a file beside the one that it mounts as /etc/resolv.conf; Podman's conmon has the name in its arguments,
+and its storage has it also when the container, and so conmon, has ended.
 What cannot be found is empty: no container fails for that.
 """
 
@@ -39,9 +40,12 @@ class Known(Record):
 
 
 def of_container(
-    container_id: str, annotations: Mapping[str, str], mounts: tuple[tuple[str, str], ...], parent: int
+    container_id: str, annotations: Mapping[str, str], mounts: tuple[tuple[str, str], ...], parent: int, bundle: str = ""
 ) -> Known:
-    """What is known of the container that is being made: *mounts* are (source, destination), *parent* who calls gpurun."""
+    """What is known of a container: *mounts* are (source, destination), *parent* who has called gpurun, 0 when it has ended.
+
+    Files beside *bundle* are read, so it is left out where another user has written it.
+    """
     for keys, engine in _ANNOTATED:
         parts = [annotations[key] for key in keys if key in annotations]
         if parts:
@@ -51,7 +55,7 @@ def of_container(
             found = of_docker(source.rpartition("/")[0])
             if found.name:
                 return Known(found.name, found.engine, found.labels + _plain(annotations))
-    name = _of_conmon(parent)
+    name = _of_conmon(parent) or of_podman(container_id, bundle)
     return Known(name, "Podman" if name else "", _plain(annotations))
 
 
@@ -77,6 +81,24 @@ def of_docker(directory: str) -> Known:
         return Known(get_string(document, "Name", "").lstrip("/"), "Docker", labels)
     except (GpurunError, OSError, ValueError):
         return Known()
+
+
+def of_podman(container_id: str, bundle: str) -> str:
+    """The name in the storage that *bundle* lies in: DRIVER-containers/ID/userdata, beside the list of all containers."""
+    directory, slash, rest = bundle.rpartition(f"-containers/{container_id}/")
+    if not slash or rest != "userdata":
+        return ""
+    for file in ("containers.json", "volatile-containers.json"):  # the latter has those of `podman run --rm`
+        path = f"{directory}-containers/{file}"
+        try:
+            listed = parse_json(read_regular(path, _LIMIT), path)
+        except (GpurunError, OSError):
+            continue
+        for one in listed if isinstance(listed, list) else []:
+            names = one.get("names") if isinstance(one, dict) and one.get("id") == container_id else None
+            if isinstance(names, list) and names and isinstance(names[0], str):
+                return names[0]
+    return ""
 
 
 def _of_conmon(pid: int) -> str:

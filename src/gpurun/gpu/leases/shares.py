@@ -13,7 +13,7 @@ from gpurun.gpu.leases.container_nodes import command_of
 from gpurun.gpu.leases.queue import tickets
 from gpurun.gpu.leases.store import new_lease
 from gpurun.gpu.leases.survey import describe_lease, holders, survey
-from gpurun.gpu.leases.turns import Want, left
+from gpurun.gpu.leases.turns import Want, available_units
 from gpurun.gpu.leases.wording import reasons, shown_lines
 from gpurun.gpu.request.records import place
 from gpurun.gpu.request.share import share_text
@@ -154,7 +154,7 @@ def _kept_for(
     """
     fresh = tuple([unit for unit in room if not _shares_of(unit, leases)])
     own = Want(frozenset([unit.key for unit in fresh]))
-    mine = {unit.key for unit in left(own, units, fresh, [ticket.want for ticket in waiting])}
+    mine = {unit.key for unit in available_units(own, units, fresh, [ticket.want for ticket in waiting])}
     return {
         unit.key: f"kept for process {next(t.pid for t in waiting if unit.key in t.want.keys)}, which waits for free GPUs"
         for unit in fresh
