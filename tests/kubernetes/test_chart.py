@@ -101,7 +101,8 @@ def check(found: list[Object]) -> None:
         volumes, mounts = {v["name"] for v in pod["volumes"]}, [m["name"] for m in container["volumeMounts"]]
         assert volumes == set(mounts) and len(mounts) == len(set(mounts))
         inside = [mount["mountPath"] for mount in container["volumeMounts"]]
-        for option in ("kubelet-dir", "host-root", "config-dir"):
+        # Who works with the node's root takes paths of the node.
+        for option in ("host-root", *(() if "uninstall-node" in container["args"] else ("kubelet-dir", "config-dir"))):
             value = invocation.option(option)
             assert not value or any(path == value or path.startswith(f"{value}/") for path in inside), option
     for one in found:
@@ -123,6 +124,37 @@ def test_lint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants(variant: str, tmp_path: Path) -> None:
     check(rendered(VARIANTS[variant], tmp_path))
+
+
+@needs_helm
+def test_helm_takes_everything_from_the_nodes_when_the_release_is_gone(tmp_path: Path) -> None:
+    found = rendered({"labels": {"nodeFeatureDiscovery": True}, "uninstall": {"timeoutSeconds": 60}}, tmp_path)
+    hooks = [o for o in found if "helm.sh/hook" in (o["metadata"].get("annotations") or {})]
+    order = {(o["kind"], o["metadata"]["name"]): int(o["metadata"]["annotations"]["helm.sh/hook-weight"]) for o in hooks}
+    account, wait = ("ServiceAccount", "gpurun-uninstall"), ("Job", "gpurun-uninstall-wait")
+    assert order[account] < order["DaemonSet", "gpurun-uninstall"] < order[wait]
+    assert {o["metadata"]["annotations"]["helm.sh/hook"] for o in hooks} == {"post-delete"}
+    (job,) = [o for o in found if o["kind"] == "Job"]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert (
+        parse(container["args"]).option("daemonset") == "gpurun/gpurun-uninstall"
+        and job["spec"]["activeDeadlineSeconds"] == 60
+    )
+    assert not [o for o in hooks if o["kind"] == "ClusterRole"], "Node Feature Discovery takes its labels away itself"
+    assert [o["metadata"]["name"] for o in rendered({}, tmp_path) if o["kind"] == "ClusterRole"].count(
+        "gpurun-uninstall"
+    ) == 1
+    assert not [o for o in rendered({"uninstall": {"enabled": False}}, tmp_path) if "uninstall" in o["metadata"]["name"]]
+    (namespace,) = [o for o in rendered({"namespace": {"create": True}}, tmp_path) if o["kind"] == "Namespace"]
+    assert namespace["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}, "the hooks are in it"
+
+
+def test_the_manifest_that_takes_everything_back() -> None:
+    found = documents((PLAIN / "gpurun-uninstall.yaml").read_text())
+    check(found)
+    assert set(pods(found)) == {"gpurun-uninstall"} and not [o for o in found if "annotations" in o["metadata"]]
+    invocation = parse(pods(found)["gpurun-uninstall"]["containers"][0]["args"])
+    assert invocation.flag("wait") and invocation.flag("patch-node")
 
 
 @needs_helm

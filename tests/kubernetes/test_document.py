@@ -63,7 +63,7 @@ def test_files_that_are_applied_are_there() -> None:
     assert len(named) >= 3 and all((REPOSITORY / word).is_file() for word in named)
     made = {document["metadata"]["name"] for name in named[:1] for document in documents((REPOSITORY / name).read_text())}
     asked = re.findall(r"(?:daemonset/|^\| )(gpurun-[a-z-]+)", DOCUMENT, re.MULTILINE)
-    assert set(asked) - {"gpurun-dra-driver"} <= made
+    assert set(asked) - {"gpurun-dra-driver", "gpurun-uninstall"} <= made
 
 
 def test_every_value_that_is_named_is_one() -> None:

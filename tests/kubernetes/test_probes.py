@@ -175,7 +175,7 @@ def test_labels_are_ready_when_they_are_written(sim: SimulatedDriver, tmp_path: 
 def test_where_nobody_can_listen(sim: SimulatedDriver) -> None:
     for words, said in (
         (["labels", "--health-listen", "nowhere"], '--health-listen: "nowhere" is not ADDRESS:PORT'),
-        (["uninstall-node", "--health-listen", ":1"], "takes no option --health-listen"),
+        (["labels", "--health-listen", "127.0.0.1:x"], '--health-listen: "127.0.0.1:x" is not ADDRESS:PORT'),
     ):
         command = [sys.executable, "-m", "gpurun", "kubernetes", *words]
         done = subprocess.run(command, env=os.environ | sim.env | {"PYTHONPATH": "src"}, capture_output=True, text=True)

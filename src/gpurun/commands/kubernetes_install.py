@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
 from math import inf
 
 from gpurun import log
-from gpurun.commands.kubernetes_options import node_name, probed, until_signal
+from gpurun.commands.kubernetes_options import interval, node_name, probed, until_signal
 from gpurun.errors import GpurunError, UsageError, strerror_lower
 from gpurun.invocation import Invocation
 
@@ -16,6 +17,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.kubernetes.install.wish import NodeWish
 
+KUBELET_DIR, CDI_DIR = "/var/lib/kubelet", "/var/run/cdi"
+#: Seconds between two looks at what could not go yet.
+_WAIT_S = 5.0
 ON_EXIT = ("ask", "remove", "keep")
 
 
@@ -60,16 +64,105 @@ def install_node(invocation: Invocation) -> int:
     if on_exit == "keep" or (on_exit == "ask" and not _is_over(invocation)):
         log.info("gpurun stays on this node")
         return 0
-    return uninstall_node(invocation)
+    from gpurun.kubernetes.install.steps import remove
+
+    log.info(on_node(root, remove))
+    return 0
 
 
 def uninstall_node(invocation: Invocation) -> int:
-    """Take back what is installed on the node; the exit code."""
-    from gpurun.kubernetes.install.host import on_node
-    from gpurun.kubernetes.install.steps import remove
+    """Take back all that gpurun has brought onto the node, with ``--patch-node`` its labels too; the exit code.
 
-    log.info(on_node(invocation.option("host-root").rstrip("/"), remove))
-    return 0
+    With ``--wait`` what cannot go yet is looked at again, and then a signal is waited for; with ``--daemonset`` only wait
+    until the pods of that one have done all.  Raises :class:`GpurunError` when something is left.
+    """
+    if invocation.option("daemonset"):
+        return _wait_for(invocation)
+    stop = threading.Event()
+    waiting = invocation.flag("wait")
+    every = interval(invocation, _WAIT_S)
+    with probed(invocation) as probes:
+        if waiting:
+            until_signal(stop.set)
+        said: set[str] = set()
+        while True:
+            left = _taken_back(invocation)
+            if left and not waiting:
+                raise GpurunError(f"not everything is gone yet: {'; '.join(left)}")
+            for text in set(left) - said:
+                log.warning(text)
+            said = set(left)
+            probes.tell("; ".join(left))
+            probes.beat(every if left else inf)
+            if not left:
+                log.info("nothing of gpurun is left on this node")
+            if not waiting or stop.wait(every if left else None):
+                return 1 if left else 0
+
+
+def _wait_for(invocation: Invocation) -> int:
+    """Wait until the DaemonSet ``--daemonset``, whose pods do it, is ready on every node; the exit code."""
+    from gpurun.kubernetes.extra import need
+
+    namespace, slash, name = invocation.option("daemonset").partition("/")
+    if not slash:
+        raise UsageError("--daemonset: name it NAMESPACE/NAME")
+    need("kubernetes")
+    from gpurun.kubernetes.api import connect
+
+    stop = threading.Event()
+    until_signal(stop.set)
+    api, every, said = connect(invocation.option("kubeconfig")), interval(invocation, _WAIT_S), ""
+    while True:
+        found = api.get_namespaced("apps", "v1", "daemonsets", namespace, name)
+        status = found.get("status") or {}
+        wanted, ready = int(status.get("desiredNumberScheduled", 0)), int(status.get("numberReady", 0))
+        seen = int(status.get("observedGeneration", 0)) >= int(found["metadata"].get("generation", 1))
+        text = f"{namespace}/{name}: done on {ready} of {wanted} nodes"
+        if seen and text != said:
+            log.info(text)
+            said = text
+        if seen and ready >= wanted:
+            return 0
+        if stop.wait(every):
+            raise GpurunError(f"{text}; `kubectl -n {namespace} logs daemonset/{name}` says what it waits for")
+
+
+def _taken_back(invocation: Invocation) -> list[str]:
+    """Do what can be done now; why something is left."""
+    from gpurun.kubernetes.install.host import on_node
+    from gpurun.kubernetes.install.leavings import Leavings
+    from gpurun.kubernetes.install.steps import take_back
+
+    places = Leavings(invocation.option("kubelet-dir", KUBELET_DIR), invocation.option("cdi-dir", CDI_DIR))
+    left: list[str] = []
+    try:
+        answer = json.loads(on_node(invocation.option("host-root").rstrip("/"), lambda: take_back(places)))
+        for text in answer["told"]:
+            log.info(text)
+        left += answer["left"]
+        if invocation.flag("patch-node"):
+            _unlabel(invocation)
+    except GpurunError as e:
+        if not invocation.flag("wait"):
+            raise
+        left.append(str(e))
+    return left
+
+
+def _unlabel(invocation: Invocation) -> None:
+    """Take the labels of GPUs from the node, but for those that Node Feature Discovery keeps."""
+    from gpurun.kubernetes.extra import need
+
+    need("kubernetes")
+    from gpurun.kubernetes.api import connect
+    from gpurun.kubernetes.labels import labels_left
+
+    api, name = connect(invocation.option("kubeconfig")), node_name(invocation)
+    changes = labels_left(api.node(name)["metadata"])
+    if changes:
+        api.label_node(name, changes)
+        log.info(f"node {name}: {len(changes)} labels are gone")
 
 
 def _wish(invocation: Invocation, root: str) -> NodeWish:

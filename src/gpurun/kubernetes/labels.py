@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from typing import Any
 
 from gpurun.errors import GpurunError, strerror_lower
 from gpurun.gpu.host.reads import read_text
@@ -180,6 +181,16 @@ def write_features(path: str, labels: Mapping[str, str]) -> None:
         write_atomically(path, text.encode(), 0o644, durable=True)
     except OSError as e:
         raise GpurunError(f"write {path}: {strerror_lower(e.errno or 0)}") from None
+
+
+#: Where Node Feature Discovery notes which labels of a node are its own, by names with commas between them.
+_NFDS = "nfd.node.kubernetes.io/feature-labels"
+
+
+def labels_left(metadata: Mapping[str, Any]) -> dict[str, str | None]:
+    """What takes our labels from the node with *metadata*; those that Node Feature Discovery has written stay its own."""
+    others = set(str((metadata.get("annotations") or {}).get(_NFDS, "")).split(","))
+    return {name: None for name in patch_of(metadata.get("labels") or {}, {}) if name not in others}
 
 
 def patch_of(now: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str | None]:

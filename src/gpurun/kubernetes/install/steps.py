@@ -7,6 +7,7 @@ installer that was killed goes on, or takes it back.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +19,16 @@ from gpurun.clients.files import Change
 from gpurun.clients.install import installed, uninstalled
 from gpurun.errors import GpurunError, strerror_lower
 from gpurun.gpu.mps.node_service import MPS_ROOT, NodeProgram, end_all
-from gpurun.kubernetes.install.program import put_program, remove_program
+from gpurun.kubernetes.install.leavings import Leavings, check_places, remove_leavings, running_parts
+from gpurun.kubernetes.install.program import containers_of, put_program, remove_program
 from gpurun.kubernetes.install.restart import restart
 from gpurun.kubernetes.install.wish import NO_ENGINE, RECORD, Installed, NodeWish, read_installed, write_installed
 from gpurun.record import replace
 
 _LOCK = "/run/gpurun-node-install.lock"
+#: The node's gpurun where no installer has put one.
+_PACKAGES = "/usr/bin/gpurun"
+_MOST = 50  # of what is told: it comes back through a pipe
 
 
 def install(wish: NodeWish, source: int) -> str:
@@ -62,8 +67,37 @@ def remove() -> str:
         return _remove(before) if before is not None else "nothing of gpurun is installed on this node"
 
 
+def take_back(places: Leavings) -> str:
+    """Take back all that gpurun has brought onto this node, by whichever of its parts.
+
+    Returns a JSON object: ``told``, what was done, and ``left``, why something is still there; then look again later.
+    """
+    check_places(places)
+    told: list[str] = []
+    left: list[str] = []
+    with _alone():
+        _remove_strays()
+        before = read_installed()
+        if before is not None:
+            told.append(_remove(before))
+            users = containers_of(before.wish.program)
+            if users:
+                left.append(
+                    f"{before.wish.program} is needed by {len(users)} containers until they end: {', '.join(users[:5])}"
+                )
+        parts = running_parts(places)
+        if before is None and not parts:
+            left += end_all(MPS_ROOT, NodeProgram((_PACKAGES,)))
+            _remove_empty(os.path.dirname(MPS_ROOT))
+        left += [f"{part} still runs on this node" for part in parts]
+        told += [] if parts else [f"{path} is gone" for path in remove_leavings(places)]
+    more = [f"and {len(told) - _MOST} more"] if len(told) > _MOST else []
+    return json.dumps({"told": told[:_MOST] + more, "left": left})
+
+
 def _remove(before: Installed) -> str:
     wish = before.wish
+    _check_drop_in(wish)
     note = replace(before, removing=True)
     write_installed(note)
     _remove_strays_of(wish)
@@ -83,6 +117,7 @@ def _remove(before: Installed) -> str:
     # MPS daemons of pods are no pod's: whoever has started them need not be there any more.
     for problem in end_all(MPS_ROOT, NodeProgram((wish.program,))):
         log.warning(problem)
+    _remove_empty(os.path.dirname(MPS_ROOT))
     users = remove_program(wish.program, wish.directory)
     if users:
         # The note stays, so that the next one to come, or another removal, looks again.
@@ -91,6 +126,16 @@ def _remove(before: Installed) -> str:
     os.unlink(RECORD)
     _remove_empty(os.path.dirname(RECORD))
     return "; ".join([*told, f"{wish.program} is gone"])
+
+
+def _check_drop_in(wish: NodeWish) -> None:
+    """Raise :class:`GpurunError` unless the file that is to go is one that names our program."""
+    there = files.read(wish.drop_in) if wish.engine == "containerd" and wish.drop_in else None
+    if there is not None and wish.program not in there:
+        raise GpurunError(
+            f"{RECORD} names {wish.drop_in}, which does not name {wish.program} and is not removed; nothing is changed: "
+            f"look at it, and remove {RECORD}"
+        )
 
 
 def _restart(wish: NodeWish, changes: tuple[Change, ...]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 
 from gpurun.clients import files
 from gpurun.clients.install import DROP_INS, FILES, Wish
@@ -21,6 +23,9 @@ RESTARTS = {"containerd": "signal", "crio": "systemd"}
 #: The program on the node, below the directory of the installation, and the node's own note of what is installed.
 PROGRAM = "bin/gpurun"
 RECORD = "/var/lib/gpurun/node-install.json"
+_LARGEST = 65536
+#: Where no installer puts anything.
+_NO_PLACES = ("/proc/", "/sys/", "/dev/")
 
 
 class NodeWish(Record):
@@ -72,19 +77,64 @@ def with_defaults(wish: NodeWish) -> NodeWish:
 
 
 def read_installed(path: str = RECORD) -> Installed | None:
-    """What the node's note says, None where there is none.  Raises :class:`GpurunError`."""
+    """What the node's note says, None where there is none.
+
+    Files are removed by it, as root: one that somebody else can write, or that says what no installer has written, is not
+    obeyed.  Raises :class:`GpurunError`.
+    """
     try:
-        with open(path, encoding="utf-8") as file:
-            document = json.load(file)
-        return Installed(NodeWish(**document["wish"]), bool(document["restart"]), bool(document["removing"]))
+        data, found = read_own(path, _LARGEST)
     except FileNotFoundError:
         return None
     except OSError as e:
         raise GpurunError(f"{path}: {strerror_lower(e.errno or 0)}") from None
-    except (ValueError, KeyError, TypeError):
-        raise GpurunError(
-            f"{path} cannot be read: look what gpurun has in the engine's configuration, and remove it"
-        ) from None
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
+        raise GpurunError(f"{path} can be written by others than root, and is not obeyed: look at it, and remove it")
+    try:
+        document = json.loads(data)
+        noted = Installed(NodeWish(**document["wish"]), document["restart"], document["removing"])
+        problem = _problem(noted)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        problem = "cannot be read"
+    if problem:
+        raise GpurunError(f"{path} {problem}: look what gpurun has in the engine's configuration, and remove this file")
+    return noted
+
+
+def read_own(path: str, limit: int) -> tuple[bytes, os.stat_result]:
+    """(content, what it is) of the regular file *path*, at most *limit* bytes.  Raises OSError: EINVAL for anything else.
+
+    As :func:`gpurun.linux.files.read_regular`, but without /proc, which a node's root seen from a pod need not have.
+    """
+    if not stat.S_ISREG(os.lstat(path).st_mode):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+        return file.read(limit), found
+
+
+def is_plain_path(path: object) -> bool:
+    """Whether *path* is absolute, has no ``..`` or the like in it, and can be printed."""
+    return isinstance(path, str) and path.startswith("/") and os.path.normpath(path) == path and path.isprintable()
+
+
+def _problem(noted: Installed) -> str:
+    """Why no installer has written that; empty: one may have."""
+    wish = noted.wish
+    default = NodeWish("")
+    for name in NodeWish._fields:
+        if type(getattr(wish, name)) is not type(getattr(default, name)):
+            return f"says {name} in a wrong way"
+    if type(noted.restart) is not bool or type(noted.removing) is not bool:
+        return "cannot be read"
+    if wish.engine not in ENGINES or wish.restart not in RESTART_MODES:
+        return f"names the engine {wish.engine!r} and its restart {wish.restart!r}, which are not known"
+    paths = [wish.directory, *([] if wish.engine == NO_ENGINE else [wish.config, wish.drop_in, wish.socket])]
+    wrong = next((path for path in paths if not is_plain_path(path) or path.startswith(_NO_PLACES)), "")
+    return f"names {wrong!r}, where nothing is installed" if wrong else ""
 
 
 def write_installed(installed: Installed, path: str = RECORD) -> None:
