@@ -15,7 +15,7 @@ import pytest
 from gpurun.clients import files
 from gpurun.clients.apply import apply_all
 from gpurun.clients.files import KEPT, Change, read
-from gpurun.clients.install import Wish, installed, places, uninstalled
+from gpurun.clients.install import Setup, places, plan_install, plan_uninstall
 from gpurun.clients.toml_files import RuntimeEntry
 from gpurun.errors import ConfigError, GpurunError
 from tests.clients.containerd_config import CONTAINERD
@@ -41,7 +41,7 @@ def no_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
 
 
-def prepared(case: str, directory: Path) -> Wish:
+def prepared(case: str, directory: Path) -> Setup:
     client, name, text, linked, drop_in = CASES[case]
     (directory / "etc").mkdir(parents=True)
     file = directory / "etc" / name
@@ -51,17 +51,17 @@ def prepared(case: str, directory: Path) -> Wish:
     if text is not None:
         file.write_text(text)
     own = str(directory / "etc" / drop_in) if drop_in else ""
-    return Wish(client, RuntimeEntry("gpurun", "/opt/gpurun", True), str(file), own)
+    return Setup(client, RuntimeEntry("gpurun", "/opt/gpurun", True), str(file), own)
 
 
-def install(wish: Wish) -> None:
-    apply_all(wish, installed(wish))
+def install(setup: Setup) -> None:
+    apply_all(setup, plan_install(setup))
 
 
-def uninstall(wish: Wish) -> None:
-    kept = places(wish)
-    changes = uninstalled(wish)
-    apply_all(wish, changes)
+def uninstall(setup: Setup) -> None:
+    kept = places(setup)
+    changes = plan_uninstall(setup)
+    apply_all(setup, changes)
     for path in {*kept, *[change.path for change in changes]}:
         files.forget_kept(path)
 
@@ -113,19 +113,19 @@ def test_killed_at_each_step(case: str, first: str, tmp_path: Path) -> None:
     """Each file is the old one or the new one; another install ends what was begun, an uninstall takes all of it back."""
     for step in itertools.count():
         directory = tmp_path / str(step)
-        wish = prepared(case, directory)
+        setup = prepared(case, directory)
         before = tree(directory)
-        install(wish)
+        install(setup)
         after = tree(directory)
         if first == "install":
-            uninstall(wish)
+            uninstall(setup)
             assert tree(directory) == before
-        more = killed(step, lambda: install(wish) if first == "install" else uninstall(wish))  # noqa: B023
+        more = killed(step, lambda: install(setup) if first == "install" else uninstall(setup))  # noqa: B023
         for name, text in tree(directory).items():
             assert Path(name).name.startswith(".") or text in (before.get(name), after.get(name))
-        install(wish)
+        install(setup)
         assert tree(directory) == after, f"install, after a kill at step {step}"
-        uninstall(wish)
+        uninstall(setup)
         assert tree(directory) == before, f"uninstall, after a kill at step {step}"
         if not more:
             assert step > 2
@@ -138,9 +138,9 @@ def test_no_space_from_each_step_on(case: str, first: str, tmp_path: Path) -> No
     """What cannot be written is said, and all is as it was: to put a file back takes no space."""
     for step in itertools.count():
         directory = tmp_path / str(step)
-        wish = prepared(case, directory)
+        setup = prepared(case, directory)
         if first == "uninstall":
-            install(wish)
+            install(setup)
         before = tree(directory)
         work = install if first == "install" else uninstall
         reached = False
@@ -153,7 +153,7 @@ def test_no_space_from_each_step_on(case: str, first: str, tmp_path: Path) -> No
 
             count = at_step(step, full, TAKE_SPACE)
             try:
-                work(wish)
+                work(setup)
             except GpurunError as e:
                 assert "no space left on device" in str(e) and str(directory) in str(e)
                 assert "could not be put back" not in str(e)
@@ -165,7 +165,7 @@ def test_no_space_from_each_step_on(case: str, first: str, tmp_path: Path) -> No
 
 
 def test_a_client_that_refuses_and_a_caller_that_interrupts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wish = prepared("containerd, two files", tmp_path)
+    setup = prepared("containerd, two files", tmp_path)
     before = tree(tmp_path)
 
     def interrupted(command: tuple[str, ...]) -> None:
@@ -173,7 +173,7 @@ def test_a_client_that_refuses_and_a_caller_that_interrupts(tmp_path: Path, monk
 
     monkeypatch.setattr("gpurun.clients.apply._check", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        install(wish)
+        install(setup)
     assert tree(tmp_path) == before
 
 
@@ -181,27 +181,27 @@ def test_the_file_stays_what_it_was_but_for_its_text(tmp_path: Path) -> None:
     """Owner, mode, attributes, and that it is a link."""
     if os.geteuid() != 0:
         pytest.skip("files of others are made by root")
-    wish = prepared("docker, a link", tmp_path)
+    setup = prepared("docker, a link", tmp_path)
     file = tmp_path / "elsewhere/the-file"
     os.chown(file, 1234, 4321)
     file.chmod(0o640)
     os.setxattr(file, "user.note", b"mine")
     for work in (install, uninstall):
-        work(wish)
+        work(setup)
         found = file.lstat()
         assert (found.st_uid, found.st_gid, found.st_mode & 0o7777) == (1234, 4321, 0o640)
         assert os.getxattr(file, "user.note") == b"mine"
-        assert os.readlink(wish.path) == "../elsewhere/the-file"
-    install(wish)
-    assert (os.stat(wish.path + KEPT).st_uid, Path(wish.path + KEPT).read_text()) == (1234, JSON)
+        assert os.readlink(setup.path) == "../elsewhere/the-file"
+    install(setup)
+    assert (os.stat(setup.path + KEPT).st_uid, Path(setup.path + KEPT).read_text()) == (1234, JSON)
 
 
 def test_a_file_that_somebody_has_changed_meanwhile_is_left(tmp_path: Path) -> None:
-    wish = prepared("docker, a file", tmp_path)
-    changes = installed(wish)
-    Path(wish.path).write_text('{"debug": true}')
+    setup = prepared("docker, a file", tmp_path)
+    changes = plan_install(setup)
+    Path(setup.path).write_text('{"debug": true}')
     with pytest.raises(GpurunError, match="was changed by another program meanwhile"):
-        apply_all(wish, changes)
+        apply_all(setup, changes)
     assert tree(tmp_path) == {"etc/daemon.json": '{"debug": true}'}
 
 

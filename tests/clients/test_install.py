@@ -16,7 +16,7 @@ import pytest
 from gpurun.cli.parse import parse
 from gpurun.clients import ledger
 from gpurun.clients.files import KEPT, apply
-from gpurun.clients.install import CLIENTS, Wish, installed, uninstalled
+from gpurun.clients.install import CLIENTS, Setup, plan_install, plan_uninstall
 from gpurun.clients.toml_files import RuntimeEntry
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.toolkit.install import install, uninstall
@@ -33,19 +33,19 @@ TEXTS = {
 NAMES = {"docker": "daemon.json", "containerd": "config.toml", "podman": "containers.conf", "crio": "crio.conf"}
 
 
-def wish(client: str, directory: Path, default: bool = False, **more: Any) -> Wish:
-    return Wish(client, RuntimeEntry("gpurun", PROGRAM, default), str(directory / NAMES[client]), **more)
+def setup_of(client: str, directory: Path, default: bool = False, **more: Any) -> Setup:
+    return Setup(client, RuntimeEntry("gpurun", PROGRAM, default), str(directory / NAMES[client]), **more)
 
 
-def done(asked: Wish) -> dict[str, str]:
+def done(asked: Setup) -> dict[str, str]:
     """What is in the directory after `install`."""
-    for change in installed(asked):
+    for change in plan_install(asked):
         apply(change)
     return tree(Path(asked.path).parent)
 
 
-def undone(asked: Wish) -> dict[str, str]:
-    for change in uninstalled(asked):
+def undone(asked: Setup) -> dict[str, str]:
+    for change in plan_uninstall(asked):
         apply(change)
     return {name: text for name, text in tree(Path(asked.path).parent).items() if not name.endswith(KEPT)}
 
@@ -61,12 +61,12 @@ def test_there_and_back(client: str, before: str, default: bool, tmp_path: Path)
     if before == "a file":
         (tmp_path / NAMES[client]).write_text(TEXTS[client])
     start = tree(tmp_path)
-    asked = wish(client, tmp_path, default)
+    asked = setup_of(client, tmp_path, default)
     first = done(asked)
     assert any(PROGRAM in text for text in first.values())
-    assert installed(asked) == (), "the second time there is nothing to do"
+    assert plan_install(asked) == (), "the second time there is nothing to do"
     assert undone(asked) == start
-    assert uninstalled(asked) == ()
+    assert plan_uninstall(asked) == ()
 
 
 @pytest.mark.parametrize("client", ["docker", "containerd"])
@@ -74,17 +74,17 @@ def test_what_was_changed_since_stays(client: str, tmp_path: Path) -> None:
     """The administrator's own change after `install` is not lost by `uninstall`."""
     file = tmp_path / NAMES[client]
     file.write_text(TEXTS[client])
-    done(wish(client, tmp_path))
+    done(setup_of(client, tmp_path))
     old, new = ("journald", "syslog") if client == "docker" else ("pause:3.9", "pause:3.10")
     file.write_text(file.read_text().replace(old, new))
-    after = undone(wish(client, tmp_path))
+    after = undone(setup_of(client, tmp_path))
     read = json.loads if client == "docker" else tomllib.loads
     assert read(after[file.name]) == read(TEXTS[client].replace(old, new))
 
 
 def test_docker_keeps_its_form(tmp_path: Path) -> None:
     (tmp_path / "daemon.json").write_text(DAEMON_JSON)
-    made = done(wish("docker", tmp_path, default=True))
+    made = done(setup_of("docker", tmp_path, default=True))
     kata = '"kata": {"path": "/usr/bin/kata"}'
     expected = DAEMON_JSON.replace(kata, f'{kata}, "gpurun": {{"path": "{PROGRAM}"}}')
     assert made["daemon.json"] == expected.replace("\n}\n", ',\n  "default-runtime": "gpurun"\n}\n')
@@ -93,7 +93,7 @@ def test_docker_keeps_its_form(tmp_path: Path) -> None:
 
 def test_containerd_keeps_comments_and_is_like_the_default_runtime(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(CONTAINERD)
-    text = done(wish("containerd", tmp_path))["config.toml"]
+    text = done(setup_of("containerd", tmp_path))["config.toml"]
     assert text.startswith("version = 2  # ours\n") and "# mirrored" in text
     section = tomllib.loads(text)["plugins"][V2]["containerd"]
     assert section["runtimes"]["gpurun"]["options"] == {"SystemdCgroup": True, "BinaryName": PROGRAM}
@@ -104,8 +104,8 @@ def test_a_default_that_was_made_stays_until_it_is_taken_out(tmp_path: Path) -> 
     for client in ("docker", "containerd"):
         directory = tmp_path / client
         directory.mkdir()
-        done(wish(client, directory, default=True))
-        assert installed(wish(client, directory)) == ()
+        done(setup_of(client, directory, default=True))
+        assert plan_install(setup_of(client, directory)) == ()
 
 
 @pytest.mark.parametrize("whose", ["the main file's", "an imported file's", "nobody's"])
@@ -116,7 +116,7 @@ def test_the_file_of_containerd_that_counts(whose: str, tmp_path: Path) -> None:
     other.parent.mkdir()
     other.write_text(CONTAINERD if whose == "an imported file's" else "version = 3\n[debug]\nlevel = 'warn'\n")
     before = tree(tmp_path)
-    asked = wish("containerd", tmp_path)
+    asked = setup_of("containerd", tmp_path)
     made = done(asked)
     (changed,) = [name for name, text in made.items() if text != before.get(name) and not name.endswith(KEPT)]
     expected = {
@@ -133,32 +133,32 @@ def test_a_file_of_its_own_for_containerd(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(CONTAINERD)
     start = tree(tmp_path)
     drop_in = tmp_path / "conf.d/50-gpurun.toml"
-    asked = wish("containerd", tmp_path, drop_in=str(drop_in))
+    asked = setup_of("containerd", tmp_path, drop_in=str(drop_in))
     made = done(asked)
     table = tomllib.loads(made["conf.d/50-gpurun.toml"])["plugins"][V2]
     assert table["sandbox_image"] == "registry/pause:3.9" and "gpurun" in table["containerd"]["runtimes"]
     assert tomllib.loads(made["config.toml"])["imports"] == [f"{tmp_path}/conf.d/*.toml"]
-    assert installed(asked) == () and undone(asked) == start
+    assert plan_install(asked) == () and undone(asked) == start
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_what_means_the_same_already_is_left_alone(client: str, tmp_path: Path) -> None:
     """Whoever wrote it wrote it otherwise: another version of gpurun, or an administrator."""
-    asked = wish(client, tmp_path)
+    asked = setup_of(client, tmp_path)
     done(asked)
     (file,) = [path for path in tmp_path.rglob("*") if path.is_file()]
     text = file.read_text()
     other = f"# another hand\n{text}\n[a.table.without.keys]\n"
     file.write_text(text.replace("{", "{ ", 1) if client == "docker" else other)
-    assert installed(asked) == ()
+    assert plan_install(asked) == ()
     file.write_text(file.read_text().replace(PROGRAM, f"{PROGRAM}-other"))
-    assert len(installed(asked)) == 1, "what means something else is not"
+    assert len(plan_install(asked)) == 1, "what means something else is not"
 
 
 def test_a_file_of_its_own_beside_others(tmp_path: Path) -> None:
     """It comes last, so it repeats the table that counted before; an import that others use stays."""
     (tmp_path / "config.toml").write_text("version = 2\n")
-    asked = wish("containerd", tmp_path, drop_in=str(tmp_path / "conf.d/gpurun.toml"))
+    asked = setup_of("containerd", tmp_path, drop_in=str(tmp_path / "conf.d/gpurun.toml"))
     done(asked)
     other = tmp_path / "conf.d/99-nvidia.toml"
     other.write_text(CONTAINERD)
@@ -178,7 +178,7 @@ def test_podmans_lists_of_runtimes(tmp_path: Path) -> None:
         '[engine]\nruntime_supports_nocgroup = ["youki", {append = true}]\n'
         'runtime_supports_json = [{append = false}, "kata"]\n'
     )
-    engine = tomllib.loads(done(wish("podman", tmp_path, True))["containers.conf.d/gpurun.conf"])["engine"]
+    engine = tomllib.loads(done(setup_of("podman", tmp_path, True))["containers.conf.d/gpurun.conf"])["engine"]
     assert engine == {
         "runtime": "gpurun",
         "runtime_supports_json": ["kata", "gpurun"],
@@ -202,7 +202,7 @@ def test_podmans_lists_of_runtimes(tmp_path: Path) -> None:
 def test_a_broken_file_is_not_touched(client: str, text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / NAMES[client]).write_text(text)
     with pytest.raises(ConfigError, match=words):
-        installed(wish(client, tmp_path))
+        plan_install(setup_of(client, tmp_path))
 
 
 @pytest.fixture(autouse=True)
@@ -299,14 +299,14 @@ def test_containerds_own_configuration(default: bool, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     text = subprocess.run(["containerd", "config", "default"], capture_output=True, text=True, check=True).stdout
     file.write_text(text)
-    done(wish("containerd", tmp_path, default))
+    done(setup_of("containerd", tmp_path, default))
     command = ["containerd", "--config", str(file), "config", "dump"]
     plugins = tomllib.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["plugins"]
     section = (plugins.get(V3) or plugins[V2])["containerd"]
     assert section["runtimes"]["gpurun"]["options"]["BinaryName"] == PROGRAM
     assert section["default_runtime_name"] == ("gpurun" if default else "runc")
     assert "runc" in section["runtimes"]
-    assert undone(wish("containerd", tmp_path, default)) == {"config.toml": text}
+    assert undone(setup_of("containerd", tmp_path, default)) == {"config.toml": text}
 
 
 @pytest.mark.clients
@@ -352,7 +352,7 @@ def test_containerd_keeps_its_own_runtime(tmp_path: Path, text: str | None, defa
     """containerd 1 takes the table of runtimes whole; without runc, its default, the plugin for pods would not start."""
     if text is not None:
         (tmp_path / "config.toml").write_text(text)
-    asked = wish("containerd", tmp_path, default)
+    asked = setup_of("containerd", tmp_path, default)
     section = tomllib.loads(done(asked)["config.toml"])["plugins"][V2]["containerd"]
     assert section["runtimes"]["runc"] == {"runtime_type": "io.containerd.runc.v2"}
     assert section.get("default_runtime_name", "runc") == ("gpurun" if default else "runc")

@@ -8,26 +8,26 @@ import tempfile
 
 from gpurun.clients import files
 from gpurun.clients.files import Change
-from gpurun.clients.install import Wish, check_command, places
+from gpurun.clients.install import Setup, check_command, places
 from gpurun.errors import GpurunError, strerror_lower
 
 
-def apply_all(wish: Wish, changes: tuple[Change, ...]) -> None:
+def apply_all(setup: Setup, changes: tuple[Change, ...]) -> None:
     """Write *changes* and let the client read them.  Raises :class:`GpurunError`: then everything is as it was.
 
     Whoever ends us half-way (SIGINT too) leaves old files and new ones, each of them whole: the next `install` or
     `uninstall` goes on from there.
     """
-    for path in {*places(wish), *[change.path for change in changes]}:
+    for path in {*places(setup), *[change.path for change in changes]}:
         files.remove_strays(path)
     done: list[tuple[Change, str]] = []
     try:
         for change in changes:
             done.append((change, files.make(change)))
         if changes:
-            _check(check_command(wish.client, wish.file()))
+            _check(check_command(setup.client, setup.file()))
     except BaseException as e:
-        left = _taken_back(done)
+        left = _take_back(done)
         if left:
             raise GpurunError(f"{e}; and this could not be put back: {'; '.join(left)}") from None
         raise
@@ -35,21 +35,21 @@ def apply_all(wish: Wish, changes: tuple[Change, ...]) -> None:
         files.settle(change, saved)
 
 
-def refused(wish: Wish, changes: tuple[Change, ...]) -> str:
+def check_beforehand(setup: Setup, changes: tuple[Change, ...]) -> str:
     """What the client's own program says against *changes* that are not made yet; empty where it can't be asked so."""
-    if wish.client != "docker" or not changes or changes[0].text is None:  # the others read several files together
+    if setup.client != "docker" or not changes or changes[0].text is None:  # the others read several files together
         return ""
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
         file.write(changes[0].text)
         file.flush()
         try:
-            _check(check_command(wish.client, file.name))
+            _check(check_command(setup.client, file.name))
         except GpurunError as e:
             return str(e).replace(file.name, changes[0].path)
     return ""
 
 
-def _taken_back(done: list[tuple[Change, str]]) -> list[str]:
+def _take_back(done: list[tuple[Change, str]]) -> list[str]:
     """Put back the files of *done*; for each where that fails, where it is now and why."""
     left = []
     for change, saved in reversed(done):

@@ -10,7 +10,7 @@ from gpurun.errors import ConfigError
 from gpurun.formats.jsonedit import with_member, without_member
 
 
-def added(text: str | None, path: str, wanted: RuntimeEntry) -> str:
+def add_runtime(text: str | None, path: str, wanted: RuntimeEntry) -> str:
     """daemon.json with the runtime *wanted*; *text* None is no file.  Raises :class:`ConfigError`."""
     document = _document(text, path)
     members: list[tuple[tuple[str, ...], Any]] = [(("runtimes", wanted.name, "path"), wanted.binary)]
@@ -25,7 +25,7 @@ def added(text: str | None, path: str, wanted: RuntimeEntry) -> str:
     return made
 
 
-def taken_out(text: str, path: str, name: str) -> str:
+def remove_runtime(text: str, path: str, name: str) -> str:
     """daemon.json without the runtime *name*; empty when nothing would be left."""
     document = _document(text, path)
     made = without_member(text, ("runtimes", name))

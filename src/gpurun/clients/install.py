@@ -1,6 +1,6 @@
 """What to change in a client's configuration so that it knows gpurun, or knows it no more; what checks it; who calls gpurun.
 
-Reading decides everything, and changes nothing: :func:`installed` and :func:`uninstalled` return the changes.
+Reading decides everything, and changes nothing: :func:`plan_install` and :func:`plan_uninstall` return the changes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SCRIPT = 65536
 _VERSION = re.compile(r"\bv?(\d+)\.(\d+)")
 
 
-class Wish(Record):
+class Setup(Record):
     """*client* is to know the runtime *entry*; *path* is its file, empty for the usual one, *drop_in* a file of our own."""
 
     client: str
@@ -64,14 +64,14 @@ def runtime_class(name: str) -> str:
     return f"apiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata:\n  name: {name}\nhandler: {name}\n"
 
 
-def installed(wish: Wish) -> tuple[Change, ...]:
+def plan_install(setup: Setup) -> tuple[Change, ...]:
     """The changes after which the client knows the runtime; none where it does.  Raises :class:`ConfigError`, OSError.
 
     A file that means the same already stays as it is, however it is written: a client is not restarted for a blank line, or
     for a header that another version of gpurun writes and this one does not.
     """
-    made = [change for change in _installed(wish) if not _same(wish.client, change.path, change.before, change.text)]
-    return tuple([replace(change, keep=change.keep and not _told_already(wish, change)) for change in made])
+    made = [change for change in _plan_install(setup) if not _same(setup.client, change.path, change.before, change.text)]
+    return tuple([replace(change, keep=change.keep and not _is_configured(setup, change)) for change in made])
 
 
 def _same(client: str, path: str, before: str | None, after: str | None) -> bool:
@@ -82,69 +82,69 @@ def _same(client: str, path: str, before: str | None, after: str | None) -> bool
     return bool(meaning(before, path) == meaning(after, path))
 
 
-def _told_already(wish: Wish, change: Change) -> bool:
+def _is_configured(setup: Setup, change: Change) -> bool:
     """Whether the file of *change* names gpurun already, and so is none that was there before gpurun."""
-    if wish.client not in ("docker", "containerd"):
+    if setup.client not in ("docker", "containerd"):
         return True  # a file of our own
-    ours = wish.entry.binary
-    known = [entry.binary for entry in _entries(wish.client, change.before, change.path)]
+    ours = setup.entry.binary
+    known = [entry.binary for entry in _entries(setup.client, change.before, change.path)]
     return any(_calls(binary, {ours}) or (binary.startswith("/") and _calls(ours, {binary})) for binary in known)
 
 
-def _installed(wish: Wish) -> list[Change]:
-    path = wish.file()
-    if wish.drop_in and wish.client != "containerd":
-        raise UsageError(f"--drop-in is for containerd, not for {wish.client}: leave it out")
-    if wish.client == "docker":
+def _plan_install(setup: Setup) -> list[Change]:
+    path = setup.file()
+    if setup.drop_in and setup.client != "containerd":
+        raise UsageError(f"--drop-in is for containerd, not for {setup.client}: leave it out")
+    if setup.client == "docker":
         text = read(path)
         return [
             Change(
                 path,
-                docker.added(text, path, _kept_default(wish.entry, docker.entry(text or "", path, wish.entry.name))),
+                docker.add_runtime(text, path, _kept_default(setup.entry, docker.entry(text or "", path, setup.entry.name))),
                 text,
             )
         ]
-    if wish.client == "containerd":
-        return _containerd(wish, path)
-    drop_in = _beside(path, wish.client)
+    if setup.client == "containerd":
+        return _containerd(setup, path)
+    drop_in = _beside(path, setup.client)
     own = read(drop_in)
-    if wish.client == "podman":
-        text = toml_files.podman(drop_in, own, wish.entry, _podman_lists(path, drop_in))
+    if setup.client == "podman":
+        text = toml_files.podman(drop_in, own, setup.entry, _podman_lists(path, drop_in))
         return [Change(drop_in, text, own)]
-    made = toml_files.crio(path, read(path), drop_in, wish.entry, own=own)
+    made = toml_files.crio(path, read(path), drop_in, setup.entry, own=own)
     return [Change(file, text, own) for file, text in made]
 
 
-def uninstalled(wish: Wish) -> tuple[Change, ...]:
+def plan_uninstall(setup: Setup) -> tuple[Change, ...]:
     """The changes after which the client knows the runtime no more."""
-    path, name = wish.file(), wish.entry.name
-    if wish.client in ("podman", "crio"):
-        if binary_of(wish) is None:
+    path, name = setup.file(), setup.entry.name
+    if setup.client in ("podman", "crio"):
+        if binary_of(setup) is None:
             return ()
-        drop_in = _beside(path, wish.client)
+        drop_in = _beside(path, setup.client)
         there = read(drop_in) or ""
-        if wish.client == "podman":
+        if setup.client == "podman":
             left = toml_files.without_podman(there, drop_in, name, _podman_lists(path, drop_in))
         else:
             left = toml_files.without_crio(there, drop_in, name)
         return (Change(drop_in, left or None, there, False),)
-    if wish.client == "containerd" and wish.drop_in and (ours := _drop_in_taken_out(wish, path)):
+    if setup.client == "containerd" and setup.drop_in and (ours := _plan_drop_in_removal(setup, path)):
         return ours  # else a file of version 1, which imports nothing
     made = []
-    for file in [path] if wish.client == "docker" else _files_of_containerd(path):
+    for file in [path] if setup.client == "docker" else _files_of_containerd(path):
         before = read(file)
         if before is None:
             continue
-        found = (docker.entry if wish.client == "docker" else toml_files.containerd_entry)(before, file, name)
+        found = (docker.entry if setup.client == "docker" else toml_files.containerd_entry)(before, file, name)
         if found is None:
             continue
         kept = read(file + KEPT)
-        if _is_ours(wish.client, file, kept, before, found):
+        if _is_ours(setup.client, file, kept, before, found):
             made.append(Change(file, kept, before))
             continue
-        text = (docker.taken_out if wish.client == "docker" else toml_files.without_containerd)(before, file, name)
+        text = (docker.remove_runtime if setup.client == "docker" else toml_files.without_containerd)(before, file, name)
         made.append(Change(file, text or (None if kept is None else kept), before, False))
-        if kept is not None and _same(wish.client, file, kept, text or kept):
+        if kept is not None and _same(setup.client, file, kept, text or kept):
             made.append(Change(file + KEPT, None, kept))  # somebody has written it anew; there is nothing in it to keep
     return tuple(made)
 
@@ -154,7 +154,7 @@ def _is_ours(client: str, file: str, kept: str | None, text: str, found: Runtime
     for cdi in (False, True):
         wanted = replace(found, cdi=cdi)
         if client == "docker":
-            made = docker.added(kept, file, wanted)
+            made = docker.add_runtime(kept, file, wanted)
         else:
             start = f"version = {toml_files.version_of(text, file)}\n" if kept is None else kept
             made = toml_files.containerd(file, start, "", wanted)[0][1]
@@ -163,37 +163,37 @@ def _is_ours(client: str, file: str, kept: str | None, text: str, found: Runtime
     return False
 
 
-def _containerd(wish: Wish, path: str) -> list[Change]:
+def _containerd(setup: Setup, path: str) -> list[Change]:
     """The runtime goes into the file whose table of the CRI plugin counts: containerd before 2.1 takes the last one."""
     text = read(path)
-    if wish.drop_in:
-        return _containerd_drop_in(wish, path, text)
+    if setup.drop_in:
+        return _containerd_drop_in(setup, path, text)
     counts = _that_counts(path)
     if not counts:
         own = _beside(path, "containerd")
         imported = any(fnmatch.fnmatch(own, pattern) for pattern in toml_files.imports_of(text or "", path))
         counts = own if imported else path
     before = read(counts)
-    entry = _kept_default(wish.entry, toml_files.containerd_entry(before or "", counts, wish.entry.name))
+    entry = _kept_default(setup.entry, toml_files.containerd_entry(before or "", counts, setup.entry.name))
     start = before if before is not None else f"version = {_version_for(text, path)}\n"
     made_text = toml_files.containerd(counts, start, "", entry)[0][1]
     return [Change(counts, made_text, before)]
 
 
-def _containerd_drop_in(wish: Wish, path: str, text: str | None) -> list[Change]:
+def _containerd_drop_in(setup: Setup, path: str, text: str | None) -> list[Change]:
     """A file of our own, which repeats the table of the CRI plugin of the file that counts without it."""
-    own = os.path.abspath(wish.drop_in)
+    own = os.path.abspath(setup.drop_in)
     before = read(own)
     counts = _that_counts(path, own)
-    entry = _kept_default(wish.entry, toml_files.containerd_entry(before or "", own, wish.entry.name))
+    entry = _kept_default(setup.entry, toml_files.containerd_entry(before or "", own, setup.entry.name))
     start = text if text else f"{toml_files.MADE}version = {_version_for(text, path)}\n"
     made = toml_files.containerd(path, start, own, entry, read(counts) if counts not in ("", path) else None)
     return [Change(file, new, text if file == path else before) for file, new in made]
 
 
-def _drop_in_taken_out(wish: Wish, path: str) -> tuple[Change, ...]:
+def _plan_drop_in_removal(setup: Setup, path: str) -> tuple[Change, ...]:
     """The file of our own goes, and so does its directory from the imports, if that was put there for it alone."""
-    own = os.path.abspath(wish.drop_in)
+    own = os.path.abspath(setup.drop_in)
     before, main, kept = read(own), read(path), read(path + KEPT)
     ours = [(own + KEPT, read(own + KEPT)), (own, before)]
     made = [Change(file, None, text) for file, text in ours if text is not None]
@@ -267,28 +267,28 @@ def _podman_lists(path: str, own: str) -> dict[str, tuple[str, ...]]:
     return lists
 
 
-def binary_of(wish: Wish) -> str | None:
-    """The program that the client calls for the runtime of *wish*, None where it knows no such runtime."""
-    name = wish.entry.name
-    if wish.client in ("podman", "crio"):
-        drop_in = _beside(wish.file(), wish.client)
-        return (toml_files.podman_binary if wish.client == "podman" else toml_files.crio_binary)(
+def binary_of(setup: Setup) -> str | None:
+    """The program that the client calls for the runtime of *setup*, None where it knows no such runtime."""
+    name = setup.entry.name
+    if setup.client in ("podman", "crio"):
+        drop_in = _beside(setup.file(), setup.client)
+        return (toml_files.podman_binary if setup.client == "podman" else toml_files.crio_binary)(
             read(drop_in) or "", drop_in, name
         )
     return next(
-        (entry.binary for file in places(wish) for entry in _entries(wish.client, read(file), file) if entry.name == name),
+        (entry.binary for file in places(setup) for entry in _entries(setup.client, read(file), file) if entry.name == name),
         None,
     )
 
 
-def places(wish: Wish) -> list[str]:
+def places(setup: Setup) -> list[str]:
     """The files that `install` may change."""
-    path = wish.file()
-    if wish.client == "docker":
+    path = setup.file()
+    if setup.client == "docker":
         return [path]
-    if wish.client == "containerd":
-        return list(dict.fromkeys([*_files_of_containerd(path), wish.drop_in or _beside(path, "containerd")]))
-    return [_beside(path, wish.client)]
+    if setup.client == "containerd":
+        return list(dict.fromkeys([*_files_of_containerd(path), setup.drop_in or _beside(path, "containerd")]))
+    return [_beside(path, setup.client)]
 
 
 def callers(client: str, changes: tuple[Change, ...], programs: set[str], path: str = "") -> list[str]:
@@ -296,7 +296,7 @@ def callers(client: str, changes: tuple[Change, ...], programs: set[str], path: 
     after = {change.path: change.text for change in changes}
     found = []
     for main in {path or FILES[client], FILES[client]}:
-        for file in places(Wish(client, RuntimeEntry("", ""), main)):
+        for file in places(Setup(client, RuntimeEntry("", ""), main)):
             text = after[file] if file in after else read(file)
             found += [entry.name for entry in _entries(client, text, file) if _calls(entry.binary, programs)]
     return found

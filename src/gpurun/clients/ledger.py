@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 
 from gpurun import log
 from gpurun.clients import files
-from gpurun.clients.install import Wish
+from gpurun.clients.install import Setup
 from gpurun.clients.toml_files import RuntimeEntry
 from gpurun.errors import ConfigError, GpurunError, strerror_lower
 from gpurun.linux.procfs import boot_id
@@ -27,7 +27,7 @@ _LOCK = ".gpurun.install"
 PATIENCE = 120.0
 
 
-class Told(Record):
+class Entry(Record):
     """*client* has been told, in its file *path* (*drop_in*: in that one), of the runtime *name*, the program *binary*.
 
     *program* is the gpurun that did it.  *unread* is empty once the client has read it; else the boot and the nanosecond of
@@ -43,51 +43,51 @@ class Told(Record):
     unread: str = ""
     needs: str = ""
 
-    def wish(self) -> Wish:
+    def setup(self) -> Setup:
         """What `uninstall` takes back."""
-        return Wish(self.client, RuntimeEntry(self.name, self.binary), self.path, self.drop_in)
+        return Setup(self.client, RuntimeEntry(self.name, self.binary), self.path, self.drop_in)
 
-    def same_place(self, other: Told) -> bool:
+    def same_place(self, other: Entry) -> bool:
         """Whether *other* is of the same runtime in the same file of the same client."""
         return (self.client, self.name, self.path) == (other.client, other.name, other.path)
 
 
-def told(wish: Wish, program: str, whole: bool) -> Told:
-    """The note of *wish*, written now and read by nobody; *whole*: a reload is not enough for it."""
-    drop_in = os.path.abspath(wish.drop_in) if wish.drop_in else ""
-    path, needs = os.path.abspath(wish.file()), "restart" if whole else "reload"
-    return Told(wish.client, wish.entry.name, path, drop_in, wish.entry.binary, program, now(), needs)
+def new_entry(setup: Setup, program: str, whole: bool) -> Entry:
+    """The note of *setup*, written now and read by nobody; *whole*: a reload is not enough for it."""
+    drop_in = os.path.abspath(setup.drop_in) if setup.drop_in else ""
+    path, needs = os.path.abspath(setup.file()), "restart" if whole else "reload"
+    return Entry(setup.client, setup.entry.name, path, drop_in, setup.entry.binary, program, now(), needs)
 
 
-def entries() -> tuple[Told, ...]:
+def entries() -> tuple[Entry, ...]:
     """All notes.  One that cannot be read is none, with a warning."""
     path = _path()
     try:
         return tuple(
-            [Told(**{name: str(entry[name]) for name in Told._fields}) for entry in json.loads(files.read(path) or "[]")]
+            [Entry(**{name: str(entry[name]) for name in Entry._fields}) for entry in json.loads(files.read(path) or "[]")]
         )
     except (OSError, ConfigError, ValueError, TypeError, KeyError) as e:
         log.warning(f"{path}, the record of what `install` has changed, cannot be read; a new one is begun: {e}")
         return ()
 
 
-def find(entry: Told) -> Told | None:
+def find(entry: Entry) -> Entry | None:
     """The note of the same client, file and runtime as *entry*."""
     return next((other for other in entries() if other.same_place(entry)), None)
 
 
-def note(entry: Told) -> None:
+def note(entry: Entry) -> None:
     """Note *entry*, in place of the one of the same client, file and runtime.  Raises :class:`GpurunError`."""
     _write([*[other for other in entries() if not other.same_place(entry)], entry])
 
 
-def read_by_client(entry: Told) -> None:
+def read_by_client(entry: Entry) -> None:
     """The client has read what *entry* noted.  Raises :class:`GpurunError`."""
     if find(entry) is not None:
         note(replace(entry, unread=""))
 
 
-def forget(entry: Told) -> None:
+def forget(entry: Entry) -> None:
     """*entry* has been taken back.  Raises :class:`GpurunError`."""
     known = entries()
     left = [other for other in known if not other.same_place(entry)]
@@ -96,7 +96,7 @@ def forget(entry: Told) -> None:
 
 
 def now() -> str:
-    """This moment, as :attr:`Told.unread` says it."""
+    """This moment, as :attr:`Entry.unread` says it."""
     return f"{boot_id()} {time.monotonic_ns()}"
 
 
@@ -138,11 +138,11 @@ def _lock(fd: int, path: str) -> None:
             time.sleep(0.1)
 
 
-def _write(left: list[Told]) -> None:
+def _write(left: list[Entry]) -> None:
     path = _path()
     files.remove_strays(path)
     if left:
-        document = [{name: getattr(entry, name) for name in Told._fields} for entry in left]
+        document = [{name: getattr(entry, name) for name in Entry._fields} for entry in left]
         files.write(path, json.dumps(document, indent=1) + "\n")
         return
     with suppress(FileNotFoundError):

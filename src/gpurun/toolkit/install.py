@@ -11,19 +11,19 @@ import os
 import shutil
 
 from gpurun.clients import files, ledger, restart
-from gpurun.clients.apply import apply_all, refused
+from gpurun.clients.apply import apply_all, check_beforehand
 from gpurun.clients.files import Change
 from gpurun.clients.install import (
     CLIENTS,
     KUBERNETES,
-    Wish,
+    Setup,
     binary_of,
     callers,
     client_of_kubernetes,
-    installed,
     places,
+    plan_install,
+    plan_uninstall,
     runtime_class,
-    uninstalled,
 )
 from gpurun.clients.toml_files import RuntimeEntry
 from gpurun.errors import GpurunError, UsageError, oserror_text
@@ -45,45 +45,45 @@ def install(invocation: Invocation) -> int:
     if invocation.flag("runtime-class"):
         write_stdout(runtime_class(invocation.option("name") or "gpurun"))
         return 0
-    what, wish = _wish(invocation)
-    asked = _asked(invocation, {wish.client})
-    no_names = invocation.flag("no-names") or wish.client not in _ASK_FOR_GPUS
+    what, setup = _setup(invocation)
+    asked = _asked(invocation, {setup.client})
+    no_names = invocation.flag("no-names") or setup.client not in _ASK_FOR_GPUS
     with ledger.alone():
-        changes = installed(wish)
+        changes = plan_install(setup)
         names = "" if no_names else _missing_names()
         missing = missing_links(names, own_path(), force=False) if names else []
-        whole = bool(missing) or wish.entry.cdi
-        entry = ledger.told(wish, own_path() if is_one_file() else wish.entry.binary, whole)
+        whole = bool(missing) or setup.entry.cdi
+        entry = ledger.new_entry(setup, own_path() if is_one_file() else setup.entry.binary, whole)
         before = ledger.find(entry)
         again = False
         if before is not None and not changes:  # somebody who was killed may not have come to the restart
             unread = ledger.since(before.unread)
-            again = bool(asked) and unread is not None and not restart.has_read(wish.client, unread)
+            again = bool(asked) and unread is not None and not restart.has_read(setup.client, unread)
             whole = whole or (again and before.needs == restart.RESTART)
         if invocation.flag("dry-run"):
             _show(changes)
             if missing:
                 write_stdout(f"# and links of NVIDIA's names in {names}, for --gpus\n")
-            _show_restart(wish.client, bool(changes or missing or again), whole, asked)
-            if problem := refused(wish, changes):
+            _show_restart(setup.client, bool(changes or missing or again), whole, asked)
+            if problem := check_beforehand(setup, changes):
                 raise GpurunError(problem)
             return 0
         if changes:
             ledger.note(entry)
             try:
-                _apply(wish, changes)
+                _apply(setup, changes)
             except BaseException:
                 ledger.note(before) if before is not None else ledger.forget(entry)
                 raise
         for path, target in link_names(names, own_path(), force=False) if missing else ():
             _say(f"{path} -> {target}")
     if not changes:
-        _say(f"{wish.client} knows the runtime {wish.entry.name} already ({wish.file()})")
-    if (changes or missing or again) and _restart(wish.client, whole, asked):
+        _say(f"{setup.client} knows the runtime {setup.entry.name} already ({setup.file()})")
+    if (changes or missing or again) and _restart(setup.client, whole, asked):
         with ledger.alone():
             ledger.read_by_client(entry)
     if what == KUBERNETES:
-        name = wish.entry.name
+        name = setup.entry.name
         _say(f"pods name it by `runtimeClassName: {name}`, once for each cluster: gpurun install kubernetes --runtime-class")
     return 0
 
@@ -95,10 +95,12 @@ def uninstall(invocation: Invocation) -> int:
     :class:`UsageError` for wrong options, :class:`GpurunError` for what could not be taken back.
     """
     if invocation.args[0] != ALL:
-        what, wish = _wish(invocation)
-        _uninstall(invocation, wish, _asked(invocation, {wish.client}), own_path() if is_one_file() else wish.entry.binary)
+        what, setup = _setup(invocation)
+        _uninstall(
+            invocation, setup, _asked(invocation, {setup.client}), own_path() if is_one_file() else setup.entry.binary
+        )
         if what == KUBERNETES:
-            _say(f"in the cluster: kubectl delete runtimeclass {wish.entry.name}")
+            _say(f"in the cluster: kubectl delete runtimeclass {setup.entry.name}")
         return 0
     if given := [name for name in ("name", "path", "config", "drop-in") if invocation.option(name)]:
         raise UsageError(f"uninstall all: --{given[0]} is for one client")
@@ -111,12 +113,12 @@ def uninstall(invocation: Invocation) -> int:
     failed = []
     for entry in noted:
         try:
-            wish = entry.wish()
-            if binary_of(wish) not in (entry.binary, None):
-                _say(f"{wish.file()}: {entry.name} is another program now, and stays")
+            setup = entry.setup()
+            if binary_of(setup) not in (entry.binary, None):
+                _say(f"{setup.file()}: {entry.name} is another program now, and stays")
                 continue
             reload = asked != restart.RELOAD or entry.client == "docker"
-            _uninstall(invocation, wish, asked if reload else "", program)
+            _uninstall(invocation, setup, asked if reload else "", program)
         except (GpurunError, OSError) as e:
             failed.append(str(e) if isinstance(e, GpurunError) else oserror_text(e))
     if failed:
@@ -124,11 +126,11 @@ def uninstall(invocation: Invocation) -> int:
     return 0
 
 
-def _uninstall(invocation: Invocation, wish: Wish, asked: str, program: str) -> None:
+def _uninstall(invocation: Invocation, setup: Setup, asked: str, program: str) -> None:
     with ledger.alone():
-        changes = uninstalled(wish)
-        names = _names_to_go(wish, changes)
-        entry = ledger.told(wish, program, bool(names))
+        changes = plan_uninstall(setup)
+        names = _names_to_go(setup, changes)
+        entry = ledger.new_entry(setup, program, bool(names))
         before = ledger.find(entry)
         again = not changes and bool(asked) and before is not None
         whole = bool(names) or (again and before is not None and before.needs == restart.RESTART)
@@ -136,14 +138,14 @@ def _uninstall(invocation: Invocation, wish: Wish, asked: str, program: str) -> 
             _show(changes)
             for path in names:
                 write_stdout(f"# and {path} goes\n")
-            _show_restart(wish.client, bool(changes or names or again), whole, asked)
-            if problem := refused(wish, changes):
+            _show_restart(setup.client, bool(changes or names or again), whole, asked)
+            if problem := check_beforehand(setup, changes):
                 raise GpurunError(problem)
             return
-        kept = places(wish)
+        kept = places(setup)
         if asked and changes:
             ledger.note(entry)  # until the client has read it
-        _apply(wish, changes)
+        _apply(setup, changes)
         for path in {*kept, *[change.path for change in changes]}:
             files.forget_kept(path)
         for path in names:
@@ -152,23 +154,23 @@ def _uninstall(invocation: Invocation, wish: Wish, asked: str, program: str) -> 
         if not asked:
             ledger.forget(entry)
     if not changes:
-        _say(f"{wish.client} does not know the runtime {wish.entry.name} ({wish.file()})")
+        _say(f"{setup.client} does not know the runtime {setup.entry.name} ({setup.file()})")
     if changes or names or again:
-        _restart(wish.client, whole, asked)
+        _restart(setup.client, whole, asked)
     if asked:
         with ledger.alone():
             ledger.forget(entry)
 
 
-def _names_to_go(wish: Wish, changes: tuple[Change, ...]) -> list[str]:
+def _names_to_go(setup: Setup, changes: tuple[Change, ...]) -> list[str]:
     """The links of NVIDIA's names that no runtime of a client is left to need: --gpus works with any of them."""
-    if wish.client not in _ASK_FOR_GPUS:
+    if setup.client not in _ASK_FOR_GPUS:
         return []
     # install has linked them to itself, whatever the client calls
-    targets = {wish.entry.binary, *([own_path()] if is_one_file() else [])}
+    targets = {setup.entry.binary, *([own_path()] if is_one_file() else [])}
     for client in _ASK_FOR_GPUS:
-        ours = client == wish.client
-        if callers(client, changes if ours else (), targets, wish.path if ours else ""):
+        ours = client == setup.client
+        if callers(client, changes if ours else (), targets, setup.path if ours else ""):
             return []
     return [path for target in sorted(targets) for path in links_to(NAMES_DIRECTORY, target)]
 
@@ -183,7 +185,7 @@ def _asked(invocation: Invocation, clients: set[str]) -> str:
     return asked
 
 
-def _wish(invocation: Invocation) -> tuple[str, Wish]:
+def _setup(invocation: Invocation) -> tuple[str, Setup]:
     """What is asked for, and of which client."""
     what = invocation.args[0]
     if what not in (*CLIENTS, KUBERNETES):
@@ -195,7 +197,7 @@ def _wish(invocation: Invocation) -> tuple[str, Wish]:
         raise UsageError(f'--path="{binary}" is not an absolute path')
     client = client_of_kubernetes() if what == KUBERNETES else what
     entry = RuntimeEntry(name, binary, invocation.flag("default"), invocation.flag("cdi"))
-    return what, Wish(client, entry, invocation.option("config"), invocation.option("drop-in"))
+    return what, Setup(client, entry, invocation.option("config"), invocation.option("drop-in"))
 
 
 def _show(changes: tuple[Change, ...]) -> None:
@@ -203,10 +205,10 @@ def _show(changes: tuple[Change, ...]) -> None:
     write_document("".join([files.difference(change, colours) for change in changes]))
 
 
-def _apply(wish: Wish, changes: tuple[Change, ...]) -> None:
+def _apply(setup: Setup, changes: tuple[Change, ...]) -> None:
     """Write *changes*, let the client read them, and say so.  Raises :class:`GpurunError`: then nothing is changed."""
     try:
-        apply_all(wish, changes)
+        apply_all(setup, changes)
     except PermissionError as e:
         raise GpurunError(f"{oserror_text(e)}: run it as root, or with --dry-run to see what it would change") from None
     for change in changes:

@@ -16,7 +16,7 @@ from gpurun import log
 from gpurun.clients import files
 from gpurun.clients.apply import apply_all
 from gpurun.clients.files import Change
-from gpurun.clients.install import installed, uninstalled
+from gpurun.clients.install import plan_install, plan_uninstall
 from gpurun.errors import GpurunError, strerror_lower
 from gpurun.gpu.mps.node_service import MPS_ROOT, NodeProgram, end_all
 from gpurun.kubernetes.install.leavings import Leavings, check_places, remove_leavings, running_parts
@@ -46,7 +46,7 @@ def install(wish: NodeWish, source: int) -> str:
         write_installed(note)
         _remove_strays_of(wish)
         told = [f"{wish.program} is new"] if put_program(source, wish.program) else []
-        changes = () if wish.engine == NO_ENGINE else installed(wish.client())
+        changes = () if wish.engine == NO_ENGINE else plan_install(wish.client())
         if changes:
             note = replace(note, restart=True)
             write_installed(note)
@@ -102,7 +102,7 @@ def _remove(before: Installed) -> str:
     write_installed(note)
     _remove_strays_of(wish)
     client = wish.client()
-    changes = () if wish.engine == NO_ENGINE else uninstalled(client)
+    changes = () if wish.engine == NO_ENGINE else plan_uninstall(client)
     told = []
     if changes:
         note = replace(note, restart=True)

@@ -8,7 +8,7 @@ import os
 import stat
 
 from gpurun.clients import files
-from gpurun.clients.install import DROP_INS, FILES, Wish
+from gpurun.clients.install import DROP_INS, FILES, Setup
 from gpurun.clients.toml_files import RuntimeEntry
 from gpurun.errors import GpurunError, strerror_lower
 from gpurun.record import Record
@@ -50,10 +50,10 @@ class NodeWish(Record):
         """The path of the program on the node."""
         return f"{self.directory}/{PROGRAM}"
 
-    def client(self) -> Wish:
+    def client(self) -> Setup:
         """The same as the engine's configuration knows it."""
         entry = RuntimeEntry(self.name, self.program, self.default, self.cdi)
-        return Wish(self.engine, entry, self.config, self.drop_in if self.engine == "containerd" else "")
+        return Setup(self.engine, entry, self.config, self.drop_in if self.engine == "containerd" else "")
 
 
 class Installed(Record):
