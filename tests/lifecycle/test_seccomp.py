@@ -16,7 +16,7 @@ from tests.conftest import MakeBundle
 from tests.native.bundle import Bundle
 from tests.native.leaks import Leaks
 from tests.native.runtime import Runtime
-from tests.security.profile import engine_profile
+from tests.security.profile import engine_profile, long_profile
 
 pytestmark = pytest.mark.native
 
@@ -77,6 +77,14 @@ def test_arguments(runtime: Runtime, bundle: MakeBundle) -> None:
     result = runtime.run(b)
     assert result.out == "CONT\n"
     assert result.err.count("Operation not permitted") == 2
+
+
+@x86_only
+def test_a_profile_with_hundreds_of_rules(runtime: Runtime, bundle: MakeBundle) -> None:
+    """It does not fit as the search tree that libseccomp is asked for first."""
+    b = bundle().args("echo", "hello")
+    b.linux["seccomp"] = long_profile(610)
+    assert runtime.run(b).out == "hello\n"
 
 
 @both

@@ -20,7 +20,7 @@ from gpurun.security.seccomp import X32, plan_seccomp
 from gpurun.security.seccomp_compile import Compiled, compile_plan, enosys_stub, load_library
 from tests.security import bpf
 from tests.security.bpf import ALLOW, X32_BIT, X86, X86_64, errno, judge
-from tests.security.profile import ALLOWED, NEW_NAMESPACES, engine_profile
+from tests.security.profile import ALLOWED, NEW_NAMESPACES, engine_profile, long_profile
 
 READ, WRITE, SOCKET, CLONE, MKDIR, PERSONALITY, CLONE3 = 0, 1, 41, 56, 83, 135, 435
 EPERM, ENOSYS = errno(1), errno(38)
@@ -71,6 +71,50 @@ def test_actions(library: libseccomp.Library, action: str, errno_ret: int | None
     made = program(library, {**one_rule(action, errnoRet=errno_ret), "listenerPath": "/agent"})
     assert judge(made, MKDIR) == verdict
     assert judge(made, READ) == ALLOW
+
+
+@pytest.mark.parametrize("room", ["tree", "list", "no ENOSYS", "nothing"])
+def test_a_profile_that_does_not_fit_is_made_shorter(
+    library: libseccomp.Library, monkeypatch: pytest.MonkeyPatch, room: str
+) -> None:
+    """As a list, then without the answer to newer calls; and judged the same but for these."""
+    plan = plan_seccomp(read_seccomp(engine_profile(), "linux.seccomp"), "x86_64")
+    assert plan is not None
+    sizes = [len(seccomp_compile._filter(plan, library, as_tree)[0]) // 8 for as_tree in (True, False)]
+    stub = len(enosys_stub(seccomp_compile._newest_calls(plan, library))) // 8
+    assert sizes[1] + stub < sizes[0]
+    limits = {
+        "tree": sizes[0] + stub,
+        "list": sizes[0] + stub - 1,
+        "no ENOSYS": sizes[1] + stub - 1,
+        "nothing": sizes[1] - 1,
+    }
+    monkeypatch.setattr(seccomp_compile, "MAX_INSTRUCTIONS", limits[room])
+    if room == "nothing":
+        with pytest.raises(
+            ConfigError, match=rf"the profile makes {sizes[1]} BPF instructions, the kernel takes .*: shorten it"
+        ):
+            compile_plan(plan, library)
+        return
+    made = compile_plan(plan, library)
+    assert len(made.program) // 8 == {"tree": limits["tree"], "list": sizes[1] + stub, "no ENOSYS": sizes[1]}[room]
+    assert made.newer_get_default is (room == "no ENOSYS")
+    assert judge(made.program, 100000) == (EPERM if made.newer_get_default else ENOSYS)
+    monkeypatch.undo()
+    whole = compile_plan(plan, library)
+    for number, arch in itertools.product(range(400), (X86_64, X86)):
+        assert judge(made.program, number, 8, arch=arch) == judge(whole.program, number, 8, arch=arch)
+
+
+def test_a_long_profile(library: libseccomp.Library) -> None:
+    """Six hundred rules on two arguments, which fit as a list alone."""
+    made = compiled(library, long_profile(610))
+    assert not made.newer_get_default
+    for number in (0, 1, 300, 609):
+        assert judge(made.program, PERSONALITY, 1, number * 7 + 1, number * 7 + 2) == ALLOW
+        assert judge(made.program, PERSONALITY, 1, number * 7 + 1, number * 7 + 3) == EPERM
+    with pytest.raises(ConfigError, match=r"linux\.seccomp: the profile makes \d+ BPF instructions"):
+        compiled(library, long_profile(700))
 
 
 def test_the_default_action(library: libseccomp.Library) -> None:

@@ -38,10 +38,12 @@ _NR, _ARCH = 0, 4
 
 
 class Compiled(Record):
-    """*program* is an array of struct sock_filter; *unknown*: names that libseccomp has no number for."""
+    """*program* is an array of struct sock_filter; *unknown*: names that libseccomp has no number for; *newer_get_default*:
+    calls newer than the profile get its default action, because there was no room for the instructions that say ENOSYS."""
 
     program: bytes
     unknown: tuple[str, ...]
+    newer_get_default: bool = False
 
 
 def load_library(where: str, path: str = "") -> Library:
@@ -56,29 +58,43 @@ def load_library(where: str, path: str = "") -> Library:
 
 
 def compile_plan(plan: SeccompPlan, library: Library) -> Compiled:
-    """The program of *plan*; raises :class:`ConfigError` for what libseccomp refuses."""
+    """The program of *plan*; raises :class:`ConfigError` for what libseccomp refuses, and for what is too long.
+
+    A long profile is made shorter in two ways that change nothing, or little: without the search tree, which is quicker to
+    go through and takes more instructions than the list, and at last without :func:`enosys_stub`.
+    """
+    newest = enosys_stub(_newest_calls(plan, library)) if plan.enosys else b""
+    room = MAX_INSTRUCTIONS * INSTRUCTION_SIZE
+    as_tree = sum([len(rule.names) for rule in plan.rules]) > _TREE_FROM
+    program, unknown = _filter(plan, library, as_tree)
+    if as_tree and len(newest) + len(program) > room:
+        program, unknown = _filter(plan, library, False)
+    if len(newest) + len(program) <= room:
+        return Compiled(newest + program, unknown)
+    if len(program) <= room:
+        return Compiled(program, unknown, True)
+    size = len(program) // INSTRUCTION_SIZE
+    raise ConfigError(
+        plan.where, f"the profile makes {size} BPF instructions, the kernel takes {MAX_INSTRUCTIONS}: shorten it"
+    )
+
+
+def _filter(plan: SeccompPlan, library: Library, as_tree: bool) -> tuple[bytes, tuple[str, ...]]:
+    """(program that libseccomp makes, names that it does not know)."""
     try:
         made = Filter(library, plan.default_action)
     except OSError:
         raise ConfigError(f"{plan.where}.defaultAction", "libseccomp or this kernel does not know the action") from None
     try:
-        unknown = _fill(plan, library, made)
-        program = made.export()
+        unknown = _fill(plan, library, made, as_tree)
+        return made.export(), unknown
     except OSError as e:
         raise ConfigError(plan.where, f"libseccomp cannot make the filter: {oserror_text(e)}") from None
     finally:
         made.release()
-    if plan.enosys:
-        program = enosys_stub(_newest_calls(plan, library)) + program
-    size = len(program) // INSTRUCTION_SIZE
-    if size > MAX_INSTRUCTIONS:
-        raise ConfigError(
-            plan.where, f"the profile makes {size} BPF instructions, the kernel takes {MAX_INSTRUCTIONS}: shorten it"
-        )
-    return Compiled(program, unknown)
 
 
-def _fill(plan: SeccompPlan, library: Library, made: Filter) -> tuple[str, ...]:
+def _fill(plan: SeccompPlan, library: Library, made: Filter, as_tree: bool) -> tuple[str, ...]:
     """Put architectures and rules into the filter; returns the names that libseccomp does not know."""
     for token in plan.architectures:
         try:
@@ -87,7 +103,7 @@ def _fill(plan: SeccompPlan, library: Library, made: Filter) -> tuple[str, ...]:
             raise ConfigError(
                 f"{plan.where}.architectures", f"libseccomp {library.version()} does not know the architecture {token:#x}"
             ) from None
-    if sum([len(rule.names) for rule in plan.rules]) > _TREE_FROM:
+    if as_tree:
         try:
             made.set_attribute(SCMP_FLTATR_CTL_OPTIMIZE, _BINARY_TREE)
         except OSError:

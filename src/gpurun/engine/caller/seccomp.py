@@ -49,6 +49,9 @@ def make_filter(plan: SeccompPlan, root: str) -> tuple[bytes, int]:
             if plan.refuse_unknown:
                 raise ConfigError(plan.where, f'unknown system call "{unknown}", and an annotation asks to refuse such')
             log.debug(f'unknown seccomp syscall "{unknown}" ignored')
+        if compiled.newer_get_default:
+            text = "the profile is so long that system calls newer than it get its default action instead of ENOSYS"
+            log.warning(f"{plan.where}: {text}")
         program = compiled.program
         store.make_store(root)
         save(directory, name, program)
