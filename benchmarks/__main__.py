@@ -1,10 +1,12 @@
 """``make bench``: what gpurun costs beside the other runtimes of this machine, in one interleaved run.
 
 Each round goes through the runtimes in turn, beginning with another one each time, so that what else the machine does
-falls on all alike.  Prints two Markdown tables: medians in milliseconds, and ratios beside the goals.
+falls on all alike.  Prints Markdown tables: medians in milliseconds, by the clock and of processors, ratios beside the
+goals, and memory.
 
-NVIDIA's stack takes part where its nvidia-container-runtime is among the runtimes and nvidia-cdi-hook lies beside it; the
-runc that it calls is the one on PATH.
+NVIDIA's own nvidia-cdi-hook, named as a peer, lying beside one, or on PATH, is what runc and crun run for a container with
+GPUs; nvidia-container-runtime takes part where it is among the peers and the hook lies beside it, and the runc that it calls
+is the one on PATH.
 
     python -m benchmarks [--rounds N | --short] [--only CASE] [--json FILE] [PEER ...]
 """
@@ -24,6 +26,7 @@ from pathlib import Path
 
 from benchmarks.bed import REPOSITORY, Failed, Runtime, become_subreaper, enter_private_namespace, memory_directory
 from benchmarks.cases import CASES, Case
+from benchmarks.cdi import HOOK
 from benchmarks.memory import memory_table
 from benchmarks.report import Measured, goals_table, times_table
 
@@ -32,15 +35,16 @@ WARM_UP = 2  # rounds that only fill caches
 
 
 def chosen_runtimes(peers: Sequence[str], build: Path = REPOSITORY / "build") -> list[str]:
-    """The compiled front and the pure launcher in *build*, as far as they are there, then the *peers*; where none are named,
-    runc and crun from PATH.
+    """The compiled front and the pure launcher in *build*, as far as they are there, then the *peers* (but nvidia-cdi-hook,
+    which is no runtime); where none are named, runc and crun from PATH.
 
     What is measured is gpurun: without one of its own the figures would be a peer's beside itself.  Raises SystemExit.
     """
     ours = [str(build / name) for name in ("gpurun-fast", "gpurun") if os.path.exists(build / name)]
     if not ours:
         raise SystemExit(f"benchmarks: there is no gpurun in {build}: `make build`")
-    found = list(peers) or [path for name in ("runc", "crun") if (path := shutil.which(name))]
+    named = [path for path in peers if os.path.basename(path) != HOOK]
+    found = named or [path for name in ("runc", "crun") if (path := shutil.which(name))]
     known = {os.path.realpath(path) for path in ours}
     return [*ours, *[path for path in found if os.path.realpath(path) not in known]]
 
@@ -56,10 +60,10 @@ def bare_python() -> float:
 def measure(case: Case, runtimes: list[Runtime], rounds: int, short: bool, floor: list[float]) -> None:
     """All rounds of *case*; a runtime that cannot do it is left out of it, with a line on stderr."""
     count = case.short_containers if short else case.containers
-    kept = [runtime.times for runtime in runtimes]
+    kept = [(runtime.times, runtime.processor) for runtime in runtimes]
     taking_part = []
     for runtime in runtimes:
-        runtime.times = {}
+        runtime.times, runtime.processor = {}, {}
         if runtime.kind not in case.who:
             continue
         try:
@@ -71,8 +75,8 @@ def measure(case: Case, runtimes: list[Runtime], rounds: int, short: bool, floor
             taking_part.append(runtime)
     for turn in range(min(rounds, case.rounds or rounds) + WARM_UP):
         if turn == WARM_UP:
-            for runtime, times in zip(runtimes, kept, strict=True):
-                runtime.times = times
+            for runtime, (times, processor) in zip(runtimes, kept, strict=True):
+                runtime.times, runtime.processor = times, processor
         floor.append(bare_python())
         at = turn % max(1, len(taking_part))
         for runtime in taking_part[at:] + taking_part[:at]:
@@ -102,6 +106,8 @@ def main() -> int:
     with memory_directory() as directory:
         paths = chosen_runtimes(options.runtimes)
         runtimes = [Runtime(path, Path(directory, str(i))) for i, path in enumerate(paths)]
+        for runtime in runtimes:
+            runtime.peers = options.runtimes
         try:
             for case in CASES:
                 if not options.only or case.name in options.only:
@@ -110,19 +116,21 @@ def main() -> int:
         finally:
             for runtime in runtimes:
                 runtime.remove()
-    measured = [Measured(runtime.title, runtime.times) for runtime in runtimes]
+    measured = [Measured(runtime.title, runtime.times, runtime.processor, runtime.memory) for runtime in runtimes]
     peers = {r.name: m for m, r in reversed(list(zip(measured, runtimes, strict=True))) if r.kind != "gpurun"}
     print(f"{rounds} rounds, {os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}\n")
     if options.short:
         small = [f"{c.name}: {c.short_containers} containers" for c in CASES if c.short_containers != c.containers]
         print(f"The short form, which shows only that all of it runs ({', '.join(small)}).\n")
     print(times_table(measured))
+    print(f"\n{times_table(measured, 'processor')}")
     if floor:
+        launcher = next((m for m, runtime in zip(measured, runtimes, strict=True) if runtime.name == "gpurun"), None)
         print(f"\nbare python3 -IS -c pass: {statistics.median(floor):.1f} ms\n")
-        print(goals_table(measured[0], peers, statistics.median(floor)))
+        print(goals_table(measured[0], peers, statistics.median(floor), launcher))
     print(f"\n{memory}" if memory else "")
     if options.json:
-        options.json.write_text(json.dumps({m.version: m.times for m in measured}, indent=1))
+        options.json.write_text(json.dumps({m.version: m._asdict() for m in measured}, indent=1))
     return 0
 
 

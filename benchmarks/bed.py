@@ -9,15 +9,16 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpurun.oci.default_spec import default_spec
 
@@ -27,6 +28,17 @@ INSIDE = "GPURUN_BENCH_INSIDE"
 
 #: Milliseconds by label.
 Times = dict[str, list[float]]
+
+
+class Spent(NamedTuple):
+    """What work has taken, in milliseconds: by the clock, and of processors (user and system, of all that it waited for)."""
+
+    wall: float = 0.0
+    processor: float = 0.0
+
+    def and_then(self, more: Spent) -> Spent:
+        """Both, one after the other."""
+        return Spent(self.wall + more.wall, self.processor + more.processor)
 
 
 class Failed(Exception):
@@ -82,8 +94,13 @@ def plain_config() -> dict[str, Any]:
     return spec
 
 
+def processor_ms(usage: resource.struct_rusage) -> float:
+    """User and system time of *usage* in milliseconds."""
+    return (usage.ru_utime + usage.ru_stime) * 1e3
+
+
 class Runtime:
-    """One runtime's bundle, state and cgroups, and the times of its commands."""
+    """One runtime's bundle, state and cgroups, and what its commands have taken."""
 
     def __init__(self, path: str, directory: Path, environment: dict[str, str] | None = None) -> None:
         self.path = os.path.abspath(path)
@@ -93,6 +110,9 @@ class Runtime:
         self.directory = directory
         self.environment = {**os.environ, **(environment or {})}
         self.times: Times = {}
+        self.processor: Times = {}
+        self.memory: Times = {}  # KiB, by label
+        self.peers: Sequence[str] = ()  # the paths that the bench was given
         self.count = 0
         self.cgroup = f"/gpurun-bench-{os.getpid()}-{directory.name}"
         directory.mkdir()
@@ -118,29 +138,27 @@ class Runtime:
         command = [self.path, "--root", str(self.directory / "state"), *args]
         return os.posix_spawn(self.path, command, self.environment, file_actions=self.actions)
 
-    def wait(self, pid: int, *args: str) -> None:
-        """Wait for the command *args*; raises :class:`Failed` with what it said."""
-        if os.waitpid(pid, 0)[1]:
-            said = self.log.read_text(errors="replace").strip()
-            raise Failed(f"{self.version}: {' '.join(args[:1])} failed: {said[-400:]}")
-
-    def call(self, label: str, *args: str) -> float:
-        """Run one command and keep its time, in milliseconds, under *label* (unless that is empty)."""
+    def call(self, label: str, *args: str) -> Spent:
+        """Run one command and keep what it takes under *label* (unless that is empty); raises :class:`Failed` with what it
+        said.  Its processor time is that of all that it has waited for: what outlives it is counted when it is reaped."""
         os.truncate(self.log, 0)
         begin = time.perf_counter_ns()
-        pid = self.spawn(*args)
-        self.wait(pid, *args)
-        taken = (time.perf_counter_ns() - begin) / 1e6
+        _, status, usage = os.wait4(self.spawn(*args), 0)
+        spent = Spent((time.perf_counter_ns() - begin) / 1e6, processor_ms(usage))
+        if status:
+            said = self.log.read_text(errors="replace").strip()
+            raise Failed(f"{self.version}: {' '.join(args[:1])} failed: {said[-400:]}")
         if label:
-            self.keep(label, taken)
-        return taken
+            self.keep(label, spent)
+        return spent
 
     def spawn_quietly(self, *args: str) -> None:
         """Run one command, whatever becomes of it."""
         os.waitpid(self.spawn(*args), 0)
 
-    def keep(self, label: str, milliseconds: float) -> None:
-        self.times.setdefault(label, []).append(milliseconds)
+    def keep(self, label: str, spent: Spent) -> None:
+        self.times.setdefault(label, []).append(spent.wall)
+        self.processor.setdefault(label, []).append(spent.processor)
 
     def new_id(self) -> str:
         self.count += 1
@@ -158,14 +176,24 @@ class Runtime:
         self.bundle(container).mkdir(parents=True, exist_ok=True)
         (self.bundle(container) / "config.json").write_text(json.dumps(made))
 
-    def create(self, label: str, container: str) -> float:
-        """``create`` under *label*; :meth:`end` is to follow."""
+    def create(self, label: str, container: str) -> Spent:
+        """``create`` under *label*, with the processor time of its init until that waits for ``start``; :meth:`end` is to
+        follow.  (:meth:`reap` counts all of the init's, so what is returned is without it.)"""
         bundle = self.bundle(container)
-        return self.call(label, "create", "--bundle", str(bundle), "--pid-file", str(bundle / "pid"), container)
+        spent = self.call("", "create", "--bundle", str(bundle), "--pid-file", str(bundle / "pid"), container)
+        if label:
+            running = int(Path(f"/proc/{self.init(container)}/schedstat").read_text().split()[0]) / 1e6
+            self.keep(label, Spent(spent.wall, spent.processor + running))
+        return spent
 
-    def reap(self, container: str) -> None:
-        """Wait for the container's first process, as the shim does before it deletes."""
-        os.waitpid(int((self.bundle(container) / "pid").read_text()), 0)
+    def init(self, container: str) -> int:
+        """The pid of the container's first process."""
+        return int((self.bundle(container) / "pid").read_text())
+
+    def reap(self, container: str) -> Spent:
+        """Wait for the container's first process, as the shim does before it deletes: what it and all that it has waited
+        for have taken, which is no time by the clock."""
+        return Spent(0.0, processor_ms(os.wait4(self.init(container), 0)[2]))
 
     def end(self, container: str) -> None:
         """Kill and delete *container*, untimed."""
