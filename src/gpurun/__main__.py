@@ -165,12 +165,22 @@ def _failed(error: BaseException) -> int:
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if isinstance(error, GpurunError):
         text = _usage(error) if isinstance(error, (CommandUsageError, UnknownCommand)) else str(error)
+        text += _why_refused(text)
         log.error(text, bare=isinstance(error, SignalTooLate), kind=type(error).__name__)
         return error.exit_code
     text = error_text(error)
     hint = text.startswith("internal error") and not log.debugging()
-    log.error(f"{text}; --debug logs where" if hint else text)
+    log.error(f"{text}; --debug logs where" if hint else text + _why_refused(text))
     return 1
+
+
+def _why_refused(text: str) -> str:
+    """What is said besides where a seccomp filter has refused a system call; "" for other errors."""
+    if "not permitted" not in text and "not implemented" not in text:
+        return ""
+    from gpurun.linux.refused import why_refused
+
+    return why_refused(text)
 
 
 def _usage(error: CommandUsageError | UnknownCommand) -> str:

@@ -9,13 +9,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from errno import ENOSYS
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.native.bed import Bed
 from tests.native.bundle import Bundle
+from tests.native.refusing import refuse
 
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+#: System calls that a filter refuses to the runtime and all that it starts, in any test: REFUSED=clone3,mount_setattr
+REFUSED = tuple(os.environ["REFUSED"].split(",")) if os.environ.get("REFUSED") else ()
 TIMEOUT = 60.0  # seconds; only a hang gets there
 
 
@@ -174,8 +178,10 @@ class Runtime:
         tracer: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
         argv = [*tracer, *self.argv, *globals_, *args]
-        if preexec is None:
+        if preexec is None and not REFUSED:
             argv, before_exec = self.bed.command(argv, cwd)
+        elif preexec is None:
+            before_exec = self._before_exec(self.bed.enter(cwd), refuse(REFUSED, ENOSYS))
         else:
             before_exec = self._before_exec(self.bed.enter(cwd), preexec)
         if isinstance(stdin, bytes):

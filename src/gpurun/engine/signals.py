@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 import posix
+from errno import ENOSYS, EPERM
 
 from gpurun.decimals import decimal
 from gpurun.errors import GpurunError
@@ -101,8 +102,27 @@ def block_signals() -> set[int]:
 
 
 def wait_signal(blocked: set[int]) -> int:
-    """The number of the next of the *blocked* signals (sigwait(3))."""
-    return int(_signal.sigwait(blocked))
+    """The number of the next of the *blocked* signals (sigwait(3)).
+
+    Where a seccomp filter refuses rt_sigtimedwait(2), which that is, handlers write them to a pipe.
+    """
+    try:
+        return int(_signal.sigwait(blocked))
+    except OSError as e:
+        if e.errno not in (ENOSYS, EPERM):
+            raise
+    from select import POLLIN, poll
+
+    if not _watched:
+        _watched.append(watch_signals())
+    waiting = poll()
+    waiting.register(_watched[0], POLLIN)
+    waiting.poll()
+    return posix.read(_watched[0], 1)[0]
+
+
+#: The descriptor of :func:`watch_signals`, once :func:`wait_signal` has taken to it.
+_watched: list[int] = []
 
 
 def exit_code(pid: int) -> int | None:

@@ -25,6 +25,7 @@ from gpurun.linux.files import O_CLOEXEC, read_fd, read_file
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.process import PR_SET_DUMPABLE, prctl
 from gpurun.ns.journal import Journal
+from gpurun.ns.mount import import_stand_ins
 from gpurun.oci.config import Device, Mount, OciHook
 from gpurun.oci.reader import (
     as_object,
@@ -109,6 +110,7 @@ def _run(call: HookCall) -> None:
         return
     user_namespace = read_file("/proc/self/uid_map").decode().split() != _INITIAL_MAP
     # From here on there is only the container: nothing may be imported from a tree that an image may have a hand in.
+    import_stand_ins()
     end_imports()
     prctl(PR_SET_DUMPABLE, 0)
     with Step("open the rootfs", container.rootfs):

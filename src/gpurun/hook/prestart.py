@@ -30,6 +30,7 @@ from gpurun.ns.devices import take_nodes
 from gpurun.ns.helper_process import join_container, run_in_child
 from gpurun.ns.journal import Journal
 from gpurun.ns.journal_store import open_journal, undo_earlier_boots, undo_traces
+from gpurun.ns.mount import import_stand_ins
 from gpurun.ns.outside import is_outside, other_than_the_containers
 from gpurun.oci.reader import as_object, get_array, get_object, get_string, get_string_map, get_strings, parse_json, require
 from gpurun.output import write_stderr, write_stdout
@@ -295,6 +296,7 @@ def _apply_as_child(
 ) -> None:
     """In the container's namespaces from here on: nothing is imported any more, and no program is run."""
     mount_fd, user_fd, nodes_fd, journal_fd = fds
+    import_stand_ins()
     end_imports()
     prctl(PR_SET_DUMPABLE, 0)
     try:

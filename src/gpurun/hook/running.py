@@ -30,7 +30,7 @@ from gpurun.linux.procfs import in_user_namespace
 from gpurun.ns.devices import is_there, open_lent
 from gpurun.ns.helper_process import join_container, run_in_child
 from gpurun.ns.journal import Journal
-from gpurun.ns.mount import attach, private_copy
+from gpurun.ns.mount import attach, import_stand_ins, private_copy
 from gpurun.ns.options import parse_options
 from gpurun.ns.outside import is_outside, other_than_the_containers, refuse_outside
 from gpurun.ns.path import open_in_root
@@ -159,6 +159,7 @@ def _as_child(
 ) -> None:
     """In the container's mount namespace from here on: nothing is imported any more, and no program is run."""
     mount_fd, user_fd, host_fd, journal_fd = fds
+    import_stand_ins()
     end_imports()
     prctl(PR_SET_DUMPABLE, 0)
     try:

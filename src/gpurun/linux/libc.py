@@ -8,6 +8,7 @@ them, ``syscall(2)``, so it builds just that.  Every wrapper in this package goe
 from __future__ import annotations
 
 import _ctypes
+from errno import ENOSYS, EPERM
 from posix import strerror, uname
 
 TYPE_CHECKING = False
@@ -84,6 +85,36 @@ def syscall(number: int, *args: Any) -> int:
         errno = _ctypes.get_errno()  # type: ignore[attr-defined]
         raise OSError(errno, strerror(errno))
     return result
+
+
+#: Arguments that the kernel refuses at once, with EBADF, EFAULT or EINVAL.  Of move_mount, fsopen and fsmount it says EPERM
+#: to whoever may not mount, before it looks at anything else.
+_WRONG: dict[str, tuple[Any, ...]] = {
+    "openat2": (-1, b"\0", None, 0),
+    "clone3": (None, 0),
+    "pidfd_open": (-1, 0xFFFFFFFF),
+    "close_range": (1, 0, 0),
+    "setns": (-1, 0),
+    "open_tree": (-1, b"\0", 0x1000),
+    "move_mount": (-1, b"\0", -1, b"\0", 0xFFFF0000),
+    "mount_setattr": (-1, b"\0", 0xFFFF0000, None, 0),
+    "fsopen": (None, 0),
+    "fsconfig": (-1, 0, None, None, 0),
+    "fsmount": (-1, 0, 0),
+}
+
+
+def is_refused(name: str) -> bool:
+    """Whether a seccomp filter refuses the call *name* to this process: an engine's old profile, or a site's own.
+
+    A filter answers ENOSYS or EPERM, as the kernel does for reasons of its own.  So the call is asked with arguments that
+    no kernel takes: a kernel that has the call answers with another error then.
+    """
+    try:
+        syscall(NR[name], *_WRONG[name])
+    except OSError as e:
+        return e.errno in (ENOSYS, EPERM)
+    return False
 
 
 def buffer(size_or_data: int | bytes) -> Any:

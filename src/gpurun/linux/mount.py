@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from _struct import pack
+from errno import ENOSYS, EPERM
 
 from gpurun.linux.fs import AT_EMPTY_PATH, AT_FDCWD, AT_SYMLINK_NOFOLLOW
-from gpurun.linux.libc import NR, cstring, syscall
+from gpurun.linux.libc import NR, cstring, is_refused, syscall
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # mount(2) flags
 MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
 MS_SYNCHRONOUS = 16
 MS_MANDLOCK = 64
 MS_DIRSYNC = 128
+MS_REMOUNT = 32
+MS_NOSYMFOLLOW = 256
 MS_NOATIME = 1024
 MS_NODIRATIME = 2048
 MS_BIND = 4096
@@ -70,13 +80,26 @@ def move_mount(mount_fd: int, target_fd: int) -> None:
     syscall(NR["move_mount"], mount_fd, b"\0", target_fd, b"\0", flags)
 
 
+#: What stands in for mount_setattr(2); :mod:`gpurun.linux.older_mounts` puts itself here when it is imported.
+older_setattr: Callable[[int, int, int, int, bool], None] | None = None
+
+
 def mount_setattr(
     fd: int, attr_set: int = 0, attr_clr: int = 0, propagation: int = 0, recursive: bool = False, userns_fd: int = 0
 ) -> None:
-    """mount_setattr(2) on the mount that *fd* refers to, and with *recursive* on all mounts below it."""
+    """mount_setattr(2) on the mount that *fd* refers to, and with *recursive* on all mounts below it.
+
+    Where a filter refuses it, :data:`older_setattr` does it.
+    """
     attr = pack("QQQQ", attr_set, attr_clr, propagation, userns_fd)
     flags = AT_EMPTY_PATH | (AT_RECURSIVE if recursive else 0)
-    syscall(NR["mount_setattr"], fd, b"\0", flags, attr, len(attr))
+    try:
+        syscall(NR["mount_setattr"], fd, b"\0", flags, attr, len(attr))
+        return
+    except OSError as e:
+        if older_setattr is None or e.errno not in (ENOSYS, EPERM) or not is_refused("mount_setattr"):
+            raise
+    older_setattr(fd, attr_set, attr_clr, propagation, recursive)
 
 
 def fsopen(fstype: str) -> int:
@@ -110,6 +133,11 @@ def fsconfig_reconfigure(fs_fd: int) -> None:
 def fsmount(fs_fd: int, attributes: int) -> int:
     """fsmount(2): a descriptor of a new detached mount of the context's superblock with those MOUNT_ATTR_*."""
     return syscall(NR["fsmount"], fs_fd, FSMOUNT_CLOEXEC, attributes)
+
+
+def is_older_needed() -> bool:
+    """Whether a filter refuses a call that :mod:`gpurun.linux.older_mounts` stands in for; to who may mount."""
+    return is_refused("mount_setattr") or is_refused("fsopen") or is_refused("fsconfig") or is_refused("fsmount")
 
 
 def mount(source: str, target: str, fstype: str, flags: int, data: str = "") -> None:

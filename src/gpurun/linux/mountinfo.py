@@ -20,6 +20,7 @@ class MountEntry(Record):
     point: str
     fstype: str
     device: str = ""  # major:minor of the file system
+    parent: str = ""  # the id of the mount that it is on
 
 
 def mounts(pid: int | str = "self") -> list[MountEntry]:
@@ -43,8 +44,9 @@ def parse_mounts(text: str) -> list[MountEntry]:
         before, dash, after = line.partition(" - ")
         if dash:
             try:
-                mount_id, _, device, root, point = before.split(" ", 5)[:5]
-                found.append(MountEntry(mount_id, _unescaped(root), _unescaped(point), after.partition(" ")[0], device))
+                mount_id, parent, device, root, point = before.split(" ", 5)[:5]
+                fstype = after.partition(" ")[0]
+                found.append(MountEntry(mount_id, _unescaped(root), _unescaped(point), fstype, device, parent))
             except ValueError:
                 raise GpurunError(f'mountinfo has a line that is not as the kernel writes it: "{line[:200]}"') from None
     return found

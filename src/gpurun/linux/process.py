@@ -5,10 +5,10 @@ from __future__ import annotations
 import posix
 import sys
 from _struct import pack, unpack
-from errno import ENOSYS
+from errno import ENOSYS, EPERM
 
 from gpurun.errors import Step, StepError
-from gpurun.linux.libc import NR, address, buffer, cstring, overwrite_arguments, syscall
+from gpurun.linux.libc import NR, address, buffer, cstring, is_refused, overwrite_arguments, syscall
 
 CLONE_NEWTIME = 0x00000080
 CLONE_PIDFD = 0x00001000
@@ -46,11 +46,16 @@ _KEYCTL_JOIN_SESSION_KEYRING, _KEYCTL_SETPERM, _KEYCTL_DESCRIBE = 1, 5, 6
 _KEY_USR_SEARCH, _KEY_USR_ALL = 0x80000, 0x3F0000
 
 
+class BornElsewhere(OSError):
+    """A process can be born in no other cgroup than ours: it is to be moved."""
+
+
 def clone3(flags: int, cgroup_fd: int = -1, pidfd: bool = True) -> tuple[int, int]:
     """clone3(2) as a fork with *flags*: (pid, pidfd or -1) in the parent, (0, -1) in the child.
 
     With *cgroup_fd* the child is born in that cgroup.  The child shares nothing but runs in a copy of this interpreter that
-    no fork handler has seen: it must soon exec or _exit.
+    no fork handler has seen: it must soon exec or _exit.  Where a filter refuses clone3(2), it is clone(2), which knows
+    neither CLONE_NEWTIME nor cgroups: raises :class:`BornElsewhere` for a *cgroup_fd* then, else OSError.
     """
     made = buffer(4)
     if pidfd:
@@ -61,7 +66,14 @@ def clone3(flags: int, cgroup_fd: int = -1, pidfd: bool = True) -> tuple[int, in
     # cgroup
     signal = 0 if flags & CLONE_PARENT else SIGCHLD
     args = pack("11Q", flags, address(made) if pidfd else 0, 0, 0, signal, 0, 0, 0, 0, 0, cgroup_fd if cgroup_fd >= 0 else 0)
-    pid = syscall(NR["clone3"], args, len(args))
+    try:
+        pid = syscall(NR["clone3"], args, len(args))
+    except OSError as e:
+        if e.errno not in (ENOSYS, EPERM) or not is_refused("clone3"):
+            raise
+        if cgroup_fd >= 0:
+            raise BornElsewhere(e.errno) from None
+        pid = syscall(NR["clone"], flags | signal, 0, made if pidfd else None, 0, 0)
     return pid, int.from_bytes(made.raw, "little") if pid and pidfd else -1
 
 

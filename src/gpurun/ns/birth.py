@@ -11,7 +11,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.linux.files import O_CLOEXEC, Fd
-from gpurun.linux.process import clone3
+from gpurun.linux.process import BornElsewhere, clone3
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,12 @@ def clone_into(flags: int, cgroup_fd: int, move: Callable[[int, int], None]) -> 
     if cgroup_fd < 0:
         return clone3(flags)
     read, write = posix.pipe2(O_CLOEXEC)
-    dead, pidfd = clone3(flags, cgroup_fd)
+    try:
+        dead, pidfd = clone3(flags, cgroup_fd)
+    except BornElsewhere:
+        posix.close(read)
+        posix.close(write)
+        return _moved(flags, move, 0)
     if dead == 0:
         posix.close(read)
         posix.write(write, b"\n")
@@ -39,6 +44,11 @@ def clone_into(flags: int, cgroup_fd: int, move: Callable[[int, int], None]) -> 
     if alive:
         return dead, pidfd
     posix.close(pidfd)
+    return _moved(flags, move, dead)
+
+
+def _moved(flags: int, move: Callable[[int, int], None], dead: int) -> tuple[int, int]:
+    """A child that does nothing until it has been moved; *dead* is the one before it, 0 for none."""
     read, write = posix.pipe2(O_CLOEXEC)
     pid, pidfd = clone3(flags)
     if pid == 0:

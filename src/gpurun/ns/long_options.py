@@ -12,28 +12,15 @@ import posix
 from errno import EINVAL
 
 from gpurun.errors import GpurunError
-from gpurun.linux import mount as lm
-from gpurun.linux.fs import AT_FDCWD
-from gpurun.linux.process import CLONE_NEWNS, unshare
-from gpurun.ns.helper_process import run_in_child
+from gpurun.linux.mount import is_older_needed
+from gpurun.linux.older_mounts import OPTION_FLAGS, mounted
 from gpurun.ns.mount import FSCONFIG_BYTES, filesystem, fits_fsconfig
 from gpurun.ns.options import split_escaped
-from gpurun.ns.sources import channel, receive_trees, send_trees
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.ns.mount import Option
 
-#: Options that mount(2) has flags for, and that some file systems know only so.
-_FLAGS = {
-    "ro": lm.MS_RDONLY,
-    "sync": lm.MS_SYNCHRONOUS,
-    "mand": lm.MS_MANDLOCK,
-    "dirsync": lm.MS_DIRSYNC,
-    "silent": lm.MS_SILENT,
-    "iversion": lm.MS_I_VERSION,
-    "lazytime": lm.MS_LAZYTIME,
-}
 #: Options of the security modules, whose values may have commas.
 _LABELS = ("context", "fscontext", "defcontext", "rootcontext")
 
@@ -43,7 +30,7 @@ def filesystem_with_long_options(fstype: str, options: tuple[Option, ...], attri
 
     Raises OSError with what the kernel says, and :class:`GpurunError` when the options are longer than mount(2) takes.
     """
-    if fstype == "overlay":
+    if fstype == "overlay" and not is_older_needed():
         layered = with_single_layers(options)
         if layered is not None and fits_fsconfig(source, layered):
             try:
@@ -90,31 +77,14 @@ def _by_mount2(fstype: str, options: tuple[Option, ...], attributes: int, source
     flags = 0
     words = []
     for key, value in options:
-        if value is None and key in _FLAGS:
-            flags |= _FLAGS[key]
+        if value is None and key in OPTION_FLAGS:
+            flags |= OPTION_FLAGS[key]
         elif value is None:
             words.append((key, key))
         else:
             words.append((key, f'{key}="{value}"' if key in _LABELS and "," in value else f"{key}={value}"))
     directory, data = within_a_page(fstype, words)
-    ours, its = channel()
-
-    def make() -> None:
-        unshare(CLONE_NEWNS)
-        lm.mount("", "/", "", lm.MS_PRIVATE | lm.MS_REC)
-        if directory:
-            posix.chdir(directory)
-        lm.mount(source, "/proc", fstype, flags, data)
-        tree = lm.open_tree(AT_FDCWD, "/proc", lm.OPEN_TREE_CLONE)
-        lm.mount_setattr(tree, attributes, propagation=lm.MS_PRIVATE)
-        send_trees(ours, [(0, tree)])
-
-    try:
-        run_in_child(make)
-    finally:
-        ours.close()
-        trees = receive_trees(its.detach())
-    return trees[0]
+    return mounted(fstype, flags, data, attributes, source, directory)
 
 
 def within_a_page(fstype: str, words: list[tuple[str, str]]) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.process import CLONE_NEWNS, setns
 from gpurun.linux.scm_rights import receive_with, send_with
 from gpurun.ns.helper_process import ask_child
+from gpurun.ns.mount import import_stand_ins
 from gpurun.ns.mount_plan import MountStep, failed_mount
 from gpurun.ns.pivot import cut, root_tree
 
@@ -67,6 +68,8 @@ def hand_over(
                 posix.close(target)
             ours.close()
             return False
+
+    import_stand_ins()
 
     def in_container() -> bytes:
         try:

@@ -30,6 +30,7 @@ from gpurun.linux.process import (
     CLONE_NEWUSER,
     CLONE_PARENT,
     SIGKILL,
+    BornElsewhere,
     clone3,
     has_capabilities,
     setns,
@@ -83,6 +84,10 @@ def _spawn(
     flags = plan.new & ~_late(plan, helper)
     try:
         pid, pidfd = clone3(CLONE_PARENT | (0 if helper else flags), cgroup_fd if inside else -1)
+    except BornElsewhere:
+        for fd in (ask_r, ask_w, answer_r, answer_w):
+            posix.close(fd)
+        return -1
     except OSError as e:
         raise StepError("clone3(2) a process", _wanted(plan), e.errno, _remedy(plan, e.errno)) from None
     if pid == 0:

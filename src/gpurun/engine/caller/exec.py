@@ -7,7 +7,7 @@ nothing until the plan is there, so whatever is wrong with the request still tou
 from __future__ import annotations
 
 import posix
-from errno import EINVAL, ENODEV, ENOENT, EPERM
+from errno import EINVAL, ENODEV, ENOENT, ENOSYS, EPERM
 
 from gpurun import log
 from gpurun.cgroup import control
@@ -28,7 +28,7 @@ from gpurun.linux.fs import (
 )
 from gpurun.linux.mount import MOUNT_ATTR_RDONLY
 from gpurun.linux.procfs import cgroups, open_pidfd
-from gpurun.ns.mount import private_copy
+from gpurun.ns.mount import import_stand_ins, private_copy
 from gpurun.oci.reader import as_object, parse_json
 from gpurun.record import replace, to_wire
 
@@ -166,10 +166,11 @@ def _without_way_up(cgroup: int) -> int:
     To be born there needs no more.  Where we may make no mounts it stays as it is."""
     if cgroup < 0:
         return cgroup
+    import_stand_ins()
     try:
         return private_copy(cgroup, "", MOUNT_ATTR_RDONLY, recursive=False)
     except OSError as e:
-        if e.errno not in (EPERM, EINVAL):  # EINVAL: of a mount that is unbindable
+        if e.errno not in (EPERM, ENOSYS, EINVAL):  # EINVAL: of a mount that is unbindable
             raise StepError("copy the mount of the cgroup", "", e.errno) from None
         return cgroup
 
@@ -271,7 +272,8 @@ def _serve(
 
             moved, dead, index = said.numbers
             made.append(messages.check_child(moved))
-            posix.waitpid(messages.check_child(dead), 0)
+            if dead:  # else none was born where it belongs (gpurun.ns.birth)
+                posix.waitpid(messages.check_child(dead), 0)
             add_process(cgroups[list(files)[index]], moved, state.cgroup)
         elif said.word == "child" and speaker == started.pid:
             setter = speaker = messages.check_child(said.numbers[0])

@@ -7,7 +7,7 @@ What runs next to a container's code must not be the host's writable interpreter
 from __future__ import annotations
 
 import posix
-from errno import EACCES, EINVAL
+from errno import EACCES, EINVAL, ENOSYS, EPERM
 from fcntl import fcntl
 
 from gpurun.engine.caller.rollback import PROCESSES
@@ -42,15 +42,21 @@ def sealed_child(entry: str) -> SealedChild:
     """A child that will call *entry* (``module:function``).
 
     The container sees its interpreter as a read-only mount of that file alone, through which nothing can be written.
-    Where we may make no mounts (a user namespace in the host's mount namespace) it is a sealed copy in memory instead.
+    Where we may make no mounts (a user namespace in the host's mount namespace, a seccomp filter) it is a sealed copy in
+    memory instead.
     """
     command = child_command(entry)
     with Step("seal the interpreter", command.executable):
+        fd = -1
         try:
             fd = lm.open_tree_path(command.executable, recursive=False)
-        except PermissionError:
+            lm.mount_setattr(fd, lm.MOUNT_ATTR_RDONLY, propagation=lm.MS_PRIVATE)
+        except OSError as e:
+            if fd >= 0:
+                posix.close(fd)
+            if e.errno not in (EPERM, EACCES, ENOSYS):
+                raise
             return SealedChild(command, _sealed_copy(command.executable))
-        lm.mount_setattr(fd, lm.MOUNT_ATTR_RDONLY, propagation=lm.MS_PRIVATE)
     return SealedChild(command, fd)
 
 
@@ -112,6 +118,8 @@ def _spawn(child: SealedChild, argv: tuple[str, ...]) -> int:
     try:
         return posix.posix_spawn(f"/proc/self/fd/{child.executable}", argv, {})
     except OSError as e:
+        if e.errno == EPERM:  # of a C library that asks for clone3(2) only, where a filter refuses that
+            return _fork(child, argv)
         if e.errno != EACCES:
             raise StepError("start", child.command.executable, e.errno) from None
     # AppArmor calls a file that is mounted alone "/", which few profiles of a caller let it execute; a copy has a name.
@@ -120,6 +128,17 @@ def _spawn(child: SealedChild, argv: tuple[str, ...]) -> int:
             return posix.posix_spawn(f"/proc/self/fd/{copy}", argv, {})
     except OSError as e:
         raise StepError("start", child.command.executable, e.errno) from None
+
+
+def _fork(child: SealedChild, argv: tuple[str, ...]) -> int:
+    """As :func:`_spawn`, by fork(2); a child that cannot be executed ends without a word."""
+    pid = posix.fork()
+    if pid == 0:
+        try:
+            posix.execve(f"/proc/self/fd/{child.executable}", argv, {})
+        finally:
+            posix._exit(127)
+    return pid
 
 
 def tell(started: Started, *message: object) -> None:

@@ -41,7 +41,7 @@ from gpurun.linux.process import make_session_keyring
 from gpurun.linux.sched import reset_affinity
 from gpurun.ns import devices, masks, pivot, rootfs
 from gpurun.ns.loopback import loopback_up
-from gpurun.ns.mount import may_have_long_options
+from gpurun.ns.mount import import_stand_ins, may_have_long_options
 from gpurun.ns.mount_plan import is_late
 from gpurun.ns.namespaces import NamespacePlan
 from gpurun.ns.path import make_dirs
@@ -348,6 +348,7 @@ def _import_all(plan: InitPlan, fds: messages.Descriptors) -> ApplyEdits | None:
         apply = apply_plan
     if any(m.options.copy_up for m in plan.mounts):
         import gpurun.ns.copyup
+    import_stand_ins()
     if any(may_have_long_options(m) for m in plan.mounts):
         import gpurun.ns.long_options  # noqa: F401
     if plan.process.terminal:

@@ -1,0 +1,203 @@
+"""mount(2) in the place of newer calls that a seccomp filter refuses: file systems made, and attributes of mounts set.
+
+Each is done in a child, in a mount namespace of its own that ends with it, and what comes back is the descriptor of a
+detached mount, as from the newer calls: nobody sees the mount before it is complete, and nothing gets to the host.  A child
+takes some milliseconds for each mount.  A mount that is attached already is changed where it is.
+
+Imported where it is needed (:func:`gpurun.ns.mount.import_stand_ins`).
+"""
+
+from __future__ import annotations
+
+import posix
+from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_SEQPACKET, socketpair
+from _stat import S_ISDIR
+from errno import EINVAL, EIO, EOPNOTSUPP
+
+from gpurun.linux import mount as lm
+from gpurun.linux.files import O_CLOEXEC, Fd
+from gpurun.linux.fs import O_DIRECTORY, O_PATH, PROC_SUPER_MAGIC, fstatfs_type, mount_id
+from gpurun.linux.mountinfo import mounts
+from gpurun.linux.process import CLONE_NEWNS, unshare
+from gpurun.linux.scm_rights import receive_with, send_with
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: statfs(2)'s flags of a mount and those of mount(2) that keep them.
+_KEEP = (
+    (1, lm.MS_RDONLY), (2, lm.MS_NOSUID), (4, lm.MS_NODEV), (8, lm.MS_NOEXEC), (1024, lm.MS_NOATIME),
+    (2048, lm.MS_NODIRATIME), (4096, lm.MS_RELATIME), (8192, lm.MS_NOSYMFOLLOW),
+)  # fmt: skip
+_FLAGS = (
+    (lm.MOUNT_ATTR_RDONLY, lm.MS_RDONLY), (lm.MOUNT_ATTR_NOSUID, lm.MS_NOSUID), (lm.MOUNT_ATTR_NODEV, lm.MS_NODEV),
+    (lm.MOUNT_ATTR_NOEXEC, lm.MS_NOEXEC), (lm.MOUNT_ATTR_NODIRATIME, lm.MS_NODIRATIME),
+    (lm.MOUNT_ATTR_NOSYMFOLLOW, lm.MS_NOSYMFOLLOW),
+)  # fmt: skip
+_ATIMES = {
+    lm.MOUNT_ATTR_RELATIME: lm.MS_RELATIME,
+    lm.MOUNT_ATTR_NOATIME: lm.MS_NOATIME,
+    lm.MOUNT_ATTR_STRICTATIME: lm.MS_STRICTATIME,
+}
+#: Options that mount(2) has flags for, and that some file systems know only so.
+OPTION_FLAGS = {
+    "ro": lm.MS_RDONLY,
+    "sync": lm.MS_SYNCHRONOUS,
+    "mand": lm.MS_MANDLOCK,
+    "dirsync": lm.MS_DIRSYNC,
+    "silent": lm.MS_SILENT,
+    "iversion": lm.MS_I_VERSION,
+    "lazytime": lm.MS_LAZYTIME,
+}
+#: A directory and a file that every host has: where a child has the mount meanwhile.
+_DIRECTORY, _FILE = "/proc/fs", "/proc/version"
+
+
+def new_filesystem(fstype: str, options: tuple[tuple[str, str | None], ...], attributes: int, source: str) -> int:
+    """A detached mount of a new file system, as fsopen(2), fsconfig(2) and fsmount(2) make it.  Raises OSError."""
+    flags = 0
+    words = []
+    for key, value in options:
+        if value is None and key in OPTION_FLAGS:
+            flags |= OPTION_FLAGS[key]
+        else:
+            words.append(key if value is None else f"{key}={value}")
+    return mounted(fstype, flags, ",".join(words), attributes, source)
+
+
+def mounted(fstype: str, flags: int, data: str, attributes: int, source: str, directory: str = "") -> int:
+    """A detached mount of what mount(2) makes; relative paths in *data* are of *directory*.  Raises OSError."""
+
+    def make() -> tuple[int, int]:
+        if directory:
+            posix.chdir(directory)
+        lm.mount(source, _DIRECTORY, fstype, flags, data)
+        with Fd(posix.open(_DIRECTORY, O_PATH | O_DIRECTORY | O_CLOEXEC)) as made:
+            _change(made, attributes, lm.MOUNT_ATTR__ATIME, lm.MS_PRIVATE)
+            return lm.open_tree(made, "", lm.OPEN_TREE_CLONE), 0
+
+    return _in_own_namespace(make)[0]
+
+
+def set_attributes(fd: int, attr_set: int, attr_clr: int, propagation: int, recursive: bool) -> None:
+    """What mount_setattr(2) does; *fd* is then a descriptor of the same tree, or of a copy of it in its place.
+
+    Raises OSError, EOPNOTSUPP for an id-mapped mount, which mount(2) cannot make.
+    """
+    if attr_set & lm.MOUNT_ATTR_IDMAP:
+        raise OSError(EOPNOTSUPP, posix.strerror(EOPNOTSUPP))
+    try:
+        _change_all(fd, attr_set, attr_clr, propagation, recursive)
+        return
+    except OSError as e:
+        if e.errno != EINVAL:  # of a mount that is attached nowhere
+            raise
+
+    def make() -> tuple[int, int]:
+        place = posix.open(_DIRECTORY if S_ISDIR(posix.fstat(fd).st_mode) else _FILE, O_PATH | O_CLOEXEC)
+        with Fd(place):
+            lm.move_mount(fd, place)
+        try:
+            _change_all(fd, attr_set, attr_clr, propagation, recursive)
+            errno = 0
+        except OSError as e:  # what came here must go back: it ends with this namespace
+            errno = e.errno or EIO
+        return lm.open_tree(fd, "", lm.OPEN_TREE_CLONE | lm.AT_RECURSIVE), errno
+
+    copy, errno = _in_own_namespace(make)
+    with Fd(copy):
+        posix.dup2(copy, fd, False)
+    if errno:
+        raise OSError(errno, posix.strerror(errno))
+
+
+def _change_all(fd: int, attr_set: int, attr_clr: int, propagation: int, recursive: bool) -> None:
+    """The change of an attached mount, and with *recursive* of all mounts below it."""
+    _change(fd, attr_set, attr_clr, propagation | (lm.MS_REC if recursive and propagation else 0))
+    if not recursive or not (attr_set or attr_clr):
+        return
+    known = {mount_id(fd)}
+    for mount in mounts():  # a mount stands after the one that it is on
+        if mount.parent in known:
+            known.add(mount.id)
+            with Fd(posix.open(mount.point, O_PATH | O_CLOEXEC)) as below:
+                if mount_id(below) != mount.id:  # covered, or somebody has exchanged a directory of the path
+                    raise OSError(EOPNOTSUPP, posix.strerror(EOPNOTSUPP), mount.point)
+                _change(below, attr_set, attr_clr, 0)
+
+
+def _change(fd: int, attr_set: int, attr_clr: int, propagation: int) -> None:
+    """One attached mount, by mount(2) on a path that leads to the object of *fd* and nowhere else."""
+    here = posix.open(".", O_PATH | O_DIRECTORY | O_CLOEXEC)
+    try:
+        path = _path_to(fd)
+        if propagation:
+            lm.mount("", path, "", propagation)
+        if attr_set or attr_clr:
+            lm.mount("", path, "", lm.MS_BIND | lm.MS_REMOUNT | _flags(fd, attr_set, attr_clr))
+    finally:
+        posix.fchdir(here)
+        posix.close(here)
+
+
+def _path_to(fd: int) -> str:
+    """A path to the object of *fd*, relative to the working directory, which is changed."""
+    found = posix.fstat(fd)
+    if S_ISDIR(found.st_mode):
+        posix.fchdir(fd)
+        return "."
+    proc = posix.open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC)
+    with Fd(proc):
+        path = f"self/fd/{fd}"
+        seen = posix.stat(path, dir_fd=proc) if fstatfs_type(proc) == PROC_SUPER_MAGIC else None
+        if seen is None or (seen.st_dev, seen.st_ino) != (found.st_dev, found.st_ino):
+            raise OSError(EIO, posix.strerror(EIO), "/proc")
+        posix.fchdir(proc)
+    return path
+
+
+def _flags(fd: int, attr_set: int, attr_clr: int) -> int:
+    """mount(2)'s flags for what the mount of *fd* has, with the changes."""
+    has = posix.fstatvfs(fd).f_flag
+    flags = 0
+    for statfs_flag, flag in _KEEP:
+        flags |= flag if has & statfs_flag else 0
+    if not flags & (lm.MS_RELATIME | lm.MS_NOATIME):
+        flags |= lm.MS_STRICTATIME
+    for attr, flag in _FLAGS:
+        flags = flags & ~flag if attr_clr & attr else flags
+        flags = flags | flag if attr_set & attr else flags
+    if attr_clr & lm.MOUNT_ATTR__ATIME:
+        flags &= ~(lm.MS_RELATIME | lm.MS_NOATIME | lm.MS_STRICTATIME)
+        flags |= _ATIMES[attr_set & lm.MOUNT_ATTR__ATIME]
+    return flags
+
+
+def _in_own_namespace(make: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+    """What *make* returns, a descriptor and an errno, called in a child in a mount namespace of its own.  Raises OSError."""
+    ours, its = socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC)
+    pid = posix.fork()
+    if pid == 0:
+        try:
+            unshare(CLONE_NEWNS)
+            lm.mount("", "/", "", lm.MS_PRIVATE | lm.MS_REC)
+            fd, errno = make()
+            send_with(its, bytes([errno]), (fd,))
+        except OSError as e:
+            its.send(bytes([e.errno or EIO]))
+        finally:
+            posix._exit(0)
+    its.close()
+    try:
+        answer, files = receive_with(ours, 1, 1)
+    finally:
+        ours.close()
+        posix.waitpid(pid, 0)
+    if not files:
+        errno = answer[0] if answer else EIO
+        raise OSError(errno, posix.strerror(errno))
+    return files[0], answer[0]
+
+
+lm.older_setattr = set_attributes

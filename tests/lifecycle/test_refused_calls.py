@@ -1,0 +1,96 @@
+"""System calls that a seccomp filter refuses, one at a time: the table of docs/refused-calls.md."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY, MakeBundle
+from tests.native.execs import FOREVER
+from tests.native.leaks import Leaks
+from tests.native.refusing import refuse
+from tests.native.runtime import Runtime
+from tests.simdriver import SimulatedDriver
+
+pytestmark = pytest.mark.native
+
+_TEXT = (REPOSITORY / "docs/refused-calls.md").read_text(encoding="utf-8").partition("| call | gpurun |")[2]
+ROWS = {call: dict(zip(("gpurun", "crun", "runc"), cells, strict=True)) for call, *cells in re.findall(
+    r"^\| (\w+) \| (.*?) \| (.*?) \| (.*?) \|$", _TEXT, re.MULTILINE)}  # fmt: skip
+STOOD_IN = tuple(call for call, cells in ROWS.items() if cells["gpurun"] == "ok")
+
+
+def test_the_table_has_all_calls() -> None:
+    assert len(ROWS) == 12 and len(STOOD_IN) == 7
+
+
+@pytest.mark.parametrize("error", ["ENOSYS", "EPERM"])
+@pytest.mark.parametrize("call", ROWS)
+def test_one_call(runtime: Runtime, bundle: MakeBundle, leaks: Leaks, call: str, error: str) -> None:
+    cell = ROWS[call].get(runtime.name.partition("-")[0], "")
+    if not cell:
+        pytest.skip("not in the table")
+    if runtime.name in ("crun", "runc"):
+        leaks.allow_rootfs_changes()
+    before = refuse((call,), getattr(errno, error))
+    b = bundle().sh(FOREVER)
+    container = runtime.create(b, check=False, preexec=before)
+    if cell == "refused, with its name":
+        assert container.result.rc == 1
+        assert f": a seccomp filter refuses {call}(2), and nothing else " in container.result.text
+        return
+    if error == "EPERM" and "EPERM" in cell and "threads" in cell:
+        assert container.result.rc != 0
+        return
+    assert container.result.rc == 0, container.result.text
+    assert runtime("start", container.id, preexec=before).rc == 0
+    container.wait_for("up")
+    done = runtime("exec", container.id, "true", preexec=before)
+    assert (done.rc == 0) is ("exec" not in cell), done.text
+    if cell.startswith("exec refused"):
+        assert ": a seccomp filter refuses setns(2), and nothing else enters a container" in done.text
+    done = runtime("kill", container.id, "KILL", preexec=before)
+    assert (done.rc == 0) is (error not in cell or error == "ENOSYS"), done.text
+    if done.rc == 0:
+        container.wait()
+        assert runtime("delete", container.id, preexec=before).rc == 0
+
+
+@pytest.mark.gpurun_only
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_gpu_with_all_that_can_be_refused(
+    runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver, mapped: bool, error: int
+) -> None:
+    """Mounts have their attributes, /proc's files are masked, and the GPU is there."""
+    script = """
+        cat /proc/driver/nvidia/version; ls /dev | grep nvidia; cat /proc/mounts; head -c1 /proc/kcore | wc -c
+        (: >/proc/sys/kernel/hostname) 2>&1; (: >/tmp/x) 2>&1; ls -l /proc/self/fd | grep -c .
+    """
+    b = bundle().sh(script).mount("/tmp", "/etc", "rbind", "ro", "nosuid", "nodev", "noexec")
+    b.process["env"] += ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]
+    if mapped:
+        b = b.user_namespace()
+    env = dict(os.environ) | host.env
+    plain = runtime.output(b, env=env)
+    filtered = runtime.output(b, env=env, preexec=refuse(STOOD_IN, error))
+    assert "NVRM version" in plain and "nvidiactl" in plain and plain.count("Read-only file system") >= 2
+
+    def told(text: str) -> list[str]:
+        return sorted(re.sub(r"size=\d+k|inode64|,\S*uid=\S*", "", line) for line in text.splitlines())
+
+    assert told(filtered) == told(plain)
+
+
+@pytest.mark.gpurun_only
+def test_an_id_mapped_mount_takes_mount_setattr(runtime: Runtime, bundle: MakeBundle, tmp_path: Path) -> None:
+    b = bundle().user_namespace()
+    source = b.directory / "data"
+    source.mkdir()
+    b.config["mounts"].append({"destination": "/tmp", "type": "bind", "source": str(source), "options": ["rbind", "idmap"]})
+    said = runtime.refused(b, preexec=refuse(("mount_setattr",), errno.EPERM))
+    assert f'cannot map the ids of "{source}": operation not supported' in said
