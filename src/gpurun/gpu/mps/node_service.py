@@ -64,7 +64,7 @@ def wanted_text(service: NodeService) -> bytes:
 
 
 def read_wanted(directory: str) -> tuple[NodeService, str] | None:
-    """What is wanted in *directory*, with its digest; None where nothing is.  Raises :class:`GpurunError`."""
+    """(service, digest) of what is wanted in *directory*; None where nothing is.  Raises :class:`GpurunError`."""
     data = _content(f"{directory}/{WANTED}")
     if data is None:
         return None

@@ -34,7 +34,7 @@ class MpsDaemons:
     def keep(self, shared: list[Offer], root: str) -> None:
         """Have a daemon for each of *shared* and for no other, whoever started it; one that has died is started again.
 
-        What goes wrong with one is its :meth:`problem`.
+        Raises nothing: what goes wrong with one is its :meth:`problem`.
         """
         directories = {offer.name: f"{root}/{offer.name.replace('/', '-')}" for offer in shared}
         self._end_others(root, {os.path.basename(path) for path in directories.values()})
