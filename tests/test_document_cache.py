@@ -37,22 +37,25 @@ def unparsed() -> Any:
 
 
 def test_the_same_text_is_parsed_once(root: Path) -> None:
-    assert document_cache.parsed("yaml", b"x", lambda: VALUE) == VALUE
-    assert document_cache.parsed("yaml", b"x", unparsed) == VALUE
-    assert document_cache.parsed("toml", b"x", lambda: 1) == 1 and document_cache.parsed("yaml", b"y", lambda: 2) == 2
+    assert document_cache.cached_value("yaml", b"x", lambda: VALUE) == VALUE
+    assert document_cache.cached_value("yaml", b"x", unparsed) == VALUE
+    assert (
+        document_cache.cached_value("toml", b"x", lambda: 1) == 1
+        and document_cache.cached_value("yaml", b"y", lambda: 2) == 2
+    )
     assert len(os.listdir(cache(root))) == 3
 
 
 def test_without_a_cache_each_call_parses(tmp_path: Path) -> None:
     keep_documents("")
     numbers = iter((1, 2))
-    assert [document_cache.parsed("yaml", b"x", lambda: next(numbers)) for _ in range(2)] == [1, 2]
+    assert [document_cache.cached_value("yaml", b"x", lambda: next(numbers)) for _ in range(2)] == [1, 2]
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("hostile", ["open to others", "a link", "damaged", "no marshal"])
 def test_what_is_not_ours_is_not_believed(root: Path, tmp_path: Path, hostile: str) -> None:
-    document_cache.parsed("yaml", b"x", lambda: "kept")
+    document_cache.cached_value("yaml", b"x", lambda: "kept")
     (name,) = os.listdir(cache(root))
     if hostile == "open to others":
         cache(root).chmod(0o777)
@@ -63,7 +66,7 @@ def test_what_is_not_ours_is_not_believed(root: Path, tmp_path: Path, hostile: s
         (cache(root) / name).write_bytes((cache(root) / name).read_bytes()[:-1] + b"!")
     else:
         save(str(cache(root)), name, b"\xff")
-    assert document_cache.parsed("yaml", b"x", lambda: "parsed") == "parsed"
+    assert document_cache.cached_value("yaml", b"x", lambda: "parsed") == "parsed"
 
 
 def test_what_is_wrong_is_told_each_time_and_never_kept(root: Path) -> None:

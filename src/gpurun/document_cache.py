@@ -36,7 +36,7 @@ def read_yaml(data: bytes, source: str) -> Any:
 
         return read_yaml(data, source)
 
-    return parsed("yaml", data, parse)
+    return cached_value("yaml", data, parse)
 
 
 def read_toml(data: bytes, source: str) -> dict[str, Any]:
@@ -47,11 +47,11 @@ def read_toml(data: bytes, source: str) -> dict[str, Any]:
 
         return parse(data.decode("utf-8", "surrogateescape"), source)
 
-    found: dict[str, Any] = parsed("toml", data, parse)
+    found: dict[str, Any] = cached_value("toml", data, parse)
     return found
 
 
-def parsed(kind: str, text: bytes, parse: Callable[[], Any]) -> Any:
+def cached_value(kind: str, text: bytes, parse: Callable[[], Any]) -> Any:
     """The value that *parse* makes of *text*, a document of *kind* (``yaml`` or ``toml``): kept, or made and then kept.
 
     The value consists of dictionaries, lists, strings, numbers, booleans and None.  What *parse* raises is raised, and kept

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpurun.builder.bytecode import check_cycles, compile_tree, imports, is_empty, reduced, strip
+from gpurun.builder.bytecode import check_cycles, compile_tree, imports, is_empty, reduce_graph, strip
 
 SOURCE = '''
 """Doc."""
@@ -81,7 +81,7 @@ def test_cycles_are_named() -> None:
 
 def test_an_import_that_another_one_brings_is_not_listed() -> None:
     graph = {"a": ("b", "c", "d"), "b": ("c",), "c": (), "d": ("e",), "e": ("c",)}
-    assert reduced(graph) == {"a": ("b", "d"), "b": ("c",), "c": (), "d": ("e",), "e": ("c",)}
+    assert reduce_graph(graph) == {"a": ("b", "d"), "b": ("c",), "c": (), "d": ("e",), "e": ("c",)}
 
 
 def test_empty() -> None:

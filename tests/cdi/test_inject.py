@@ -13,7 +13,7 @@ from gpurun.cdi.document import CdiNode
 from gpurun.cdi.edits import PROCESS_ID, ContainerEdits, EditMount, Hook, Link, ProcTree, combine
 from gpurun.cdi.files import read_registry
 from gpurun.cdi.inject import complete_node, inject
-from gpurun.engine.plan.merged_edits import edited, saved_config
+from gpurun.engine.plan.merged_edits import merge_into_config, saved_config
 from gpurun.errors import ConfigError, GpuError
 from gpurun.oci.config import Mount, OciHook, read_config
 
@@ -185,7 +185,7 @@ def test_what_goes_into_the_config(injected: Callable[..., ContainerEdits]) -> N
         },
     )
     data = json.dumps(CONFIG).encode()
-    config, left = edited(read_config(data), edits)
+    config, left = merge_into_config(read_config(data), edits)
     assert [m.destination for m in config.mounts] == ["/proc", "/b", "/x/y", "/x/z"]
     assert config.mounts[1].source == "/etc"
     assert [d.path for d in config.linux.devices] == ["/dev/k"]
@@ -202,7 +202,7 @@ def test_what_goes_into_the_config(injected: Callable[..., ContainerEdits]) -> N
 
 def test_a_container_without_edits_keeps_its_config() -> None:
     config = read_config(json.dumps(CONFIG).encode())
-    assert edited(config, ContainerEdits()) == (config, ContainerEdits())
+    assert merge_into_config(config, ContainerEdits()) == (config, ContainerEdits())
 
 
 # Requests, by the whole road from a container's environment.

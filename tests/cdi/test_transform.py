@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpurun.cdi.document import CdiDevice, CdiEdits, CdiHook, CdiMount, CdiNode, CdiSpec
-from gpurun.cdi.transform import moved, transform_root
+from gpurun.cdi.transform import move_path, transform_root
 from gpurun.errors import UsageError
 from tests.gpu.cdi.generating import made
 from tests.simdriver import SimulatedDriver
@@ -24,7 +24,7 @@ from tests.simdriver import SimulatedDriver
     ],
 )
 def test_moved_paths(path: str, old: str, new: str, expected: str) -> None:
-    assert moved(path, old, new) == expected
+    assert move_path(path, old, new) == expected
 
 
 def test_transform_and_back(sim: SimulatedDriver) -> None:

@@ -67,6 +67,6 @@ def test_cgroups_that_are_gone_have_nothing_to_give_back(tree: Path, tmp_path: P
 
 def test_who_asks() -> None:
     partition = CgroupWrite("cpuset.cpus.partition", "root", "w")
-    assert exclusive.wanted((ASKED, partition)) == ASKED
-    assert exclusive.wanted((ASKED,)) is None
-    assert exclusive.wanted((ASKED, CgroupWrite("cpuset.cpus.partition", "member", "w"))) is None
+    assert exclusive.find_cpus_write((ASKED, partition)) == ASKED
+    assert exclusive.find_cpus_write((ASKED,)) is None
+    assert exclusive.find_cpus_write((ASKED, CgroupWrite("cpuset.cpus.partition", "member", "w"))) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.cgroup.placement import Asked, Site, Topology, high_after_update, place, wanted
+from gpurun.cgroup.placement import Asked, Site, Topology, high_after_update, place, read_policies
 from gpurun.cgroup.resources import CgroupWrite
 from gpurun.cgroup.tree import Tree, numa_nodes
 from gpurun.errors import ConfigError
@@ -24,7 +24,7 @@ def placed(
     **asked: str,
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     annotations = {f"dev.gpurun.{name.replace('_', '.')}": value for name, value in asked.items()}
-    made = place(wanted(annotations, Site()), Asked(given, nodes, topology), tree)
+    made = place(read_policies(annotations, Site()), Asked(given, nodes, topology), tree)
     assert all(write.where in {f"annotations.{name}" for name in annotations} for write in made.writes)
     assert made.notes == ()
     return {write.file: write.value for write in made.writes}, made.warnings
@@ -128,7 +128,7 @@ SITE = "/etc/gpurun/config.toml"
 def by_site(policies: dict[str, str], *given: CgroupWrite, **annotations: str) -> tuple[dict[str, str], str]:
     """The writes and all that is noted, when the site asks for *policies*."""
     asked = {f"dev.gpurun.{name.replace('_', '.')}": value for name, value in annotations.items()}
-    made = place(wanted(asked, Site(SITE, tuple(policies.items()))), Asked(given, (), TWO), TREE)
+    made = place(read_policies(asked, Site(SITE, tuple(policies.items()))), Asked(given, (), TWO), TREE)
     assert made.warnings == (), "the log is not for what nobody who runs a container has asked for"
     return {write.file: write.value for write in made.writes}, " ".join(made.notes)
 
@@ -138,7 +138,7 @@ def test_the_site_asks() -> None:
     assert by_site(site, LIMIT) == ({"memory.high": str(1 << 29), "io.weight": "default 200"}, "")
     assert by_site(site, LIMIT, memory_high="false") == ({"io.weight": "default 200"}, "")
     assert by_site(site, LIMIT, memory_high="0.25")[0]["memory.high"] == str(1 << 28)
-    (write,) = place(wanted({}, Site(SITE, (("memory.high", "0.5"),))), Asked((LIMIT,), (), TWO), TREE).writes
+    (write,) = place(read_policies({}, Site(SITE, (("memory.high", "0.5"),))), Asked((LIMIT,), (), TWO), TREE).writes
     assert write.where == f"{SITE}: placement.memory.high"
 
 
@@ -170,13 +170,13 @@ def test_a_mistake_of_the_site_is_refused(policies: dict[str, str], words: str) 
 
 
 def test_a_new_limit_takes_the_share_along() -> None:
-    policies = wanted({"dev.gpurun.memory.high": "0.5"}, Site())
+    policies = read_policies({"dev.gpurun.memory.high": "0.5"}, Site())
     high = high_after_update(policies, CgroupWrite("memory.max", str(1 << 20), "w"), {})
     assert high is not None and (high.file, high.value) == ("memory.high", str(1 << 19))
     high = high_after_update(policies, CgroupWrite("memory.max", "max", "w"), {})
     assert high is not None and high.value == "max"
     assert high_after_update(policies, LIMIT, {"memory.high": "4096"}) is None, "the config's own stays"
-    assert high_after_update(wanted({"dev.gpurun.memory.swap": "off"}, Site()), LIMIT, {}) is None
+    assert high_after_update(read_policies({"dev.gpurun.memory.swap": "off"}, Site()), LIMIT, {}) is None
 
 
 def test_in_the_plan() -> None:

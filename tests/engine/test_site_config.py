@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.cgroup.placement import POLICIES, Site, wanted
+from gpurun.cgroup.placement import POLICIES, Site, read_policies
 from gpurun.engine.site_config import DEFAULT_PATH, check_site, read_site, site_path
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.library.explanation import explain_plan
@@ -60,7 +60,7 @@ def test_the_file_that_packages_bring(tmp_path: Path) -> None:
     path.write_text(re.sub(r"^#(?=\S)", "", text, flags=re.MULTILINE))
     site = read_site(str(path))
     assert site is not None and sorted(name for name, _ in site.policies) == sorted(POLICIES)
-    assert {entry.policy for entry in wanted({}, site)} == set(POLICIES)
+    assert {entry.policy for entry in read_policies({}, site)} == set(POLICIES)
 
 
 @pytest.mark.parametrize(

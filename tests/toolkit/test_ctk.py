@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.gpu.request.settings import Settings, read_settings
-from gpurun.toolkit.config_file import DEFAULT, changed
+from gpurun.toolkit.config_file import DEFAULT, set_values
 from tests.simdriver import MAJORS, Options, SimulatedDriver, make, minor
 
 from .conftest import Call
@@ -45,7 +45,7 @@ def test_set(tmp_path: Path, call: Call) -> None:
         document["nvidia-container-runtime"]["runtimes"] == ["crun", "runc"]
         and document["nvidia-container-cli"]["unknown"] == 1
     )
-    assert changed("", ("nvidia-container-runtime.runtimes=a,b",), ",", "x").count('["a", "b"]') == 1
+    assert set_values("", ("nvidia-container-runtime.runtimes=a,b",), ",", "x").count('["a", "b"]') == 1
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_set(tmp_path: Path, call: Call) -> None:
 def test_settings_with_commas(item: str, text: str) -> None:
     """One --set may hold several; in NVIDIA's a comma always divides, so that no value can have one."""
     before = "[features]\nignore-imex-channel-requests = true\n" if "nil" in item else ""
-    assert tomllib.loads(changed(before, (item,), ":", "x")) == tomllib.loads(text)
+    assert tomllib.loads(set_values(before, (item,), ":", "x")) == tomllib.loads(text)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from gpurun.cli.parse import parse_command, parse_globals
 from gpurun.gpu.cdi.known_hooks import COMMANDS
 from gpurun.toolkit import ctk
-from gpurun.toolkit.ctk_cdi import VARIABLES, translated
+from gpurun.toolkit.ctk_cdi import VARIABLES, translate_options
 from tests.simdriver import SimulatedDriver, uuid
 
 from .conftest import Call
@@ -97,7 +97,7 @@ def test_cdi(command: str, names: str, variable: str, value: str) -> None:
     own, *others = names.split()
 
     def parsed(words: list[str], env: dict[str, str]) -> object:
-        made = parse_command(parse_globals(["cdi"])[0], ["cdi", *translated([command, *words], env)])
+        made = parse_command(parse_globals(["cdi"])[0], ["cdi", *translate_options([command, *words], env)])
         assert made.args[0] == command
         return made.options[own]
 

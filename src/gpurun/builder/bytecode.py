@@ -144,7 +144,7 @@ def check_cycles(graph: dict[str, tuple[str, ...]]) -> None:
         visit(name, ())
 
 
-def reduced(graph: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+def reduce_graph(graph: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """*graph*, which has no circle, without the imports of a module that another of its imports brings: loading a module
     looks at each of them, and would find it there already."""
     brings: dict[str, set[str]] = {}

@@ -26,7 +26,7 @@ from types import CodeType
 from typing import Any
 
 from gpurun import __version__
-from gpurun.builder.bytecode import check_cycles, compile_tree, imports, is_empty, reduced, strip
+from gpurun.builder.bytecode import check_cycles, compile_tree, imports, is_empty, reduce_graph, strip
 from gpurun.builder.libraries import LIBRARIES, compile_library, library_directory, library_sources, source_files
 from gpurun.builder.machine_path import ALLOWED
 
@@ -62,7 +62,7 @@ def compile_gpurun(package: Path, commit: str) -> tuple[dict[str, CodeType | Non
         graph[name] = tuple(dict.fromkeys((*parents, *(n for n in imports(tree, known) if n != name))))
         codes[name] = None if is_empty(tree) else compile_tree(tree, f"gpurun/{path.relative_to(package)}")
     check_cycles(graph)
-    return codes, reduced(graph)
+    return codes, reduce_graph(graph)
 
 
 def packed_sources(package: Path) -> bytes:

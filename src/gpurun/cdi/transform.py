@@ -30,7 +30,7 @@ def transform_root(spec: CdiSpec, old: str, new: str, relative_to: str = "host")
     )
 
 
-def moved(path: str, old: str, new: str) -> str:
+def move_path(path: str, old: str, new: str) -> str:
     """*path* below *new* if it is *old* or below it, else as it is."""
     base = old.rstrip("/")
     if path != base and not path.startswith(base + "/"):
@@ -42,13 +42,13 @@ def _edits(edits: CdiEdits, old: str, new: str, host: bool) -> CdiEdits:
     nodes = []
     for node in edits.device_nodes:
         if host:
-            path = moved(node.host_path or node.path, old, new)
+            path = move_path(node.host_path or node.path, old, new)
             nodes.append(replace(node, host_path="" if path == node.path else path))
         else:
-            path = moved(node.path, old, new)
+            path = move_path(node.path, old, new)
             nodes.append(replace(node, path=path, host_path=node.host_path or ("" if path == node.path else node.path)))
     field = "host_path" if host else "container_path"
-    mounts = tuple([replace(mount, **{field: moved(getattr(mount, field), old, new)}) for mount in edits.mounts])
+    mounts = tuple([replace(mount, **{field: move_path(getattr(mount, field), old, new)}) for mount in edits.mounts])
     hooks = tuple([_hook(hook, old, new, host) for hook in edits.hooks])
     return replace(edits, device_nodes=tuple(nodes), hooks=hooks, mounts=mounts)
 
@@ -56,7 +56,7 @@ def _edits(edits: CdiEdits, old: str, new: str, host: bool) -> CdiEdits:
 def _hook(hook: CdiHook, old: str, new: str, host: bool) -> CdiHook:
     """A program is found on the host but for startContainer; what it works on is the host's up to createContainer."""
     if (hook.stage != "startContainer") is host:
-        hook = replace(hook, path=moved(hook.path, old, new))
+        hook = replace(hook, path=move_path(hook.path, old, new))
     if (hook.stage not in ("createContainer", "startContainer")) is host:
         hook = replace(hook, args=tuple([_moved_word(word, old, new) for word in hook.args]))
     return hook
@@ -65,4 +65,4 @@ def _hook(hook: CdiHook, old: str, new: str, host: bool) -> CdiHook:
 def _moved_word(word: str, old: str, new: str) -> str:
     """An argument of a hook: a path, or a link ``target::path``."""
     target, colons, path = word.partition("::")
-    return f"{moved(target, old, new)}::{moved(path, old, new)}" if colons else moved(word, old, new)
+    return f"{move_path(target, old, new)}::{move_path(path, old, new)}" if colons else move_path(word, old, new)

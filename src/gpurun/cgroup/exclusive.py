@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _FILE = "cpuset.cpus.exclusive"
 
 
-def wanted(writes: tuple[CgroupWrite, ...]) -> CgroupWrite | None:
+def find_cpus_write(writes: tuple[CgroupWrite, ...]) -> CgroupWrite | None:
     """The write that asks for CPUs of a partition's own among *writes*, if one does."""
     if not any(write.file == "cpuset.cpus.partition" and write.value != "member" for write in writes):
         return None

@@ -76,7 +76,7 @@ class Asked(Record):
     topology: Topology
 
 
-def wanted(annotations: Mapping[str, str], site: Site) -> tuple[Wanted, ...]:
+def read_policies(annotations: Mapping[str, str], site: Site) -> tuple[Wanted, ...]:
     """The policies that are asked for, in the order in which they work; raises :class:`ConfigError` for unknown ones."""
     for key in annotations:
         if key.startswith(GPURUN) and key[len(GPURUN) :] not in (*POLICIES, *_ELSEWHERE):

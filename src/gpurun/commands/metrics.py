@@ -75,11 +75,11 @@ class Reader:
 
     def __call__(self) -> list[Sample]:
         """The samples of now, or of a moment ago."""
-        from gpurun.metrics.containers import container_samples, running
+        from gpurun.metrics.containers import container_samples, running_containers
 
         with self._lock:
             if time.monotonic() - self._read_at > _FRESH_S:
-                self._samples = [*self._gpus(), *container_samples(running(self._roots))]
+                self._samples = [*self._gpus(), *container_samples(running_containers(self._roots))]
                 self._read_at = time.monotonic()
             return self._samples
 

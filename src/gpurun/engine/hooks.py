@@ -52,10 +52,10 @@ def run_hooks(
     for index, hook in enumerate(hooks):
         failure = run_hook(hook, state, env, before_exec, outputs, execve)
         if failure:
-            raise GpurunError(f"error running {name} hook #{index}: {named(hook, failure)}")
+            raise GpurunError(f"error running {name} hook #{index}: {name_program(hook, failure)}")
 
 
-def named(hook: OciHook, failure: str) -> str:
+def name_program(hook: OciHook, failure: str) -> str:
     """*failure* of *hook* with the program that it is, which a number does not tell."""
     if failure.startswith(hook.path):
         return failure

@@ -63,9 +63,9 @@ def check_site(environ: Mapping[bytes, bytes]) -> None:
     path = site_path(environ)
     site = read_site(path)
     if site is not None:
-        from gpurun.cgroup.placement import wanted
+        from gpurun.cgroup.placement import read_policies
 
-        wanted({}, site)
+        read_policies({}, site)
     read_leases(path)
     read_shares(path)
     read_restore(path)

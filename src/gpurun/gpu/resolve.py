@@ -99,7 +99,7 @@ def gpu_edits(asked: Inquiry) -> ContainerEdits | None:
     """
     share = _share(asked)
     injected = asked.injected
-    taken = taken_over(injected, asked.own_env) if injected is not None else None
+    taken = replace_engine_hooks(injected, asked.own_env) if injected is not None else None
     requested = _requested(asked)
     made = requested or taken
     if taken is not None and requested is not None:
@@ -117,7 +117,7 @@ def gpu_edits(asked: Inquiry) -> ContainerEdits | None:
     return made
 
 
-def taken_over(injected: Injected, own_env: Mapping[str, str]) -> ContainerEdits | None:
+def replace_engine_hooks(injected: Injected, own_env: Mapping[str, str]) -> ContainerEdits | None:
     """The edits that are made in the place of an engine's own CDI hooks, and of mounts that those are about, if any."""
     if not any(hook.path.endswith(_CDI_PROGRAMS) for hook in injected.hooks):
         return None

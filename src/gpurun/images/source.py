@@ -112,7 +112,7 @@ def _check_regular(path: str) -> None:
         raise GpurunError(f"{shown(path)} is not a regular file")
 
 
-def limited(memory: int, file_size: int = 0) -> list[str]:
+def prlimit_command(memory: int, file_size: int = 0) -> list[str]:
     """The words before a command that gives it limits of address space and, unless 0, of the size of a file, in bytes.
 
     sh(1) sets them before the program runs; what threads of ours do meanwhile does not matter.
@@ -132,7 +132,7 @@ def _members(path: str) -> tuple[set[str], set[str]]:
     kinds: set[str] = set()
     env = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
     words = [
-        *limited(_TAR_MEMORY),
+        *prlimit_command(_TAR_MEMORY),
         "tar",
         "--list",
         "--verbose",

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 
 from gpurun.errors import ConfigError, GpurunError, shown
-from gpurun.images.source import Source, limited
+from gpurun.images.source import Source, prlimit_command
 from gpurun.linux.files import read_file
 from gpurun.oci.reader import as_object, get_array, get_object, get_string, parse_json
 from gpurun.record import Record
@@ -109,7 +109,7 @@ def _run(words: Sequence[str], directory: str, limits: Limits, environ: Mapping[
         env = {"GOMAXPROCS": str(min(os.cpu_count() or 1, _THREADS)), "MALLOC_ARENA_MAX": "2", **environ}
         try:
             child = subprocess.Popen(
-                [*limited(_MEMORY, limits.size), *words],
+                [*prlimit_command(_MEMORY, limits.size), *words],
                 cwd=directory, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
         except OSError as e:

@@ -1,4 +1,4 @@
-"""The figures of containers' cgroups, under the names of cAdvisor; pure but for :func:`running`."""
+"""The figures of containers' cgroups, under the names of cAdvisor; pure but for :func:`running_containers`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Used(Record):
     data: dict[str, Any]
 
 
-def running(roots: Iterable[str]) -> list[Used]:
+def running_containers(roots: Iterable[str]) -> list[Used]:
     """The containers that run, of the state directories *roots*.  What goes away meanwhile is left out."""
     return [Used(labels_of(state), data) for _, state, data in with_use(store.live_containers(roots))]
 

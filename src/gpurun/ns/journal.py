@@ -103,7 +103,7 @@ class Journal:
         if stamp is None:
             self._noted = 0
 
-    def made_directory(self, path: str) -> None:
+    def finish_directory(self, path: str) -> None:
         """The directory *path* has just been made, as noted: undoing takes it away, whatever its time was."""
         if self.fd >= 0 and self.in_image(path.rpartition("/")[0]):
             self._directories[path] = _MADE_BY_US

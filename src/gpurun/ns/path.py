@@ -129,7 +129,7 @@ def make_dir(place: tuple[int, str], name: str, journal: Journal | None, mode: i
             raise
         return
     if journal is not None:
-        journal.made_directory(join(place[1], name))
+        journal.finish_directory(join(place[1], name))
 
 
 def make_target(

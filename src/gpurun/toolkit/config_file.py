@@ -121,7 +121,7 @@ def read(path: str) -> str:
         raise ConfigError(path, "is not UTF-8 text") from None
 
 
-def changed(text: str, sets: tuple[str, ...], separator: str, source: str) -> str:
+def set_values(text: str, sets: tuple[str, ...], separator: str, source: str) -> str:
     """*text* with each ``KEY=VALUE`` of *sets* in it, comments and order kept.
 
     Raises :class:`ConfigError` for a key that the toolkit does not have, a value of the wrong type, and a text that gpurun

@@ -105,7 +105,7 @@ def device_ids(given: list[str]) -> tuple[str, ...]:
     return ("all",) if any(device.lower() == "all" for device in ids) else tuple(ids)
 
 
-def selected(driver: Driver, options: argparse.Namespace, ids: tuple[str, ...]) -> tuple[Selected, ...]:
+def select_devices(driver: Driver, options: argparse.Namespace, ids: tuple[str, ...]) -> tuple[Selected, ...]:
     """The GPUs and MIG devices *ids*.  Raises :class:`StageError` for one that the host does not have."""
     try:
         return select(GpuRequest(ids, source="--device"), driver.gpus, lambda: ask(roots_of(options)))

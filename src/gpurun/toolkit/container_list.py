@@ -21,7 +21,7 @@ from gpurun.toolkit.container_driver import (
     driver_of,
     is_left_out,
     roots_of,
-    selected,
+    select_devices,
 )
 
 TYPE_CHECKING = False
@@ -43,7 +43,7 @@ def list_command(options: argparse.Namespace, words: list[str]) -> int:
     ids, channels = device_ids(chosen.device), _channels(chosen.imex_channel)
     admin = [name for name in ("config", "monitor") if asks_for_all(f"mig-{name}", getattr(chosen, f"mig_{name}"))]
     driver = driver_of(options)
-    found = selected(driver, options, ids)
+    found = select_devices(driver, options, ids)
     for name in admin:
         check_mig_admin(f"mig-{name}", ids, found)
     roots = roots_of(options)

@@ -179,7 +179,7 @@ def config(context: click.Context, path: str, sets: tuple[str, ...], separator: 
     path = path or config_file.default_path()
     if in_place and output:
         raise click.UsageError("--in-place and --output exclude each other")
-    text = config_file.changed(config_file.read(path), sets, separator, path)
+    text = config_file.set_values(config_file.read(path), sets, separator, path)
     _deliver(context, text, path if in_place else output)
 
 
@@ -190,7 +190,7 @@ def config(context: click.Context, path: str, sets: tuple[str, ...], separator: 
 @click.pass_context
 def default_config(context: click.Context, output: str, sets: tuple[str, ...], separator: str) -> None:
     """Show what holds where the file says nothing."""
-    _deliver(context, config_file.changed(config_file.DEFAULT, sets, separator, "the default"), output)
+    _deliver(context, config_file.set_values(config_file.DEFAULT, sets, separator, "the default"), output)
 
 
 config.add_command(default_config, "create-default")

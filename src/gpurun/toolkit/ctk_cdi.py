@@ -57,7 +57,7 @@ def main(words: list[str]) -> int:
     words, config = without_globals(words)
     if config:
         os.environ["NVIDIA_CTK_CONFIG_FILE_PATH"] = config
-    words = translated(words, dict(os.environ))
+    words = translate_options(words, dict(os.environ))
     invocation = parse_command(parse_globals(["cdi"])[0], ["cdi", *words])
     if invocation.command == "help":
         from gpurun.cli.human import show_help
@@ -89,7 +89,7 @@ def without_globals(words: list[str]) -> tuple[list[str], str]:
     return kept, config
 
 
-def translated(words: list[str], env: dict[str, str]) -> list[str]:
+def translate_options(words: list[str], env: dict[str, str]) -> list[str]:
     """*words* with gpurun's names of the options, and with what *env* says of those that are not among them."""
     made = [_translated(word) for word in words]
     given = {_name(word) for word in made}

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from gpurun.engine.checkpoint.checkpoint_devices import device_mounts
-from gpurun.engine.checkpoint.restore_request import mapped
+from gpurun.engine.checkpoint.restore_request import map_gpus
 from gpurun.engine.checkpoint.saved_devices import SavedDevices
 from gpurun.engine.site_config import read_restore
 from gpurun.errors import ConfigError, GpurunError
-from gpurun.gpu.request.restore import RestorePolicy, read_map, wanted
+from gpurun.gpu.request.restore import RestorePolicy, gpus_policy, read_map
 from gpurun.linux.mountinfo import MountEntry
 from gpurun.oci.annotations import GPU_RESTORE
 from gpurun.oci.config import read_config
@@ -28,7 +28,7 @@ def devices(value: str, *pairs: str) -> str:
     config = base_config()
     config["process"]["env"].append(f"NVIDIA_VISIBLE_DEVICES={value}")
     data = json.dumps(config).encode()
-    text, made = mapped(data, read_config(data), SAVED, read_map(pairs, "--gpu-map"))
+    text, made = map_gpus(data, read_config(data), SAVED, read_map(pairs, "--gpu-map"))
     assert read_config(text) == made
     return made.process.env[-1].partition("=")[2]
 
@@ -69,7 +69,7 @@ def test_refused(value: str, pairs: tuple[str, ...], said: str) -> None:
 )
 def test_the_annotation_goes_before_the_site(annotation: str, site: str, said: str) -> None:
     annotations = {GPU_RESTORE: annotation} if annotation else {}
-    assert wanted(annotations, RestorePolicy(site)) == said
+    assert gpus_policy(annotations, RestorePolicy(site)) == said
 
 
 def test_another_word_is_refused_when_the_container_is_made() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpurun.cdi.edits import CacheEntry, ContainerEdits, EditMount, ProcTree
-from gpurun.engine.plan.merged_edits import edited
+from gpurun.engine.plan.merged_edits import merge_into_config
 from gpurun.errors import ConfigError
 from gpurun.oci.config import Config, read_config
 from gpurun.record import replace
@@ -48,7 +48,7 @@ def test_nothing_is_mounted_on_what_the_host_shares(
 ) -> None:
     place = r"mounts\[6\].options: shares what is mounted in it with the host, and " + path
     with pytest.raises(ConfigError, match=place):
-        edited(config(propagation, (volume, option)), edits)
+        merge_into_config(config(propagation, (volume, option)), edits)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_nothing_is_mounted_on_what_the_host_shares(
 )
 def test_what_stays_in_the_container(propagation: str, volumes: list[tuple[str, str]], edits: ContainerEdits) -> None:
     before = config(propagation, *volumes)
-    after, left = edited(before, edits)
+    after, left = merge_into_config(before, edits)
     assert left == edits and after.linux == before.linux
 
 
@@ -79,7 +79,7 @@ def test_a_file_that_the_volume_shows_already(volume: str, source: str) -> None:
     document["linux"]["rootfsPropagation"] = "rshared"
     document["mounts"].append({"destination": volume, "type": "bind", "source": source, "options": ["rbind", "rshared"]})
     before = read_config(json.dumps(document).encode())
-    assert edited(before, FILE)[1] == ContainerEdits()
+    assert merge_into_config(before, FILE)[1] == ContainerEdits()
     other = replace(FILE, mounts=(replace(FILE.mounts[0], host_path="/opt/liba.so.1"),))
     with pytest.raises(ConfigError, match="shares what is mounted in it"):
-        edited(before, other)
+        merge_into_config(before, other)

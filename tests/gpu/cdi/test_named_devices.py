@@ -8,10 +8,10 @@ import os
 import pytest
 
 from gpurun.cdi.edits import ContainerEdits, Hook
-from gpurun.engine.plan.merged_edits import edited
+from gpurun.engine.plan.merged_edits import merge_into_config
 from gpurun.errors import ConfigError, GpuError, GpurunError
 from gpurun.gpu.cdi.hook_work import do_known_hooks, hook_work
-from gpurun.gpu.cdi.known_hooks import COMMANDS, known_call, parse_call
+from gpurun.gpu.cdi.known_hooks import COMMANDS, as_known_call, parse_call
 from gpurun.gpu.cdi.named_devices import annotated_devices, split_devices
 from gpurun.gpu.request.injected import Injected
 from gpurun.gpu.request.settings import Settings
@@ -46,7 +46,7 @@ def device(name: str, **edits: Any) -> dict[str, Any]:
     ],
 )
 def test_hooks_that_are_known(path: str, args: str) -> None:
-    assert known_call(Hook("createContainer", path, tuple(args.split()))) is not None
+    assert as_known_call(Hook("createContainer", path, tuple(args.split()))) is not None
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_hooks_that_are_known(path: str, args: str) -> None:
 )
 def test_hooks_that_are_run_as_they_are(stage: str, path: str, args: str) -> None:
     hook = Hook(stage, path, tuple(args.split()))
-    assert known_call(hook) is None
+    assert as_known_call(hook) is None
     edits = ContainerEdits(hooks=(hook,))
     assert do_known_hooks(edits, {}) == edits
 
@@ -225,7 +225,7 @@ def test_hooks_that_an_engine_has_put_in_are_taken_over(sim: SimulatedDriver) ->
     )
     config = {**CONFIG, "hooks": {"createContainer": [{"path": h.path, "args": h.args, "env": h.env} for h in hooks]}}
     config["mounts"] = [{"destination": m.destination, "source": m.source, "options": m.options} for m in mounts]
-    new, _ = edited(read_config(json.dumps(config).encode()), edits)
+    new, _ = merge_into_config(read_config(json.dumps(config).encode()), edits)
     assert new.hooks.create_container == hooks[:1] and [m.destination for m in new.mounts] == ["/data"]
 
 

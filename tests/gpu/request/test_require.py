@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import ConfigError
-from gpurun.gpu.request.require import Properties, check, learned, properties
+from gpurun.gpu.request.require import Properties, check, properties, with_nvml_properties
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from tests.nvml import compile_stub
 from tests.simdriver import VERSION, Options, make
@@ -136,7 +136,7 @@ def test_nvml_is_asked_when_the_outcome_depends_on_it(expression: str, asked: in
 
     def learn() -> tuple[Properties, ...]:
         calls.append(1)
-        return (learned(known, "12.4", "9.0", "Nvidia"),)
+        return (with_nvml_properties(known, "12.4", "9.0", "Nvidia"),)
 
     try:
         check((expression, "brand=nvidia" if asked else ""), (known,), learn)
@@ -148,8 +148,10 @@ def test_nvml_is_asked_when_the_outcome_depends_on_it(expression: str, asked: in
 
 def test_what_nvml_does_not_tell_stays_as_it_was() -> None:
     before = properties("550.163.01", "NVIDIA GeForce RTX 4090")
-    assert learned(before, "", "", "") == before
-    assert learned(properties("999.88.77"), "14.2", "", "") == Properties((14, 2), (999, 88, 77), None, None, False)
+    assert with_nvml_properties(before, "", "", "") == before
+    assert with_nvml_properties(properties("999.88.77"), "14.2", "", "") == Properties(
+        (14, 2), (999, 88, 77), None, None, False
+    )
 
 
 def test_the_drivers_own_nvml_answers_in_a_plan(tmp_path: Path) -> None:

@@ -194,9 +194,9 @@ def plan_checked(
     init = planned[1].init
     minors = node_minors((*init.edits.device_nodes, *init.devices))
     if granted == [] and minors and posix.access(site_path(posix.environ), posix.F_OK):
-        from gpurun.engine.gpus.leases import with_named
+        from gpurun.engine.gpus.leases import record_named_gpus
 
-        return planned[0], with_named(planned[1], config, options.root, own_environment(), granted)
+        return planned[0], record_named_gpus(planned[1], config, options.root, own_environment(), granted)
     return planned
 
 
@@ -226,10 +226,10 @@ def _plan_with(
     """The config to be saved and the plan, for a container that gets *edits*."""
     sockets = listen_fds(environ)
     if edits != ContainerEdits():
-        from gpurun.engine.plan.merged_edits import edited, saved_config
+        from gpurun.engine.plan.merged_edits import merge_into_config, saved_config
 
         data = saved_config(data, edits)
-        config, edits = edited(config, edits)
+        config, edits = merge_into_config(config, edits)
     first_env: tuple[str, ...] = (f"LISTEN_FDS={sockets}", "LISTEN_PID=1") if sockets else ()
     if environ.get(b"NOTIFY_SOCKET"):
         from gpurun.engine.caller.notify import NOTIFY_ENV, with_notify

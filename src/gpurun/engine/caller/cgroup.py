@@ -125,7 +125,7 @@ def restrict(plan: Plan, program_fd: int, record: str) -> None:
     if _is_partition(plan):
         from gpurun.cgroup import exclusive
 
-        lent = exclusive.wanted(plan.cgroup.writes)
+        lent = exclusive.find_cpus_write(plan.cgroup.writes)
         if lent is not None:
             exclusive.lend(lent, plan.cgroup.root, plan.cgroup.path, record)
     fd = manager.open_dir(plan.cgroup.path)

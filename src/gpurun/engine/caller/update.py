@@ -212,12 +212,12 @@ def _follow_limit(
     limit = next((write for write in writes if write.file == "memory.max"), None)
     if limit is None:
         return ()
-    from gpurun.cgroup.placement import Site, high_after_update, wanted
+    from gpurun.cgroup.placement import Site, high_after_update, read_policies
     from gpurun.document_cache import keep_documents
     from gpurun.engine.site_config import read_site, site_path
 
     keep_documents(root)
-    policies = wanted(get_string_map(document, "annotations", ""), read_site(site_path(posix.environ)) or Site())
+    policies = read_policies(get_string_map(document, "annotations", ""), read_site(site_path(posix.environ)) or Site())
     high = high_after_update(policies, limit, merged.unified)
     return (high,) if high is not None else ()
 

@@ -35,7 +35,7 @@ from gpurun.engine.gpus.device_edits import injected_devices, own_environment
 from gpurun.engine.signals import default_signals
 from gpurun.errors import GpurunError, Step, oserror_text
 from gpurun.formats.jsontext import dumps
-from gpurun.gpu.resolve import taken_over
+from gpurun.gpu.resolve import replace_engine_hooks
 from gpurun.linux.files import O_CLOEXEC, Fd, read_file, write_atomically
 from gpurun.linux.fs import O_DIRECTORY, O_PATH, mount_id
 from gpurun.linux.mountinfo import mounts
@@ -136,7 +136,7 @@ def checkpoint(options: CheckpointOptions) -> tuple[str, ...]:
 
 def _without_taken(foreign: Outside, config: Config) -> Outside:
     """*foreign* without mounts that an engine's CDI file has brought and gpurun has made itself: so does restore."""
-    taken = taken_over(injected_devices(config), own_environment())
+    taken = replace_engine_hooks(injected_devices(config), own_environment())
     if taken is None:
         return foreign
     paths = {mount.container_path for mount in taken.mounts}

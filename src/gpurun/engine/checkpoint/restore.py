@@ -41,7 +41,7 @@ from gpurun.engine.checkpoint.restore_devices import (
     renew_devices,
 )
 from gpurun.engine.checkpoint.restore_mounts import own_mounts, prepare_mount_points, repair_mounts
-from gpurun.engine.checkpoint.restore_request import asked_again, with_moved
+from gpurun.engine.checkpoint.restore_request import restore_request, with_moved
 from gpurun.engine.checkpoint.saved_devices import SavedDevices, read_devices
 from gpurun.engine.host_hooks import run_host_hooks
 from gpurun.engine.signals import default_signals
@@ -90,7 +90,7 @@ def restore(options: RestoreOptions) -> Created:
     saved = read_devices(options.criu.image_path)
     own = (create.root, create.id)
     data, config = read_bundle(create.bundle, create.config)
-    asking = asked_again(data, config, saved, options.gpu_map, own)
+    asking = restore_request(data, config, saved, options.gpu_map, own)
     granted: list[GrantedLease] = []
     had = frozenset([name for _, name in saved.gpus] if saved is not None else ())
     data, plan = plan_checked(create, *asking, check_rootfs, granted, had)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _NONE = ("", "none", "void")
 
 
-def asked_again(
+def restore_request(
     data: bytes, config: Config, saved: SavedDevices | None, pairs: tuple[str, ...], own: tuple[str, str]
 ) -> tuple[bytes, Config]:
     """The text and the records of the config of a container that is restored as *own* (root, id), for the GPUs that it is
@@ -38,7 +38,7 @@ def asked_again(
     """
     given = restore.read_map(pairs, "--gpu-map")
     if given:
-        return mapped(data, config, saved, given)
+        return map_gpus(data, config, saved, given)
     value = _value(config)
     if saved is None or not saved.gpus or is_free(value) or value in _NONE:
         return data, config
@@ -46,8 +46,8 @@ def asked_again(
     site = read_restore(path)
     known = {name for index, name in saved.gpus} | {str(index) for index, _ in saved.gpus}
     by_site = {old: new for old, new in site.gpu_map if old in known}
-    data, config = mapped(data, config, saved, by_site, f"{path}: restore.gpu-map")
-    if restore.wanted(config.annotations, site) != "free" or value == "all":
+    data, config = map_gpus(data, config, saved, by_site, f"{path}: restore.gpu-map")
+    if restore.gpus_policy(config.annotations, site) != "free" or value == "all":
         return data, config
     words = _value(config).split(",")
     why = _against(words, saved, own)
@@ -57,7 +57,7 @@ def asked_again(
     return _with_devices(data, config, f"free:{len(words)}")
 
 
-def mapped(
+def map_gpus(
     data: bytes, config: Config, saved: SavedDevices | None, wanted: dict[str, str], where: str = "--gpu-map"
 ) -> tuple[bytes, Config]:
     """The text and the records of a config whose container asks for the GPUs that *wanted* says in the place of its own.

@@ -12,7 +12,7 @@ from gpurun.cdi.edits import ContainerEdits, DeviceNode
 from gpurun.engine import state as store
 from gpurun.engine.gpus import attach_steps as steps
 from gpurun.engine.gpus import leases
-from gpurun.engine.gpus.attach_view import Running, named_unit
+from gpurun.engine.gpus.attach_view import Running, find_unit
 from gpurun.engine.gpus.attached import Attached, AttachedGpu, ExecFacts, GpuChange
 from gpurun.engine.gpus.leases import GrantedLease
 from gpurun.engine.gpus.open_devices import check_unused
@@ -125,7 +125,7 @@ def _attach_edits(one: Running, edits: ContainerEdits, units: tuple[Unit, ...], 
 
 def _detach(one: Running, devices: tuple[str, ...], force: bool = False) -> tuple[str, ...]:
     have = one.having()
-    leaving = tuple([named_unit(device, have) for device in devices])
+    leaving = tuple([find_unit(device, have) for device in devices])
     staying = tuple([unit for unit in have if unit not in leaving])
     kept = {number for unit in staying for number in unit.nodes} | _of_mig_parents(staying, have)
     nodes = tuple([n for n in one.nodes_of_units(leaving) if (n.major, n.minor) not in kept])

@@ -122,7 +122,7 @@ class Running:
         found = survey(self.roots(), ask_nvml=False).units
         divided = {unit.gpu_key for unit in found if unit.mig}
         units = tuple([unit for unit in found if unit.mig or unit.key not in divided])
-        return units if words == ("all",) else tuple([named_unit(word, units, "this host") for word in words])
+        return units if words == ("all",) else tuple([find_unit(word, units, "this host") for word in words])
 
     def having(self) -> tuple[Unit, ...]:
         """The GPUs and MIG devices that the container has.  Raises :class:`GpurunError` where that cannot be seen."""
@@ -192,7 +192,7 @@ def units_had(
     return units_of(units, openable(programs, numbers & known))
 
 
-def named_unit(device: str, have: tuple[Unit, ...], who: str = "the container") -> Unit:
+def find_unit(device: str, have: tuple[Unit, ...], who: str = "the container") -> Unit:
     """The unit of those that *who* has that *device* names: by index, UUID or PCI bus id.  Raises :class:`GpuError`."""
     word = device.lower()
     for unit in have:

@@ -196,7 +196,9 @@ def give_back(state: State, keys: frozenset[str], own_env: Mapping[str, str]) ->
         store.note_use(sorted(keys))
 
 
-def with_named(plan: Plan, config: Config, root: str, own_env: Mapping[str, str], granted: list[GrantedLease]) -> Plan:
+def record_named_gpus(
+    plan: Plan, config: Config, root: str, own_env: Mapping[str, str], granted: list[GrantedLease]
+) -> Plan:
     """*plan* of a container that has GPUs without a lease, with what the site says to that; what is noted is in *granted*.
 
     Raises :class:`GpurunError` where it says no.

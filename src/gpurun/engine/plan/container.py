@@ -332,12 +332,12 @@ def _place(config: Config, host: Host, edits: ContainerEdits, writes: tuple[Cgro
     """What placement policies add to *writes*; None where nobody asks for any."""
     if host.site is None and not any(key.startswith(GPURUN) for key in config.annotations):
         return None
-    from gpurun.cgroup.placement import Asked, Site, Topology, place, wanted
+    from gpurun.cgroup.placement import Asked, Site, Topology, place, read_policies
     from gpurun.gpu.request import restore
 
-    restore.wanted(config.annotations, restore.RestorePolicy())  # read at restore, and refused where it is written
+    restore.gpus_policy(config.annotations, restore.RestorePolicy())  # read at restore, and refused where it is written
     asked = Asked(writes, edits.numa_nodes, Topology(host.numa))
-    return place(wanted(config.annotations, host.site or Site()), asked, host.tree)
+    return place(read_policies(config.annotations, host.site or Site()), asked, host.tree)
 
 
 def _plan_cgroup(config: Config, container_id: str, host: Host, edits: ContainerEdits, driver: str) -> CgroupPlan:

@@ -30,7 +30,7 @@ _PROPAGATIONS = tuple([r + word for r in ("", "r") for word in ("shared", "slave
 _APART = ("", "rslave", "rprivate", "runbindable")
 
 
-def edited(config: Config, edits: ContainerEdits) -> tuple[Config, ContainerEdits]:
+def merge_into_config(config: Config, edits: ContainerEdits) -> tuple[Config, ContainerEdits]:
     """*config* with that part of *edits* which is the config's, and the rest of *edits*.  Returns (config, edits)."""
     if edits == ContainerEdits():
         return config, edits

@@ -12,7 +12,7 @@ from _stat import S_ISREG
 from gpurun.cdi.edits import CacheEntry, Chmod, ContainerEdits, EditMount, ForwardCompat, Hook, Link, ProcTree, conf_files
 from gpurun.formats.elf import EM_386, EM_AARCH64, EM_ARM, EM_X86_64, read_elf
 from gpurun.formats.ldcache import FLAGS_COMPAT32, FLAGS_NATIVE
-from gpurun.gpu.cdi.known_hooks import HookCall, known_call, library_names, links_of
+from gpurun.gpu.cdi.known_hooks import HookCall, as_known_call, library_names, links_of
 from gpurun.gpu.host.device_numbers import node_minors
 from gpurun.gpu.host.file_names import COMPAT_ROOT
 from gpurun.gpu.host.gpus import numa_nodes
@@ -51,7 +51,7 @@ def do_known_hooks(edits: ContainerEdits, own_env: Mapping[str, str]) -> Contain
 
     *own_env* is the environment of gpurun itself (GPURUN_SYSROOT).
     """
-    calls = [(hook, known_call(hook)) for hook in edits.hooks]
+    calls = [(hook, as_known_call(hook)) for hook in edits.hooks]
     if not any(call for _, call in calls):
         return edits
     bound = [_Bound(m.host_path, m.container_path) for m in edits.mounts]
@@ -82,7 +82,7 @@ def take_over(
         hook = Hook(
             "createContainer", one.path, one.args, one.env or (), one.timeout, "a CDI hook that the engine has put in"
         )
-        call = known_call(hook)
+        call = as_known_call(hook)
         if call is not None:
             calls.append((hook, call))
     if not calls:
@@ -120,7 +120,7 @@ def hook_work(
     """
     calls = [call]
     if call.command in ("enable-cuda-compat", "update-ldcache"):
-        every = [known_call(Hook("createContainer", hook.path, hook.args)) for hook in hooks]
+        every = [as_known_call(Hook("createContainer", hook.path, hook.args)) for hook in hooks]
         beside = [one for one in every if one is not None]
         if call.command == "enable-cuda-compat" and any(one.command == "update-ldcache" for one in beside):
             return ContainerEdits()

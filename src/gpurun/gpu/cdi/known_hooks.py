@@ -46,7 +46,7 @@ class HookCall(Record):
         return self.options.get(name, (default,))[-1]
 
 
-def known_call(hook: Hook) -> HookCall | None:
+def as_known_call(hook: Hook) -> HookCall | None:
     """*hook* as a call that gpurun does itself, ``None`` for any other program, stage, command or argument."""
     program = hook.path.rpartition("/")[2]
     if hook.stage != "createContainer" or program not in _PROGRAMS:

@@ -122,7 +122,7 @@ def plan_compat(driver_version: str, models: list[str]) -> ForwardCompat | None:
 
 
 def _check_requirements(request: GpuRequest, driver: Driver, gpus: tuple[Gpu, ...], resolver: Resolver | None) -> None:
-    from gpurun.gpu.request.require import check, learned, properties
+    from gpurun.gpu.request.require import check, properties, with_nvml_properties
 
     known = tuple([properties(driver.version, g.model) for g in gpus]) or (properties(driver.version),)
 
@@ -132,7 +132,9 @@ def _check_requirements(request: GpuRequest, driver: Driver, gpus: tuple[Gpu, ..
         except GpuError:
             return known  # an answer would have been better; without one nothing is held against the container
         told = [found.get(bus_order(gpu.bus_id)) for gpu in gpus]
-        return tuple([p if i is None else learned(p, i.cuda, i.arch, i.brand) for p, i in zip(known, told, strict=True)])
+        return tuple(
+            [p if i is None else with_nvml_properties(p, i.cuda, i.arch, i.brand) for p, i in zip(known, told, strict=True)]
+        )
 
     check(request.requirements, known, learn if gpus and resolver is not None else None)
 

@@ -60,7 +60,7 @@ def properties(driver_version: str, model: str = "") -> Properties:
     return Properties(_CUDA_OF_BRANCH[branch], numbers, None, brand, branch != numbers[0])
 
 
-def learned(before: Properties, cuda: str, arch: str, brand: str) -> Properties:
+def with_nvml_properties(before: Properties, cuda: str, arch: str, brand: str) -> Properties:
     """*before* with what NVML says, as far as it says anything."""
     exact = _version(cuda) if cuda else None
     return Properties(

@@ -64,7 +64,7 @@ def read_map(pairs: tuple[str, ...], where: str) -> dict[str, str]:
     return found
 
 
-def wanted(annotations: Mapping[str, str], site: RestorePolicy) -> str:
+def gpus_policy(annotations: Mapping[str, str], site: RestorePolicy) -> str:
     """One of :data:`GPUS`; raises :class:`ConfigError`."""
     value = annotations.get(GPU_RESTORE, "")
     if value and value not in GPUS:

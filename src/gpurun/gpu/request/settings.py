@@ -147,14 +147,14 @@ def read_settings(path: str) -> Settings:
         policy=_policy(read, features),
         driver_root=read.path(f"{_CLI}.root") or "/",
         no_cgroups=read.flag(f"{_CLI}.no-cgroups", False),
-        mode=read.known(f"{_RUNTIME}.mode", "auto", MODES),
+        mode=read.one_of(f"{_RUNTIME}.mode", "auto", MODES),
         skip_mode_detection=read.flag(f"{_HOOK}.skip-mode-detection", False),
         load_kmods=read.flag(f"{_CLI}.load-kmods", True),
         ldcache=read.path(f"{_CLI}.ldcache"),
         cli_environment=read.environment(f"{_CLI}.environment"),
         cuda_compat_mode=read.choice(f"{modes}.legacy.cuda-compat-mode", COMPAT_MODES),
         log_file="" if debug == "/dev/null" else debug,
-        log_level=read.known(f"{_RUNTIME}.log-level", "info", _LOG_LEVELS),
+        log_level=read.one_of(f"{_RUNTIME}.log-level", "info", _LOG_LEVELS),
         annotation_prefixes=read.texts(f"{modes}.cdi.annotation-prefixes", (CDI_PREFIX,)),
         default_kind=read.text(f"{modes}.cdi.default-kind", "nvidia.com/gpu"),
         spec_dirs=read.texts(f"{modes}.cdi.spec-dirs", ("/etc/cdi", "/var/run/cdi")),
@@ -220,7 +220,7 @@ class _Reader:
         self._asked.add(key)
         return self.values.get(key, default)
 
-    def known(self, key: str, default: str, values: tuple[str, ...]) -> str:
+    def one_of(self, key: str, default: str, values: tuple[str, ...]) -> str:
         """One of *values*; *default*, and a warning, where the file has another one."""
         value = self.text(key, default) or default
         if value in values:
