@@ -47,7 +47,7 @@ GLOBALS: tuple[OptionRow, ...] = (
 GROUPS: dict[str, tuple[str, ...]] = {
     "gpu": ("list", "leases", "lease", "attach", "detach", "doctor", "explain"),
     "cdi": ("generate", "refresh", "list", "validate", "transform"),
-    "kubernetes": ("device-plugin", "dra-driver", "labels", "install-node", "uninstall-node"),
+    "kubernetes": ("device-plugin", "dra-driver", "labels", "install-node", "uninstall-node", "manifests"),
 }
 
 _BUNDLE = ("bundle", "b", "dir", "the bundle: the directory with config.json (default: the current one)")
@@ -417,6 +417,9 @@ COMMANDS: dict[str, CommandRow] = {
             ("restart-mode", "", "text", "install-node: signal, systemd or none (default: containerd signal, crio systemd)"),
             ("default-runtime", "", "switch", "install-node: make it the engine's default runtime"),
             ("no-cdi", "", "switch", "install-node: do not have containerd take CDI devices"),
+            ("values", "", "texts", "manifests: a file of values for the chart, - is stdin"),
+            ("namespace", "", "text", "manifests: where gpurun's pods are to be (gpurun)"),
+            ("kube-version", "", "text", "manifests: the version of Kubernetes that they are for (1.36.0)"),
             ("program", "", "file", "install-node: the gpurun to put there (default: this one)"),
             ("on-exit", "", "text", "install-node: remove, keep or ask (whether the DaemonSet goes on)"),
             ("daemonset", "", "text", "install-node, uninstall-node: NAMESPACE/NAME of the DaemonSet to ask about"),

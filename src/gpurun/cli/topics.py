@@ -41,7 +41,8 @@ BELOW: dict[str, dict[str, tuple[str, str]]] = {
         "dra-driver": ("", "offer this node's GPUs by dynamic resource allocation (ResourceSlices and claims)"),
         "labels": ("", "say in labels of the node which GPUs it has"),
         "install-node": ("", "put gpurun on the node whose root --host-root is, and take it away again at the end"),
-        "uninstall-node": ("", "take away from the node what install-node has put there"),
+        "uninstall-node": ("", "take away from the node everything that gpurun has put there"),
+        "manifests": ("", "print what brings gpurun onto a cluster, for `kubectl apply -f -`"),
     },
 }
 
@@ -132,6 +133,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "kubernetes dra-driver": ("gpurun kubernetes dra-driver --node-name node-1",),
     "metrics": ("gpurun metrics --once", "gpurun metrics --listen :9400"),
+    "kubernetes manifests": (
+        "gpurun kubernetes manifests",
+        "# with values of the chart, without helm",
+        "gpurun kubernetes manifests --values values.yaml --namespace gpus",
+    ),
     "kubernetes labels": (
         "# without Node Feature Discovery",
         "gpurun kubernetes labels --patch-node",

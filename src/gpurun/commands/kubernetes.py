@@ -40,6 +40,10 @@ def kubernetes(invocation: Invocation) -> int:
         from gpurun.commands.kubernetes_install import uninstall_node
 
         return uninstall_node(invocation)
+    if what == "manifests":
+        from gpurun.commands.kubernetes_manifests import manifests
+
+        return manifests(invocation)
     need("pydantic")
     from gpurun.commands.kubernetes_labels import labels
 
