@@ -1,8 +1,9 @@
 """What a container costs in memory before its program runs: its init, which waits for ``start``.
 
-``private`` is what no other process shares with it (smaps_rollup, proc_pid_smaps(5)); pages that it has from its starter by
-fork(2) and has not written are shared until the starter has ended.  Where cgroup2 has the memory controller also what its
-cgroup is charged with, and the smallest limit with which a container starts; elsewhere these two are not measured.
+``private`` are the pages that it has written and shares with nobody (Private_Dirty of smaps_rollup, proc_pid_smaps(5)).
+Those of its program's file, which it may be the only one to map at the moment, are page cache.  Where cgroup2 has the memory
+controller also what its cgroup is charged with, and the smallest limit with which a container starts; elsewhere these two
+are not measured.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ CHARGED = "charged to its cgroup before its program, KiB"
 
 
 def _private(pid: int) -> int:
-    """KiB of the process' memory that is its own alone."""
+    """KiB that the process has written and has for itself alone."""
     lines = [line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()]
-    return sum([int(words[1]) for words in lines if words[0] in ("Private_Clean:", "Private_Dirty:")])
+    return sum([int(words[1]) for words in lines if words[0] == "Private_Dirty:"])
 
 
 def _created(runtime: Runtime) -> None:
