@@ -163,6 +163,20 @@ def test_site_policy_is_told(tmp_path: Path) -> None:
     assert verdicts(tmp_path)["configuration"] == "fail"
 
 
+def test_every_mistake_in_the_toolkits_file(tmp_path: Path) -> None:
+    """create stops at the first one; who repairs the file wants to see all."""
+    driver = make(tmp_path, Options())
+    file = driver.path / "etc/nvidia-container-runtime/config.toml"
+    file.parent.mkdir()
+    file.write_text(
+        'disable-require = "no"\nsupported-driver-capabilities = "compute,all-of-them"\n[nvidia-container-cli]\n'
+        'root = "run/driver"\nenvironment = ["A"]\n[nvidia-container-runtime.modes.cdi]\nspec-dirs = "/etc/cdi"\n'
+    )
+    found = [text for verdict, text in findings(driver, "configuration") if verdict == "fail"]
+    keys = "disable-require supported-driver-capabilities root environment spec-dirs".split()
+    assert len(found) == len(keys) and all(any(f"{key}: " in text for text in found) for key in keys), found
+
+
 def test_list_of_a_divided_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str], clean: pytest.MonkeyPatch) -> None:
     driver = make(tmp_path, Options(nodes=False, mig=((0, 1, 0), (0, 2, 0))))
     clean.setenv("GPURUN_SYSROOT", str(driver.path))

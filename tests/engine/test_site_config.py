@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.cgroup.placement import POLICIES, Site, read_policies
-from gpurun.engine.site_config import DEFAULT_PATH, check_site, read_site, site_path
+from gpurun.engine.site_config import DEFAULT_PATH, read_site, site_mistakes, site_path
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.library.explanation import explain_plan
 from gpurun.record import replace
@@ -29,11 +29,17 @@ def test_all_tables_are_checked(tmp_path: Path) -> None:
     env = {b"GPURUN_CONFIG": os.fsencode(path)}
     for good in ("", '[placement]\nio.weight = 200\n[leases]\nshared = "refuse"\n'):
         path.write_text(good)
-        check_site(env)
-    for bad in ("[placement]\nio.wait = 3", "[leases]\nx = 1", "[shares]\nx = 1", "[restore]\nx = 1", "[other]\nx = 1"):
-        path.write_text(bad)
-        with pytest.raises(GpurunError, match=r"config.toml"):
-            check_site(env)
+        assert site_mistakes(env) == ()
+    tables = {"placement": "io.wait", "leases": "x", "shares": "x", "restore": "x"}
+    for table, key in tables.items():
+        path.write_text(f"[{table}]\n{key} = 1")
+        (text,) = site_mistakes(env)
+        assert text.startswith(f"{path}: {table}.{key}")
+    path.write_text("".join([f"[{table}]\n{key} = 1\n" for table, key in tables.items()]))
+    assert len(site_mistakes(env)) == 4, "a mistake in one table hides none in another"
+    for bad in ("[other]\nx = 1", "no TOML", None):
+        path.write_text(bad) if bad is not None else path.unlink()
+        assert len(site_mistakes(env)) == 1
 
 
 def test_no_file(tmp_path: Path) -> None:

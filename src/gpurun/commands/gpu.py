@@ -7,7 +7,7 @@ import posix
 from gpurun.cli.table import GROUPS
 from gpurun.cli.terminal import write_folded
 from gpurun.commands.groups import check_options
-from gpurun.errors import GpurunError, UsageError
+from gpurun.errors import UsageError
 from gpurun.formats.jsontext import dumps
 from gpurun.output import write_stdout
 from gpurun.record import to_plain
@@ -72,14 +72,10 @@ def _doctor(invocation: Invocation, env: dict[str, str], form: str) -> int:
 
 def _site() -> list[Finding]:
     """What is wrong with gpurun's own config.toml, which every create reads."""
-    from gpurun.engine.site_config import check_site
+    from gpurun.engine.site_config import site_mistakes
     from gpurun.gpu.doctor_host import Finding
 
-    try:
-        check_site(posix.environ)
-    except GpurunError as e:
-        return [Finding("configuration", "fail", str(e))]
-    return []
+    return [Finding("configuration", "fail", text) for text in site_mistakes(posix.environ)]
 
 
 def _containers(roots: tuple[str, ...], env: dict[str, str]) -> list[Finding]:

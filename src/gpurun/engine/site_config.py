@@ -24,7 +24,7 @@ from __future__ import annotations
 import posix
 from errno import ENOENT, ENOTDIR
 
-from gpurun.errors import ConfigError, StepError, shown
+from gpurun.errors import ConfigError, GpurunError, StepError, shown
 from gpurun.linux.files import read_file
 
 TYPE_CHECKING = False
@@ -58,17 +58,27 @@ def site_path(environ: Mapping[bytes, bytes]) -> str:
     return path
 
 
-def check_site(environ: Mapping[bytes, bytes]) -> None:
-    """Read all tables of the site's file.  Raises as :func:`site_path` and :func:`read_site`."""
-    path = site_path(environ)
+def site_mistakes(environ: Mapping[bytes, bytes]) -> tuple[str, ...]:
+    """What is wrong with the site's file: the first mistake of each table, or why it cannot be read at all."""
+    try:
+        path = site_path(environ)
+    except ConfigError as e:
+        return (str(e),)
+    found = []
+    for read in (_read_placement, read_leases, read_shares, read_restore):
+        try:
+            read(path)
+        except GpurunError as e:
+            found.append(str(e))
+    return tuple(dict.fromkeys(found))  # a file that is no TOML is the same mistake four times
+
+
+def _read_placement(path: str) -> None:
     site = read_site(path)
     if site is not None:
         from gpurun.cgroup.placement import read_policies
 
         read_policies({}, site)
-    read_leases(path)
-    read_shares(path)
-    read_restore(path)
 
 
 def read_site(path: str) -> Site | None:

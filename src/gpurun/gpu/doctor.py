@@ -40,10 +40,13 @@ def examine(env: Mapping[str, str]) -> tuple[Finding, ...]:
 
 def _settings(env: Mapping[str, str]) -> tuple[list[Finding], Roots]:
     path = settings_path(env)
+    mistakes: list[str] = []
     try:
-        settings = read_settings(path)
-    except GpurunError as e:
-        return [Finding("configuration", "fail", str(e))], Roots(sysroot=env.get("GPURUN_SYSROOT", ""))
+        settings = read_settings(path, mistakes)
+    except GpurunError as e:  # not TOML, or not to be read
+        mistakes.append(str(e))
+    if mistakes:
+        return [Finding("configuration", "fail", text) for text in mistakes], Roots(sysroot=env.get("GPURUN_SYSROOT", ""))
     roots = Roots(settings.driver_root, env.get("GPURUN_SYSROOT", "").rstrip("/"))
     found = [Finding("configuration", "note", text) for text in settings.warnings]
     if not settings.policy.accept_envvar_when_unprivileged:

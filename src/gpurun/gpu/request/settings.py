@@ -17,9 +17,11 @@ from gpurun.record import Record, replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
+    from typing import Any, TypeVar
 
     from gpurun.gpu.host.roots import Roots
+
+    T = TypeVar("T")
 
 DEFAULT_PATH = "/etc/nvidia-container-runtime/config.toml"
 
@@ -129,8 +131,12 @@ def site_settings(env: Mapping[str, str]) -> Settings:
     return replace(settings, mode=mode) if mode else settings
 
 
-def read_settings(path: str) -> Settings:
-    """The settings in the file *path*; the defaults when there is none.  Raises :class:`ConfigError`."""
+def read_settings(path: str, mistakes: list[str] | None = None) -> Settings:
+    """The settings in the file *path*; the defaults when there is none.
+
+    Raises :class:`ConfigError` for the first mistake.  Where *mistakes* is a list, each key that is wrong is added to it
+    instead, and has its default: for `gpu doctor`, which lists all of them.
+    """
     try:
         data = read_bytes(path, 1 << 20)
     except OSError as e:
@@ -139,7 +145,7 @@ def read_settings(path: str) -> Settings:
         return Settings()
     from gpurun.document_cache import read_toml  # most hosts have no such file
 
-    read = _Reader(read_toml(data, path), path)
+    read = _Reader(read_toml(data, path), path, mistakes)
     features = tuple([name for name in _FEATURES if read.flag(f"features.{name}", False)])
     debug = read.text(f"{_RUNTIME}.debug", "")
     modes = f"{_RUNTIME}.modes"
@@ -189,20 +195,25 @@ def _supported(read: _Reader) -> tuple[str, ...]:
         return CAPABILITIES
     for name in names:
         if name not in CAPABILITIES:
-            raise read.bad(key, f"'{name}' is unknown, known are {','.join(CAPABILITIES)}")
+            return read.refuse(key, f"'{name}' is unknown, known are {','.join(CAPABILITIES)}", CAPABILITIES)
     return tuple(sorted(names))
 
 
 class _Reader:
-    """Typed access to the values of one file; every error says the file and the key."""
+    """Typed access to the values of one file; every error says the file and the key.  *mistakes*: :func:`read_settings`."""
 
-    def __init__(self, values: dict[str, Any], source: str) -> None:
-        self.values, self.source = values, source
+    def __init__(self, values: dict[str, Any], source: str, mistakes: list[str] | None) -> None:
+        self.values, self.source, self.mistakes = values, source, mistakes
         self._asked = set(UNUSED)
         self._warnings: list[str] = []
 
-    def bad(self, key: str, text: str) -> ConfigError:
-        return ConfigError(f"{self.source}: {key}", text)
+    def refuse(self, key: str, text: str, default: T) -> T:
+        """Raise :class:`ConfigError`, or note the mistake and go on with *default*."""
+        error = ConfigError(f"{self.source}: {key}", text)
+        if self.mistakes is None:
+            raise error
+        self.mistakes.append(str(error))
+        return default
 
     def complaints(self) -> tuple[str, ...]:
         """A warning for each value that is not known, and one for the keys that nobody has asked for."""
@@ -233,39 +244,35 @@ class _Reader:
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._get(key, default)
-        if type(value) is not bool:
-            raise self.bad(key, "must be true or false")
-        return value
+        return value if type(value) is bool else self.refuse(key, "must be true or false", default)
 
     def text(self, key: str, default: str) -> str:
         value = self._get(key, default)
-        if type(value) is not str:
-            raise self.bad(key, "must be a string")
-        return value
+        return value if type(value) is str else self.refuse(key, "must be a string", default)
 
     def path(self, key: str) -> str:
         value = self.text(key, "")
         if value and not value.startswith("/"):
-            raise self.bad(key, f"'{value}' is not an absolute path")
+            return self.refuse(key, f"'{value}' is not an absolute path", "")
         return value
 
     def choice(self, key: str, choices: tuple[str, ...]) -> str:
         value = self.text(key, "") or choices[0]
         if value not in choices:
-            raise self.bad(key, f"'{value}' is unknown, known are {', '.join(choices)}")
+            return self.refuse(key, f"'{value}' is unknown, known are {', '.join(choices)}", choices[0])
         return value
 
     def texts(self, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
         value = self._get(key, list(default))
         if type(value) is not list or any(type(v) is not str for v in value):
-            raise self.bad(key, "must be an array of strings")
+            return self.refuse(key, "must be an array of strings", default)
         return tuple(value)
 
     def environment(self, key: str) -> tuple[str, ...]:
         values = self.texts(key, ())
         for value in values:
             if "=" not in value:
-                raise self.bad(key, f"'{value}' is not of the form NAME=VALUE")
+                return self.refuse(key, f"'{value}' is not of the form NAME=VALUE", ())
         return values
 
 
