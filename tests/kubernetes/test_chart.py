@@ -34,6 +34,7 @@ VARIANTS: dict[str, Object] = {
             "deviceListStrategy": ["envvar", "cdi-annotations"], "deviceIDStrategy": "index",
         }
     },
+    "without privileges": {"privileged": False},
     "crio": {"installer": {"engine": "crio", "restartMode": "systemd", "defaultRuntime": True, "cdi": False}},
     "k3s": {"installer": {"engine": "none"}},
     "places of its own": {
@@ -127,6 +128,22 @@ def test_variants(variant: str, tmp_path: Path) -> None:
 
 
 @needs_helm
+def test_who_only_looks_at_gpus_has_no_privilege_where_the_site_says_so(tmp_path: Path) -> None:
+    found = pods(rendered({"privileged": False}, tmp_path))
+    for name, pod in found.items():
+        (container,) = pod["containers"]
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"] is True
+        if name in ("gpurun-install", "gpurun-uninstall"):
+            assert context["privileged"] is True
+            continue
+        assert context["capabilities"] == {"drop": ["ALL"]} and context["allowPrivilegeEscalation"] is False
+        assert "privileged" not in context and "hostPID" not in pod and pod["runtimeClassName"] == "gpurun"
+        assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in container["env"]
+    assert all(pod["containers"][0]["securityContext"]["privileged"] for pod in pods(rendered({}, tmp_path)).values())
+
+
+@needs_helm
 def test_helm_takes_everything_from_the_nodes_when_the_release_is_gone(tmp_path: Path) -> None:
     found = rendered({"labels": {"nodeFeatureDiscovery": True}, "uninstall": {"timeoutSeconds": 60}}, tmp_path)
     hooks = [o for o in found if "helm.sh/hook" in (o["metadata"].get("annotations") or {})]
@@ -173,6 +190,8 @@ def test_an_older_cluster_gets_the_older_version_of_resources(tmp_path: Path) ->
         ({"devicePlugin": {"migStrategy": "some"}}, "migStrategy"),
         ({"installer": {"restartMode": "reboot"}}, "restartMode"),
         ({"dra": {"enabled": True}}, "devicePlugin.enabled and dra.enabled: one of them"),
+        ({"privileged": False, "driverRoot": "/run/nvidia/driver"}, "privileged: false needs driverRoot /"),
+        ({"privileged": False, "runtimeClass": {"enabled": False}}, "privileged: false needs runtimeClass.enabled"),
     ],
 )
 def test_what_is_misspelt_is_refused(values: Object, said: str, tmp_path: Path) -> None:

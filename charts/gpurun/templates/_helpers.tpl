@@ -105,16 +105,30 @@ spec:
       {{- index . 3 | nindent 6 }}
 {{- end }}
 
-{{- /* (list . "device-plugin"): the beginning of its container, up to the environment. */ -}}
+{{- /* (list . "device-plugin"): the beginning of its container, up to the environment; "looks" as the third: it only looks at
+GPUs, and needs no privilege where its runtime gives it their device nodes. */ -}}
 {{- define "gpurun.container" -}}
 {{- $ := index . 0 -}}
 name: {{ index . 1 }}
 image: {{ include "gpurun.image" $ | quote }}
 imagePullPolicy: {{ $.Values.image.pullPolicy }}
 resources: {{- toYaml $.Values.resources | nindent 2 }}
-securityContext: {privileged: true}
+{{- $looks := and (not $.Values.privileged) (eq (len .) 3) }}
+{{- if $looks }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+  seccompProfile: {type: RuntimeDefault}
+{{- else }}
+securityContext: {privileged: true, readOnlyRootFilesystem: true}
+{{- end }}
 terminationMessagePolicy: FallbackToLogsOnError
 env:
+  {{- if $looks }}
+  - {name: NVIDIA_VISIBLE_DEVICES, value: all}
+  - {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
+  {{- end }}
   - name: NODE_NAME
     valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
 {{- end }}
@@ -132,6 +146,15 @@ readinessProbe:
   httpGet: {path: /readyz, port: health}
   periodSeconds: 5
   timeoutSeconds: 5
+{{- end }}
+
+{{- /* The runtime of a pod that only looks at GPUs. */ -}}
+{{- define "gpurun.looksBy" -}}
+{{- if not .Values.privileged }}
+{{- if not .Values.runtimeClass.enabled }}{{ fail "privileged: false needs runtimeClass.enabled: gpurun gives the pods their devices" }}{{ end }}
+{{- if ne .Values.driverRoot "/" }}{{ fail "privileged: false needs driverRoot /: gpurun looks for the driver there" }}{{ end }}
+runtimeClassName: {{ .Values.runtimeClass.name }}
+{{- end }}
 {{- end }}
 
 {{- /* The node's own tree, read only, and its devices: what the looking for GPUs needs. */ -}}
