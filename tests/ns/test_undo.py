@@ -154,3 +154,57 @@ def test_the_only_copy_of_the_original_stays_until_it_is_back(
     assert undo(root_fd, traces) == ()
     assert (rootfs / directory / "c").stat().st_ino == original.inode
     assert not (rootfs / directory / ".c.kept").exists()
+
+
+@pytest.mark.parametrize(("there", "goes"), [("empty", True), ("full", False), ("file", False), ("link", False)])
+def test_a_directory_goes_if_nothing_is_in_it(root_fd: int, rootfs: Path, there: str, goes: bool) -> None:
+    path = rootfs / "etc/made"
+    if there == "file":
+        path.touch()
+    elif there == "link":
+        path.symlink_to(rootfs / "etc")
+    else:
+        path.mkdir()
+        if there == "full":
+            (path / "of-the-container").touch()
+    assert undo(root_fd, (Trace(DIRECTORY, 1, "etc/made"),)) == ()
+    assert os.path.lexists(path) is not goes
+
+
+@pytest.mark.parametrize(("there", "goes"), [("file", True), ("link", False), ("directory", False)])
+def test_a_temporary_file_goes_whatever_is_in_it(root_fd: int, rootfs: Path, there: str, goes: bool) -> None:
+    path = rootfs / "etc/.new"
+    if there == "link":
+        path.symlink_to("elsewhere")
+    elif there == "directory":
+        path.mkdir()
+    else:
+        path.write_text("half")
+    assert undo(root_fd, (Trace(TEMPORARY, 1, "etc/.new"),)) == ()
+    assert os.path.lexists(path) is not goes
+
+
+def test_a_rewritten_file_where_none_was_goes(root_fd: int, rootfs: Path) -> None:
+    """But not what the container has written in its place."""
+    for content, goes in ((OURS, True), (b"another", False), (OURS + b"!", False)):
+        (rootfs / "etc/c").write_bytes(content)
+        assert undo(root_fd, (rewritten(Original(None)),)) == ()
+        assert (rootfs / "etc/c").exists() is not goes
+
+
+@pytest.mark.parametrize("kept", ["", ".c.gone"])
+def test_without_the_kept_file_its_content_comes_back(root_fd: int, rootfs: Path, kept: str) -> None:
+    (rootfs / "etc/c").write_bytes(OURS)
+    original = Original(b"the image's", 0o4750, os.geteuid(), os.getegid(), 10**18, 1, kept)
+    assert undo(root_fd, (rewritten(original),)) == ()
+    found = (rootfs / "etc/c").stat()
+    assert (rootfs / "etc/c").read_bytes() == b"the image's" and found.st_mtime_ns == 10**18
+    assert found.st_mode & 0o7777 == 0o750, "set-user-id is not given to a file that may have another owner"
+    assert [path.name for path in (rootfs / "etc").iterdir()] == ["c"]
+
+
+def test_names_that_lead_elsewhere_are_not_followed(root_fd: int, rootfs: Path) -> None:
+    (rootfs / "etc/file").touch()
+    traces = (Trace(FILE, 1, "etc/.."), Trace(FILE, 2, "etc/."), Trace(FILE, 3, "etc/"), Trace(DIRECTORY, 4, "etc/.."))
+    assert undo(root_fd, (Trace(FILE, 0, "etc/file"), *traces)) == (), "and those before them are undone all the same"
+    assert not (rootfs / "etc/file").exists() and (rootfs / "etc").is_dir()
