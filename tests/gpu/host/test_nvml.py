@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from gpurun.linux import landlock
 from tests.native.waiting import wait_until
 from tests.nvml import compile_stub
 from tests.simdriver import VERSION, Options, SimulatedDriver, bus_id, make, minor, uuid
+from tests.source_tree import PACKAGE
 
 #: What Landlock answers (EACCES); the rest is the filter's (EPERM), or what only a capability allows.
 BY_LANDLOCK = {"write", "create", "mkdir", "unlink", "symlink", "sysctl"}
@@ -280,3 +282,14 @@ def test_no_events_are_told_as_an_error(tmp_path: Path) -> None:
             list(crashing.wait(20))
     finally:
         crashing.close()
+
+
+def test_the_helper_is_quick_to_start() -> None:
+    """A create for free GPUs waits for it: nothing that it imports, imports ``re``, as ``json`` and ``typing`` do."""
+    script = (
+        f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); import gpurun.gpu.host.nvml_process, "
+        "gpurun.gpu.host.nvml_details, gpurun.gpu.host.nvml_events; print(*sorted(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-ISBc", script], capture_output=True, text=True, check=True)
+    assert "ctypes" in done.stdout.split()
+    assert not {"re", "json", "typing", "enum"} & set(done.stdout.split())

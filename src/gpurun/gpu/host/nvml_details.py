@@ -7,9 +7,12 @@ plugin and node labels, and the metrics.  No container's creation asks for it.
 from __future__ import annotations
 
 from ctypes import Structure, Union, byref, c_double, c_int, c_longlong, c_uint, c_ulong, c_ulonglong, c_void_p
-from typing import Any
 
 from gpurun.gpu.host.nvml_library import SUCCESS, DeviceAttributes, Nvml, PciInfo, describe, memory_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _MAX_LINKS = 36  # NVML_NVLINK_MAX_LINKS
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2

@@ -5,12 +5,15 @@ Runs in the helper process alone (:mod:`gpurun.gpu.host.nvml_process`), until th
 
 from __future__ import annotations
 
-import json
 import os
 from ctypes import Structure, byref, c_uint, c_ulonglong, c_void_p
-from typing import Any
 
+from gpurun.formats.jsontext import dumps
 from gpurun.gpu.host.nvml_library import SUCCESS, Nvml, NvmlError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _XID_CRITICAL = 0x8  # nvmlEventTypeXidCriticalError
 _TIMEOUT, _NOT_SUPPORTED = 10, 3
@@ -77,6 +80,6 @@ def _register(nvml: Nvml, watched: c_void_p) -> list[str]:
 
 
 def _write(out: int, value: dict[str, Any]) -> None:
-    data = json.dumps(value).encode() + b"\n"
+    data = dumps(value).encode() + b"\n"
     while data:
         data = data[os.write(out, data) :]

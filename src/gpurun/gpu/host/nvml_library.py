@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import Structure, byref, c_char, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 SUCCESS, NOT_SUPPORTED, INSUFFICIENT_SIZE, FUNCTION_NOT_FOUND = 0, 3, 7, 13
 _NOT_AVAILABLE = (1 << 64) - 1  # a process's memory that the driver will not tell
