@@ -12,7 +12,7 @@ import pytest
 
 from gpurun import __version__
 from gpurun.builder.front import BASE, compile_front, compiler, join
-from gpurun.builder.launcher import PACKAGE, assemble, real_interpreter
+from gpurun.builder.launcher import PACKAGE, assemble, read_sources, real_interpreter
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.geteuid() != 0, reason="mounts a cache of its own")]
 
@@ -135,7 +135,7 @@ def test_an_older_python_says_so(tmp_path: Path) -> None:
     text = package / "builder/any_python.py"
     text.write_text(text.read_text().replace("def main():\n", "def main():\n    sys.version_info = (3, 9)\n"))
     program = tmp_path / "program"
-    program.write_bytes(assemble(real_interpreter(), package=package, tag=NOWHERE))
+    program.write_bytes(assemble(real_interpreter(), sources=read_sources(package), tag=NOWHERE))
     (tmp_path / "bin").mkdir()
     shutil.copy(os.path.realpath(real_interpreter()), tmp_path / "bin/python3")
     script = f'{ALONE} exec python3 -ISBc "$2" "$3" --log "$4" create x'
@@ -154,3 +154,74 @@ def test_an_interpreter_with_a_wrong_name_is_tried_once(program: Path) -> None:
     done = run(script, program, os.path.realpath(real_interpreter()))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(SAID)
+
+
+@pytest.mark.sweep(1)
+def test_a_call_that_is_killed_while_it_compiles(program: Path, kept: str) -> None:
+    """As by a caller's time-out: what it has begun is finished and kept all the same, and its streams end with it."""
+    script = f"""mkdir {CACHE}; mkfifo {CACHE}/stream
+        setsid "$1" --version >{CACHE}/stream 2>&1 & call=$!
+        exec 8<{CACHE}/stream
+        until child=$(cat /proc/$call/task/$call/children) && test "$child" -a "$(ps -o sid= -p $child)" -eq $child
+        do test ! -e "$2" || exit 1; sleep 0.02; done
+        kill -9 -$call; cat <&8; test ! -e "$2" || exit 2
+        flock {CACHE}/.lock stat -c %i "$2"; "$1" --version | head -1; stat -c %i "$2"; ls -A {CACHE}"""
+    done = run(script, program, f"{CACHE}/{kept}")
+    before, said, after, *names = done.stdout.splitlines()
+    assert f"{said}\n" == SAID and before == after and names == [".lock", kept, "stream"], done
+
+
+def test_of_two_at_once_one_compiles(program: Path, kept: str) -> None:
+    """The other waits for the lock, and then finds what is kept."""
+    script = f"""mkdir {CACHE}; umask 077; exec 9>{CACHE}/.lock; flock 9
+        "$1" --version 9>&- & call=$!
+        until ls -l /proc/$call/fd | grep -q "{CACHE}/.lock"; do sleep 0.02; done
+        umask 022; printf '#!/bin/sh -ISBcprint("kept")\\n# child: x\\n' >"$2".new; mv "$2".new "$2"; wait $call"""
+    done = run(script, program, f"{CACHE}/{kept}")
+    assert (done.stdout, done.stderr) == ("kept\n", "")
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "mount -t tmpfs -o size=64k none /var/cache",
+        f"mkdir {CACHE} && mkfifo {CACHE}/.lock",
+        f"mkdir {CACHE} && ln -s /etc/passwd {CACHE}/.lock",
+        f"mkdir {CACHE} && touch {CACHE}/.lock && chown 1234 {CACHE}/.lock",
+        f"mkdir -p {CACHE}/.$2.new",
+    ],
+    ids=["full", "fifo", "link", "another's", "directory"],
+)
+def test_a_cache_that_cannot_be_used(program: Path, kept: str, deed: str) -> None:
+    """Then it is compiled in memory, and nothing is left there."""
+    script = f'{deed} && "$1" --version | head -1 && rm -rf {CACHE}/.lock && ls -A {CACHE} | grep -v "^[.].*new$"'
+    done = run(script, program, kept)
+    assert (done.stdout, done.stderr) == (SAID, "")
+
+
+@pytest.mark.sweep(1)
+def test_no_directory_that_can_be_written(program: Path) -> None:
+    script = """mount -t tmpfs none /mnt && cp "$1" /mnt/gpurun && cd /mnt && mount -o remount,ro /mnt
+        for i in /var/cache /tmp /var/tmp /dev/shm; do mount -t tmpfs -o ro none $i; done
+        ./gpurun --version | head -1; ./gpurun --root /run/gpurun-nowhere state x"""
+    done = run(script, program)
+    assert done.stdout == SAID and "container does not exist" in done.stderr, done
+
+
+@pytest.mark.sweep(1)
+def test_what_a_killed_compiler_has_left_is_written_over(program: Path, kept: str) -> None:
+    script = f'mkdir {CACHE}; echo x >{CACHE}/.$2.new; "$1" --version | head -1; ls -A {CACHE}'
+    assert run(script, program, kept).stdout == f"{SAID}.lock\n{kept}\n"
+
+
+def test_sources_that_cannot_be_compiled(tmp_path: Path) -> None:
+    sources = read_sources()
+    sources["gpurun/builder/launcher.py"] = b"raise ValueError('broken')\n"
+    program = tmp_path / "program"
+    program.write_bytes(assemble(real_interpreter(), sources=sources, tag=NOWHERE))
+    program.chmod(0o755)
+    done = run('"$1" --log "$2" create x', program, tmp_path / "log")
+    said = f"gpurun cannot be compiled for {real_interpreter()}: ValueError: broken"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{said}\n")
+    assert f'level=error msg="{said}"' in (tmp_path / "log").read_text()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.builder.front import BASE, compile_front, compiler, join
-from gpurun.builder.launcher import PACKAGE, assemble, real_interpreter
+from gpurun.builder.launcher import PACKAGE, assemble, read_sources, real_interpreter
 from tests.launcher.front import run
 
 pytestmark = pytest.mark.skipif(not compiler(), reason="there is no C compiler here")
@@ -68,7 +68,9 @@ def test_the_launcher_uses_the_child_of_the_front(tmp_path: Path, orphans: None,
     package = shutil.copytree(PACKAGE, tmp_path / "gpurun", ignore=shutil.ignore_patterns("__pycache__"))
     (package / "commands/lifecycle.py").write_text(CHILD_PROBE)
     program = tmp_path / "program"
-    program.write_bytes(join(compile_front(compiler()), assemble(real_interpreter(), package=package, base=BASE)))
+    program.write_bytes(
+        join(compile_front(compiler()), assemble(real_interpreter(), sources=read_sources(package), base=BASE))
+    )
     program.chmod(0o755)
     done = run(program, "create", *options, "x")
     assert (done.returncode, done.stderr) == (0, "")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpurun import __version__
-from gpurun.builder.launcher import PACKAGE, assemble, real_interpreter
+from gpurun.builder.launcher import PACKAGE, assemble, read_sources, real_interpreter
 from gpurun.launcher.fresh_interpreter import child_command
 
 SAID = f"gpurun version {__version__}\n"
@@ -162,7 +162,7 @@ def test_child_needs_only_the_descriptor(tmp_path: Path) -> None:
     package = shutil.copytree(PACKAGE, tmp_path / "gpurun", ignore=shutil.ignore_patterns("__pycache__"))
     (package / "commands/inspect.py").write_text(CHILD_PROBE)
     program = tmp_path / "program"
-    program.write_bytes(assemble(real_interpreter(), package=package))
+    program.write_bytes(assemble(real_interpreter(), sources=read_sources(package)))
     program.chmod(0o755)
     done = run(program, "state", "x")
     assert done.stderr == ""
@@ -184,7 +184,7 @@ def test_debug_says_where_without_lines(tmp_path: Path) -> None:
     package = shutil.copytree(PACKAGE, tmp_path / "gpurun", ignore=shutil.ignore_patterns("__pycache__"))
     (package / "commands/inspect.py").write_text("\n\ndef state(invocation):\n    return 1 / 0\n")
     program = tmp_path / "program"
-    program.write_bytes(assemble(real_interpreter(), package=package))
+    program.write_bytes(assemble(real_interpreter(), sources=read_sources(package)))
     program.chmod(0o755)
     done = run(program, "--debug", "state", "x")
     assert done.returncode == 1

@@ -104,50 +104,17 @@ def open_kept(file):
 
 
 def make(python, file, sources, commit):
-    """Compile the launcher for *python* from the *sources*, and keep it where that can be done: (path, descriptor)."""
+    """Have the launcher for *python* compiled from the *sources*, and kept where that can be done: (path, descriptor)."""
     import marshal
-    import os
-    import shutil
-    import tempfile
     import zlib
 
-    work = tempfile.mkdtemp(prefix="gpurun-")
+    texts = marshal.loads(zlib.decompress(sources))
+    given = {"__name__": "gpurun.builder.compile_here"}
     try:
-        for name, text in marshal.loads(zlib.decompress(sources)).items():
-            path = os.path.join(work, name)
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "wb") as source:
-                source.write(text)
-        sys.path.insert(0, work)
-        from gpurun.builder.launcher import assemble
-
-        program = assemble(python, commit)
-    finally:
-        shutil.rmtree(work)
-    for directory in caches():
-        temporary = "%s/.%s.%d" % (directory, file, os.getpid())
-        try:
-            os.makedirs(directory, mode=0o755, exist_ok=True)
-            if not is_ours(os.stat(directory)):
-                continue
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
-            with open(fd, "wb") as kept:
-                os.fchmod(fd, 0o644)
-                kept.write(program)
-            os.rename(temporary, "%s/%s" % (directory, file))
-        except OSError:
-            try:
-                os.unlink(temporary)
-            except OSError:
-                pass
-            continue
-        found = open_kept(file)
-        if found:
-            return found
-    fd = os.memfd_create("gpurun")  # compiled again by each call; better than not at all
-    with open(os.dup(fd), "wb") as memory:
-        memory.write(program)
-    return "/proc/self/fd/%d" % fd, fd
+        exec(texts["gpurun/builder/compile_here.py"], given)
+        return given["make"](python, commit, texts, file, caches(), is_ours, open_kept)
+    except Exception as e:
+        fail("gpurun cannot be compiled for %s: %s" % (python, e))
 
 
 def run(python, path, args, fd, tried=False):

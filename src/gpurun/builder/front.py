@@ -23,8 +23,8 @@ from gpurun.builder.launcher import (
     assemble,
     build_name,
     git_commit,
-    packed_sources,
     put,
+    read_sources,
     real_interpreter,
 )
 from gpurun.engine.state import State
@@ -59,7 +59,7 @@ def constants() -> tuple[str, ...]:
         "INIT_ENTRY": INIT_ENTRY,
         "EXEC_ENTRY": EXEC_ENTRY,
         "CHILD_OPTION": CHILD_OPTION,
-        "BUILD_NAME": build_name(packed_sources(PACKAGE)),
+        "BUILD_NAME": build_name(read_sources()),
         "CACHE": CACHE,
     }
     numbers = (f"-DBASE={BASE}", f"-DPYTHON_MINOR={sys.version_info.minor}")

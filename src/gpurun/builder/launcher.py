@@ -20,6 +20,7 @@ import os
 import subprocess
 import sys
 import zlib
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from types import CodeType
@@ -27,7 +28,14 @@ from typing import Any
 
 from gpurun import __version__
 from gpurun.builder.bytecode import check_cycles, compile_tree, imports, is_empty, reduce_graph, strip
-from gpurun.builder.libraries import LIBRARIES, compile_library, library_directory, library_sources, source_files
+from gpurun.builder.libraries import (
+    LIBRARIES,
+    compile_library,
+    library_directory,
+    library_sources,
+    modules_of,
+    source_files,
+)
 from gpurun.builder.machine_path import ALLOWED
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -48,32 +56,42 @@ CHILD_CODE = (
 )
 
 
-def compile_gpurun(package: Path, commit: str) -> tuple[dict[str, CodeType | None], dict[str, tuple[str, ...]]]:
-    """The code of each module (None when it does nothing), and what each imports.  Returns (codes, imports)."""
-    files = {name: path for name, path in source_files(package) if not name.startswith(LEFT_OUT)}
+def compile_gpurun(
+    sources: Mapping[str, bytes], commit: str
+) -> tuple[dict[str, CodeType | None], dict[str, tuple[str, ...]]]:
+    """The code of each module of gpurun among *sources* (None when it does nothing), and what each imports.
+
+    Returns (codes, imports).
+    """
+    files = {name: path for name, path in modules_of("gpurun", sources).items() if not name.startswith(LEFT_OUT)}
     known = set(files)
     codes: dict[str, CodeType | None] = {}
     graph = {}
     for name, path in files.items():
         constants = {"COMMIT": commit} if name == "gpurun.commands.version" else {}
-        tree = strip(path.read_text(encoding="utf-8"), constants)
+        tree = strip(sources[path].decode(), constants)
         # A module's own packages come before it; gpurun itself is wanted by all.
         parents = tuple(".".join(name.split(".")[:i]) for i in range(1, name.count(".") + 1))
         graph[name] = tuple(dict.fromkeys((*parents, *(n for n in imports(tree, known) if n != name))))
-        codes[name] = None if is_empty(tree) else compile_tree(tree, f"gpurun/{path.relative_to(package)}")
+        codes[name] = None if is_empty(tree) else compile_tree(tree, path)
     check_cycles(graph)
     return codes, reduce_graph(graph)
 
 
-def packed_sources(package: Path) -> bytes:
-    """All that :func:`assemble` reads, for a Python that the bytecode is not for: file name → content, compressed."""
+def read_sources(package: Path = PACKAGE) -> dict[str, bytes]:
+    """File name → text of all that a launcher is made of: gpurun in the directory *package*, and libraries for people."""
     found = {}
     for _, path in source_files(package):
         found[str(path.relative_to(package.parent))] = path.read_bytes()
     for name in LIBRARIES:
         above = library_directory(name).parent
         found |= {str(path.relative_to(above)): text for path, text in library_sources(name).values()}
-    return zlib.compress(marshal.dumps(found, 2), 9)  # version 2 is read by every Python 3
+    return found
+
+
+def packed(sources: Mapping[str, bytes]) -> bytes:
+    """*sources* as the launcher carries them, for a Python that its bytecode is not for."""
+    return zlib.compress(marshal.dumps(dict(sources), 2), 9)  # version 2 is read by every Python 3
 
 
 def extension_files(multiarch: str = "") -> dict[str, str]:
@@ -88,9 +106,9 @@ def extension_files(multiarch: str = "") -> dict[str, str]:
     return {name: path.replace(here, multiarch) for name, path in found.items()} if multiarch and here else found
 
 
-def boot_code() -> Any:
-    """The code of :mod:`gpurun.launcher.boot` with the call of it at the end."""
-    tree = strip((PACKAGE / "launcher" / "boot.py").read_text(encoding="utf-8"))
+def boot_code(sources: Mapping[str, bytes]) -> Any:
+    """The code of :mod:`gpurun.launcher.boot` among *sources*, with the call of it at the end."""
+    tree = strip(sources["gpurun/launcher/boot.py"].decode())
     tree.body += ast.parse('boot(f, i, globals().get("e", ""))').body
     return compile_tree(ast.fix_missing_locations(tree), "gpurun/launcher/boot.py")
 
@@ -110,28 +128,36 @@ class _Body:
 
 
 def assemble(
-    python: str, commit: str = "", package: Path = PACKAGE, base: int = 0, tag: str = "", multiarch: str = ""
+    python: str,
+    commit: str = "",
+    sources: Mapping[str, bytes] | None = None,
+    base: int = 0,
+    tag: str = "",
+    multiarch: str = "",
 ) -> bytes:
     """The whole file, for the interpreter *python* (an absolute path); it will stand at offset *base* of another file.
+
+    It is made of *sources*, by default those of this very tree (:func:`read_sources`); nothing else is read.
 
     *tag* is whose bytecode it says to be (``sys.implementation.cache_tag`` of this interpreter, but for tests); *multiarch*
     the architecture that it is for, if it is another than this machine's.  Raises ValueError when the path of *python* is
     too long for the first line.
     """
     start = base + START
-    codes, graph = compile_gpurun(package, commit)
+    sources = read_sources() if sources is None else sources
+    codes, graph = compile_gpurun(sources, commit)
     body = _Body()
     modules = {}
     for name, code in codes.items():
         at, length = body.add(b"" if code is None else marshal.dumps(code))
-        is_package = (package.parent / name.replace(".", "/")).is_dir()
+        is_package = f"{name.replace('.', '/')}/__init__.py" in sources
         modules[name] = (at, length, is_package, graph[name])
     library: dict[str, Any] = {}
     for name in LIBRARIES:
-        more, which = compile_library(name)
+        more, which = compile_library(name, sources)
         library |= {n: (*body.add(marshal.dumps(code)), which[n], ()) for n, code in more.items()}
 
-    sources = packed_sources(package)
+    carried = packed(sources)
     build = build_name(sources)
     tag = tag or str(sys.implementation.cache_tag)
 
@@ -145,8 +171,8 @@ def assemble(
 
         tail = marshal.dumps(placed(library))
         text_at = begin + body.size + len(tail)
-        told = (tag, build, text_at + TEXT_SIZE, len(sources), commit)
-        text = f"BASE = {base}\nBUILD = {told!r}\n".encode() + (package / "builder" / "any_python.py").read_bytes()
+        told = (tag, build, text_at + TEXT_SIZE, len(carried), commit)
+        text = f"BASE = {base}\nBUILD = {told!r}\n".encode() + sources["gpurun/builder/any_python.py"]
         if len(text) > TEXT_SIZE:
             raise AssertionError("the text for any Python has outgrown its room")
         main_code = MAIN_CODE.format(size=size, start=start, tag=tag, text_size=TEXT_SIZE, text=text_at)
@@ -157,7 +183,7 @@ def assemble(
             "modules": placed(modules),
             "libraries": (LIBRARIES, begin + body.size, len(tail)),
         }
-        return marshal.dumps((boot_code(), index)), tail, text.ljust(TEXT_SIZE), main_code
+        return marshal.dumps((boot_code(sources), index)), tail, text.ljust(TEXT_SIZE), main_code
 
     # marshal reads as far as it needs, so the size that stands inside may be a little more than the truth.
     size = (len(head(0)[0]) + 256 + 511) // 512 * 512
@@ -174,12 +200,12 @@ def assemble(
     if len(text) >= START:
         raise ValueError(f"{python} is too long a path")
     header = text.encode() + b"#" * (START - len(text.encode()) - 1) + b"\n"
-    return header + data.ljust(size, b"\0") + b"".join(body.blobs) + tail + any_python + sources
+    return header + data.ljust(size, b"\0") + b"".join(body.blobs) + tail + any_python + carried
 
 
-def build_name(sources: bytes) -> str:
+def build_name(sources: Mapping[str, bytes]) -> str:
     """What a build is told apart by: a digest of its sources."""
-    return blake2b(sources, digest_size=12).hexdigest()
+    return blake2b(marshal.dumps(sorted(sources.items()), 2), digest_size=12).hexdigest()
 
 
 def real_interpreter() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import CodeType
 
@@ -38,16 +38,25 @@ def library_sources(name: str) -> dict[str, tuple[Path, bytes]]:
     return {name: (files[name], b""), **{module: (files[module], files[module].read_bytes()) for module in sorted(wanted)}}
 
 
-def compile_library(name: str) -> tuple[dict[str, CodeType], dict[str, bool]]:
-    """The code of each module of the pure Python package *name*, and which of them are packages.
+def modules_of(name: str, sources: Mapping[str, bytes]) -> dict[str, str]:
+    """Module name → file name of the modules of the package *name* among *sources* (file name → text)."""
+    found = {}
+    for file in sources:
+        if file.startswith(f"{name}/"):
+            found[file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")] = file
+    return found
+
+
+def compile_library(name: str, sources: Mapping[str, bytes]) -> tuple[dict[str, CodeType], dict[str, bool]]:
+    """The code of each module of the pure Python package *name* among *sources*, and which of them are packages.
 
     Returns (codes, packages).
     """
     codes, packages = {}, {}
-    for module, (path, text) in library_sources(name).items():
+    for module, path in modules_of(name, sources).items():
         file = f"{module.replace('.', '/')}.py"
-        codes[module] = compile(text, file, "exec", dont_inherit=True, optimize=1 if name not in PARTS else 2)
-        packages[module] = path.name == "__init__.py"
+        codes[module] = compile(sources[path], file, "exec", dont_inherit=True, optimize=1 if name not in PARTS else 2)
+        packages[module] = path.endswith("/__init__.py")
     return codes, packages
 
 
