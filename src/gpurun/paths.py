@@ -22,3 +22,11 @@ def clean_path(path: str) -> str:
 def absolute_path(path: str) -> str:
     """*path* as an absolute clean one; a relative one is below the current directory."""
     return clean_path(path if path.startswith("/") else f"{posix.getcwd()}/{path}")
+
+
+def runtime_directory(given: str, euid: int) -> str:
+    """Where a user's state is for as long as they are logged in: *given*, their $XDG_RUNTIME_DIR, or where logind makes it.
+
+    "" for root without the variable.
+    """
+    return given.rstrip("/") or (f"/run/user/{euid}" if euid else "")

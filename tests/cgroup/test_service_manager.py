@@ -113,3 +113,18 @@ def test_what_is_not_delegated_is_said() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             plan_resources(read_resources(resources), HOST.tree.controllers, hint=HOST.tree.hint)
+
+
+def test_a_controller_of_v1_cannot_be_delegated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a hybrid host no Delegate= helps."""
+    from gpurun.cgroup import systemd
+    from gpurun.cgroup.service_manager import UserManager
+    from gpurun.cgroup.tree import Tree
+    from gpurun.engine.caller import bundle
+    from gpurun.oci.config import read_config
+
+    monkeypatch.setattr("gpurun.cgroup.tree.find_tree", lambda: Tree("/sys/fs/cgroup/unified", (), ("memory",)))
+    monkeypatch.setattr(systemd, "find_user_manager", lambda root: UserManager(Endpoint("/run/x", user=True), "/user", ()))
+    text = b'{"ociVersion": "1.0.2", "process": {"cwd": "/", "args": ["true"]}, "root": {"path": "r"}, "linux": {}}'
+    found = bundle.read_host(read_config(text), "systemd", "true").tree
+    assert found.bound_to_v1 == ("memory",) and found.hint

@@ -164,13 +164,14 @@ def test_root_is_absolute_and_not_the_root() -> None:
     ("environ", "euid", "nested", "root"),
     [
         ({}, 0, False, "/run/gpurun"),
-        ({}, 1000, False, "/run/gpurun"),
+        ({}, 1000, False, "/run/user/1000/gpurun"),
+        ({}, 0, True, "/run/gpurun"),
         ({b"XDG_RUNTIME_DIR": b"/run/user/0"}, 0, False, "/run/gpurun"),
         ({b"XDG_RUNTIME_DIR": b"/run/user/1000"}, 1000, False, "/run/user/1000/gpurun"),
         ({b"XDG_RUNTIME_DIR": b"/run/user/1000", b"USER": b"me"}, 0, True, "/run/user/1000/gpurun"),
         ({b"XDG_RUNTIME_DIR": b"/run/user/1000"}, 0, True, "/run/user/1000/gpurun"),
         ({b"XDG_RUNTIME_DIR": b"/run/user/0", b"USER": b"root"}, 0, True, "/run/gpurun"),
-        ({b"XDG_RUNTIME_DIR": b""}, 1000, False, "/run/gpurun"),
+        ({b"XDG_RUNTIME_DIR": b""}, 1000, False, "/run/user/1000/gpurun"),
     ],
 )
 def test_default_root(environ: dict[bytes, bytes], euid: int, nested: bool, root: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gpurun.cdi.edits import ContainerEdits, DeviceNode
 from gpurun.cgroup.placement import POLICIES, Site
-from gpurun.engine.plan.container import make_plan
+from gpurun.engine.plan.container import PlanOptions, make_plan
 from gpurun.library.explanation import explain_plan
 from gpurun.oci.annotations import GPURUN
 from gpurun.oci.config import read_config
@@ -114,3 +114,25 @@ def test_device_rules_name_the_device() -> None:
         "  allow b *:* m",
     ):
         assert line in lines, lines
+
+
+def test_a_container_without_a_cgroup_has_no_device_filtered() -> None:
+    """``podman run --cgroups=disabled``: the devices are there, and nothing keeps the container from others."""
+    config = base()
+    config["linux"]["resources"] = {"devices": [{"allow": False, "access": "rwm"}], "pids": {"limit": 5}}
+    options = PlanOptions(cgroup_manager="disabled")
+    text = "\n".join(
+        explain_plan(make_plan(read_config(json.dumps(config).encode()), "c1", "/b", HOST, ContainerEdits(), options))
+    )
+    assert "none of its own: no limit of linux.resources applies" in text
+    assert "all devices are allowed, those of other GPUs too" in text and "pids.max" not in text
+
+
+@pytest.mark.parametrize("confined", [True, False])
+def test_rules_that_nobody_enforces(confined: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpurun.library.explanation.is_confined", lambda: confined)
+    monkeypatch.setattr("gpurun.library.explanation.has_capabilities", lambda *_: True)
+    config = base()
+    config["linux"]["resources"] = {"devices": [{"allow": False, "access": "rwm"}]}
+    text = "\n".join(explain_plan(plan(config)))
+    assert ("not enforced: the kernel takes device programs of the host's root alone" in text) is confined

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tests.conftest import MakeBundle
 from tests.native.bed import Bed
 from tests.native.runtime import Runtime
+from tests.simdriver import SimulatedDriver, minor
 
 pytestmark = pytest.mark.native
 
@@ -197,3 +199,17 @@ def test_unified_key_is_a_file_name(runtime: Runtime, bundle: MakeBundle, key: s
     b = bundle()
     b.linux["resources"]["unified"] = {key: "1"}
     runtime.refused(b)
+
+
+@pytest.mark.gpurun_only
+def test_gpus_without_a_cgroup(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver) -> None:
+    """``podman run --cgroups=disabled``: the caller's cgroup is the container's, and the GPUs are there."""
+    node = f"/dev/nvidia{minor(0, 2)}"
+    b = bundle().sh(f"(: <>{node}) 2>&1; ls /dev; cat /proc/driver/nvidia/version")
+    b.process["env"].append("NVIDIA_VISIBLE_DEVICES=0")
+    said = runtime.output(b, globals_=("--cgroup-manager", "disabled"), env=dict(os.environ) | host.env)
+    assert "No such device or address" in said and "nvidiactl" in said and "NVRM version" in said
+    explained = runtime(
+        "explain", str(b.directory), globals_=("--cgroup-manager", "disabled"), env=dict(os.environ) | host.env
+    )
+    assert "all devices are allowed, those of other GPUs too" in explained.out, explained

@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import MakeBundle
 from tests.lifecycle.test_in_chroot import into
 from tests.lifecycle.test_rootless import UID, Rootless, rootless  # noqa: F401 (a fixture)
+from tests.native.inject import Injection
 from tests.native.runtime import Runtime
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
@@ -82,8 +83,8 @@ def test_a_state_directory_of_another_user(rootless: Rootless) -> None:  # noqa:
     done = rootless("--root", str(rootless.place / "others/state"), "run", "c")
     assert done.returncode == 1
     where = f"{rootless.place}/others/state"
-    said = f"make the state root {where}: permission denied: it is another user's: --root names a directory of your own"
-    assert said in done.stdout
+    said = f"make the state root {where}: permission denied: you may not write to {rootless.place}/others: --root names a "
+    assert f"{said}directory of your own" in done.stdout
 
 
 def test_lists_of_another_users_containers(rootless: Rootless) -> None:  # noqa: F811
@@ -114,3 +115,33 @@ def test_a_group_that_the_user_namespace_lacks(rootless: Rootless) -> None:  # n
     said = "invalid argument: gid=5 is likely an id that the user namespace does not map: map it, or leave that option out"
     assert said in done.stdout
     assert left(rootless) == []
+
+
+def test_additional_groups_with_a_map_of_one(rootless: Rootless) -> None:  # noqa: F811
+    config = rootless.config("true")
+    config["process"]["user"] = {"uid": 0, "gid": 0, "additionalGids": [0]}  # type: ignore[index]
+    rootless.write(config)
+    done = rootless("run", "c")
+    assert done.returncode == 1
+    said = "set the additional groups [0]: operation not permitted: a user namespace whose map has the caller's group alone"
+    assert said in done.stdout and "run.oci.keep_original_groups" in done.stdout, done.stdout
+    assert left(rootless) == []
+
+
+def test_a_user_without_a_session(rootless: Rootless) -> None:  # noqa: F811
+    """Without XDG_RUNTIME_DIR the state is where logind would make it, and where leases and the manager are looked for."""
+    rootless.config("true")
+    words = f"exec env -u XDG_RUNTIME_DIR {rootless.path} run --bundle {rootless.place} c"
+    rootless.before = ("sh", "-c", words)
+    done = rootless()
+    assert done.returncode == 1
+    said = (
+        f"make the state root /run/user/{UID}: permission denied: you are not logged in: `loginctl enable-linger`, or --root"
+    )
+    assert said in done.stdout, done.stdout
+
+
+def test_a_host_name_that_may_not_be_set(runtime: Runtime, bundle: MakeBundle, tmp_path: Path) -> None:
+    with Injection(tmp_path / "log", "sethostname", "EPERM") as tracer:
+        said = runtime.refused(bundle(), tracer=tracer)
+    assert "error during container init: sethostname(2): set the host name test: operation not permitted" in said

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import posix
 
+from gpurun.paths import runtime_directory
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -82,9 +83,7 @@ def user_endpoints(environ: Mapping[bytes, bytes], euid: int) -> tuple[Endpoint,
     Without XDG_RUNTIME_DIR (after su, for one) it is looked for where logind makes it.
     """
     found = []
-    runtime = environ.get(b"XDG_RUNTIME_DIR", b"").decode("utf-8", "surrogateescape").rstrip("/")
-    if not runtime and euid:
-        runtime = f"/run/user/{euid}"
+    runtime = runtime_directory(environ.get(b"XDG_RUNTIME_DIR", b"").decode("utf-8", "surrogateescape"), euid)
     if runtime:
         found.append(Endpoint(f"{runtime}/systemd/private", user=True))
     for address in environ.get(b"DBUS_SESSION_BUS_ADDRESS", b"").decode("utf-8", "surrogateescape").split(";"):

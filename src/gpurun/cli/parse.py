@@ -15,7 +15,7 @@ from gpurun.decimals import decimal
 from gpurun.errors import GpurunError, UsageError
 from gpurun.invocation import Globals, Invocation
 from gpurun.linux.procfs import in_user_namespace
-from gpurun.paths import absolute_path
+from gpurun.paths import absolute_path, runtime_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -190,12 +190,13 @@ def _root(values: Values) -> str:
 
 
 def default_root(environ: dict[bytes, bytes], euid: int, in_user_namespace: Any) -> str:
-    """``/run/gpurun``, or ``$XDG_RUNTIME_DIR/gpurun`` for whoever is not the host's root.
+    """``/run/gpurun``, or ``$XDG_RUNTIME_DIR/gpurun`` for whoever is not the host's root; for users without that variable
+    (after su, in a cron job) ``/run/user/UID/gpurun``.
 
     Root of a user namespace keeps /run when ``$USER`` says root (that is how a nested container's root looks);
     *in_user_namespace* is asked only when it matters, for it reads a file.
     """
-    runtime_dir = environ.get(b"XDG_RUNTIME_DIR", b"").decode("utf-8", "surrogateescape")
+    runtime_dir = runtime_directory(environ.get(b"XDG_RUNTIME_DIR", b"").decode("utf-8", "surrogateescape"), euid)
     if not runtime_dir:
         return "/run/gpurun"
     if euid == 0 and (environ.get(b"USER") == b"root" or not in_user_namespace()):

@@ -307,6 +307,7 @@ COMMANDS: dict[str, CommandRow] = {
         "options": (
             ("format", "f", "text", "list, leases, doctor, explain: table or json"),
             ("json", "", "switch", "list, leases, doctor, explain: the same as --format json"),
+            ("rootless", "", "switch", "doctor: also what this user needs for containers without root (always for users)"),
             ("processes", "", "switch", "list: also memory, load and processes (asks the driver's NVML)"),
             ("capabilities", "", "text", "attach: what the driver is to do (default: what the container has asked for)"),
             ("force", "", "switch", "detach: end the processes that have the device open"),

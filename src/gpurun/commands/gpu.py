@@ -63,6 +63,13 @@ def _doctor(invocation: Invocation, env: dict[str, str], form: str) -> int:
 
     roots = state_roots(invocation.globals.root, invocation.globals.root_given)
     findings = (*_site(), *examine(env), *_containers(roots, env))
+    if invocation.flag("rootless") or posix.geteuid():
+        from gpurun.gpu.doctor import node_paths
+        from gpurun.gpu.doctor_rootless import examine_rootless
+
+        theirs = examine_rootless(env, node_paths(env))
+        answered = {one.subject for one in theirs}
+        findings = (*[one for one in findings if one.subject not in answered or one.verdict != "ok"], *theirs)
     if form == "json":
         write_stdout(dumps([to_plain(f) for f in findings], 2) + "\n")
     else:

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import posix
 import time
-from errno import EACCES, ENODEV, ENOENT, ENOTDIR, ENOTEMPTY
+from errno import ENODEV, ENOENT, ENOTDIR, ENOTEMPTY
 
 from gpurun.decimals import decimal
+from gpurun.engine.state_root import make_root, remedy
 from gpurun.errors import ContainerExists, ContainerNotFound, GpurunError, Step, StepError, shown
 from gpurun.formats.jsontext import dumps, visible
-from gpurun.linux.files import mkdir_p, read_file, read_regular, write_atomically
+from gpurun.linux.files import read_file, read_regular, write_atomically
 from gpurun.linux.procfs import in_user_namespace, is_alive
 from gpurun.oci import SPEC_VERSION
 from gpurun.record import Record
@@ -109,32 +110,15 @@ def fifo_path(root: str, container_id: str) -> str:
 def make_directory(root: str, container_id: str) -> str:
     """Make the store and in it the container's directory (0711: a mapped root reaches the FIFO).  Raises ContainerExists."""
     path = directory(root, container_id)
-    make_store(root)
+    make_root(root)
     check_owner(root)
     try:
         posix.mkdir(path, 0o711)
     except FileExistsError:
         raise ContainerExists from None
     except OSError as e:
-        raise StepError("make the state directory", path, e.errno, _remedy(e.errno)) from None
+        raise StepError("make the state directory", path, e.errno, remedy(e.errno)) from None
     return path
-
-
-def make_store(root: str) -> None:
-    """Make the state root, 0700; one that is there already stays as it is.  Raises :class:`StepError`.
-
-    The one in $XDG_RUNTIME_DIR is sticky, or systemd-tmpfiles would clear it away after six hours (file-hierarchy(7)).
-    """
-    runtime_dir = posix.environ.get(b"XDG_RUNTIME_DIR", b"").decode("utf-8", "surrogateescape").rstrip("/")
-    sticky = bool(runtime_dir) and root.startswith(f"{runtime_dir}/")
-    try:
-        mkdir_p(root, 0o700, last_mode=0o1700 if sticky else 0o700)
-    except OSError as e:
-        raise StepError("make the state root", str(e.filename), e.errno, _remedy(e.errno)) from None
-
-
-def _remedy(errno: int | None) -> str:
-    return "it is another user's: --root names a directory of your own" if errno == EACCES else ""
 
 
 def container_ids(root: str) -> list[str]:
@@ -147,7 +131,7 @@ def listed_ids(root: str) -> list[str]:
     try:
         return container_ids(root)
     except PermissionError as e:
-        raise StepError("read", root, e.errno, _remedy(e.errno)) from None
+        raise StepError("read", root, e.errno, remedy(e.errno)) from None
 
 
 def unreadable(roots: Iterable[str]) -> str:
@@ -221,7 +205,7 @@ def load(root: str, container_id: str) -> State:
     except (FileNotFoundError, NotADirectoryError):
         raise ContainerNotFound(container_id) from None
     except OSError as e:
-        raise StepError("read", path, e.errno, _remedy(e.errno)) from None
+        raise StepError("read", path, e.errno, remedy(e.errno)) from None
     # A container that an older gpurun has made says nothing of these.
     values = {"manager": "", "keeper": "0", "oom_kills": "-1", "streams": "", "owner": ""}
     for line in data[:MAX_BYTES].decode("utf-8", "surrogateescape").split("\n")[:-1]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpurun.gpu.host.facts import Listener
 
 #: What of gpurun's own environment the discovery and the site's settings depend on.
-_OWN = ("GPURUN_SYSROOT", "GPURUN_MODE", "NVIDIA_CTK_CONFIG_FILE_PATH", "XDG_CONFIG_HOME", "CUDA_MPS_PIPE_DIRECTORY")
+_OWN = ("GPURUN_SYSROOT", "GPURUN_MODE", "NVIDIA_CTK_CONFIG_FILE_PATH", "XDG_CONFIG_HOME", "HOME", "CUDA_MPS_PIPE_DIRECTORY")
 _ASKING = ("NVIDIA_", "CUDA_VERSION=")
 _MOUNTS = "/var/run/nvidia-container-devices"
 _LIMIT = 4 << 20

@@ -38,6 +38,18 @@ def examine(env: Mapping[str, str]) -> tuple[Finding, ...]:
     return tuple(found)
 
 
+def node_paths(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Where the device nodes are that containers get, as far as the driver can be read."""
+    roots = _settings(env)[1]
+    found = [_read(roots, (capability,)) for capability in ("compute", "utility")]
+    control = next((one.nodes for one in found if isinstance(one, Driver)), ())
+    try:
+        gpus = read_gpus(roots)
+    except GpurunError:
+        gpus = ()
+    return tuple([node.host_path for node in (*control, *[gpu.node for gpu in gpus])])
+
+
 def _settings(env: Mapping[str, str]) -> tuple[list[Finding], Roots]:
     path = settings_path(env)
     mistakes: list[str] = []

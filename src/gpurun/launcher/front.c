@@ -330,6 +330,8 @@ static const char *default_root(void)
 	static char root[PATH_BYTES];
 	const char *user = getenv("USER"), *runtime = getenv("XDG_RUNTIME_DIR");
 
+	if ((!runtime || !*runtime) && geteuid() != 0)
+		return text(root, "/run/user/%u/gpurun", geteuid());
 	if (!runtime || !*runtime || (geteuid() == 0 && ((user && strcmp(user, "root") == 0) || !in_user_namespace())))
 		return "/run/gpurun";
 	return text(root, "%s/gpurun", runtime);

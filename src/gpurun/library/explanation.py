@@ -7,8 +7,10 @@ from gpurun.cgroup.scope import Scope
 from gpurun.decimals import decimal
 from gpurun.engine.plan.container import Plan
 from gpurun.engine.plan.process import RLIMITS
+from gpurun.gpu.host.access import is_confined
 from gpurun.gpu.host.device_numbers import device_name
 from gpurun.linux import mount as lm
+from gpurun.linux.process import CAP_SYS_ADMIN, has_capabilities
 from gpurun.ns.mount_plan import MountStep
 from gpurun.ns.namespaces import NAMESPACES
 from gpurun.ns.options import MountOptions
@@ -71,9 +73,12 @@ def sections(plan: Plan) -> dict[str, list[str]]:
     ]
     if plan.cgroup.scope is not None:
         found[f"systemd unit {plan.cgroup.scope.unit}"] = _unit(plan.cgroup.scope)
+    if not plan.cgroup.path:
+        found["cgroup"][0] = "none of its own: no limit of linux.resources applies, and nothing is measured"
     rules = _rules(plan)
-    if not plan.cgroup.program:
-        rules.append("(all devices are allowed: no program is attached)")
+    unfiltered = _unfiltered(plan)
+    if unfiltered:
+        rules.append(f"({unfiltered})")
     found["devices that may be used, later rules win"] = rules
     found["mounts"] = [
         f"{m.destination}  {m.kind} {m.source}  {_options(m.options)}".rstrip() + _mapped(m) for m in plan.init.mounts
@@ -90,6 +95,23 @@ def sections(plan: Plan) -> dict[str, list[str]]:
     found["process"] = _process(plan)
     found["seccomp"] = _seccomp(plan)
     return {title: items for title, items in found.items() if items}
+
+
+def _unfiltered(plan: Plan) -> str:
+    """Why no device program filters what the container opens, and what decides then; "" where one does."""
+    if not plan.cgroup.path:
+        return (
+            "all devices are allowed, those of other GPUs too: the program belongs to a cgroup, and this container has none "
+            "of its own; whatever node it can reach or make is decided by permissions and CAP_MKNOD alone"
+        )
+    if not plan.cgroup.program:
+        return "all devices are allowed: no program is attached"
+    if is_confined() or not has_capabilities(CAP_SYS_ADMIN):
+        return (
+            "not enforced: the kernel takes device programs of the host's root alone; the container can make no nodes, and "
+            "the permissions of those that it is given decide"
+        )
+    return ""
 
 
 def _rules(plan: Plan) -> list[str]:

@@ -219,10 +219,17 @@ def _run_mapper(helper: str, pid: int, text: str, refused: StepError) -> None:
     for directory in ("/usr/bin", "/usr/local/bin", "/bin"):
         path = f"{directory}/{helper}"
         if posix.access(path, posix.X_OK):
-            child = posix.posix_spawn(path, [helper, str(pid), *text.split()], {})
-            status = posix.waitpid(child, 0)[1]
-            if status:
-                raise GpurunError(f"{helper} refuses the map of the user namespace: see /etc/subuid and /etc/subgid")
+            with Step("start", path):
+                child = posix.posix_spawn(path, [helper, str(pid), *text.split()], {})
+            code = posix.waitstatus_to_exitcode(posix.waitpid(child, 0)[1])
+            if code:
+                ids = "/etc/subuid" if helper == "newuidmap" else "/etc/subgid"
+                how = f"was killed by signal {-code}" if code < 0 else "says why on stderr"
+                shown = "; ".join(text.strip().splitlines())
+                raise GpurunError(
+                    f'{helper} refuses the map of the user namespace ("{shown}") and {how}: {ids} must give this user '
+                    f"these ids (and {path} be setuid root, or have cap_set{helper[3:6]}): `gpurun gpu doctor --rootless`"
+                )
             return
     raise GpurunError(f"{refused} (and there is no {helper} to do it: install uidmap)")
 

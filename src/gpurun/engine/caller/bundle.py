@@ -88,7 +88,7 @@ def read_host(
             from gpurun.cgroup.systemd import find_user_manager
 
             user = find_user_manager(found.root)
-            found = replace(found, controllers=user.controllers, bound_to_v1=(), hint=NOT_DELEGATED)
+            found = replace(found, controllers=user.controllers, hint=NOT_DELEGATED)
             facts = replace(facts, tree=found, user_manager=user)
     elif not config.linux.cgroups_path and (posix.geteuid() != 0 or procfs.in_user_namespace()):
         # Nobody says where it is to be, and root of a user namespace may be as little allowed as any other user.

@@ -13,7 +13,7 @@ import posix
 
 from gpurun import log
 from gpurun.cachefile import directory_of, entry_name, load, save, this_build
-from gpurun.engine import state as store
+from gpurun.engine.state_root import make_root
 from gpurun.errors import ConfigError, GpurunError, oserror_text
 from gpurun.linux import libseccomp
 from gpurun.linux import seccomp as ls
@@ -53,7 +53,7 @@ def make_filter(plan: SeccompPlan, root: str) -> tuple[bytes, int]:
             text = "the profile is so long that system calls newer than it get its default action instead of ENOSYS"
             log.warning(f"{plan.where}: {text}")
         program = compiled.program
-        store.make_store(root)
+        make_root(root)
         save(directory, name, program)
     log.debug(f"seccomp filter flags: {flags}")
     return program, flags | (ls.CAN_WAIT if can_wait(plan) else 0) | (ls.CAN_CLOSE if can_close(plan) else 0)

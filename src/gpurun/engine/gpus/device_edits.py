@@ -5,8 +5,11 @@ from __future__ import annotations
 import posix
 
 from gpurun.cdi.edits import ContainerEdits
+from gpurun.gpu.host.access import closed_nodes, is_confined
 from gpurun.gpu.request.injected import Injected
 from gpurun.gpu.resolve import Inquiry, gpu_edits, may_share
+from gpurun.oci.annotations import CRUN_KEEP_GROUPS
+from gpurun.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,7 +67,18 @@ def device_edits(
             sharer=sharer,
         )
     )
-    return edits or ContainerEdits()
+    return _with_closed_nodes(edits, config) if edits else ContainerEdits()
+
+
+def _with_closed_nodes(edits: ContainerEdits, config: Config) -> ContainerEdits:
+    """*edits* with a warning where the container of a caller without root cannot open nodes that it is given."""
+    if not edits.device_nodes or not is_confined():
+        return edits
+    keeps = posix.geteuid() != 0 or config.annotations.get(CRUN_KEEP_GROUPS) == "1"
+    closed = closed_nodes([node.host_path or node.path for node in edits.device_nodes], keeps)
+    if not closed:
+        return edits
+    return replace(edits, warnings=(*edits.warnings, f"the container cannot open device nodes: {closed}"))
 
 
 def own_environment(environ: Mapping[bytes, bytes] = posix.environ) -> dict[str, str]:

@@ -132,7 +132,14 @@ def become_process(process: ProcessPlan, env: dict[str, str]) -> str:
             posix.setgroups(list(process.groups))
     except PermissionError:
         if process.groups:
-            raise StepError("set the additional groups", str(list(process.groups)), 1) from None
+            raise StepError(
+                "set the additional groups",
+                str(list(process.groups)),
+                EPERM,
+                "a user namespace whose map has the caller's group alone may set none (user_namespaces(7)): map more groups "
+                "(newgidmap, /etc/subgid), leave process.user.additionalGids out, or keep the caller's groups "
+                '(the annotation "run.oci.keep_original_groups": "1")',
+            ) from None
     with Step("setgid", f"{process.gid} (is it mapped in the user namespace?)"):
         posix.setresgid(process.gid, process.gid, process.gid)
     with Step("setuid", f"{process.uid} (is it mapped in the user namespace?)"):

@@ -32,7 +32,7 @@ from gpurun.engine.inside.enter_process import (
 from gpurun.engine.plan.records import InitPlan
 from gpurun.engine.signals import end_on_signals
 from gpurun.engine.state import State, state_json
-from gpurun.errors import GpurunError, StepError, error_text, escaped
+from gpurun.errors import GpurunError, Step, StepError, error_text, escaped
 from gpurun.launcher.fresh_interpreter import end_imports
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC
@@ -191,7 +191,8 @@ class _Init:
         if self.plan.session_keyring:
             _join_keyring(self.plan, self.proc_fd)
         if self.plan.new_network:
-            loopback_up()
+            with Step("set up the loopback device of", "the new network namespace"):
+                loopback_up()
 
     def _close_the_rest(self) -> ApplyEdits | None:
         """Import all that is needed, then close every descriptor that is not on the list; returns what applies the edits."""
@@ -266,9 +267,11 @@ class _Init:
         """The names of the host that the container has, its sysctls, and its labels."""
         plan = self.plan
         if plan.hostname:
-            lp.sethostname(plan.hostname)
+            with Step("sethostname(2): set the host name", plan.hostname):
+                lp.sethostname(plan.hostname)
         if plan.domainname:
-            lp.setdomainname(plan.domainname)
+            with Step("setdomainname(2): set the domain name", plan.domainname):
+                lp.setdomainname(plan.domainname)
         for path, value in plan.sysctl:
             write_proc(self.proc_fd, f"sys/{path}", value)
         if plan.process.apparmor_profile or plan.process.selinux_label:

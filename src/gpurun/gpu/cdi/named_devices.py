@@ -20,6 +20,8 @@ annotations in place, and has done all they ask for.
 
 from __future__ import annotations
 
+import posix
+
 from gpurun.cdi.files import DEFAULT_DIRS, read_registry
 from gpurun.cdi.inject import inject
 from gpurun.cdi.names import device_problem, parse_qualified
@@ -32,6 +34,7 @@ from gpurun.gpu.host.driver import module_version
 from gpurun.gpu.host.gpus import numa_nodes
 from gpurun.gpu.request.environment import names_capabilities, read_needs
 from gpurun.gpu.request.records import is_qualified, place
+from gpurun.linux.procfs import in_user_namespace
 from gpurun.record import replace
 
 TYPE_CHECKING = False
@@ -49,14 +52,27 @@ _MAX_ANNOTATION = 64 * 1024
 
 
 def spec_dirs(settings: Settings, own_env: Mapping[str, str]) -> tuple[str, ...]:
-    """Where CDI files are looked for, in ascending precedence: the site's directories, else the usual ones."""
+    """Where CDI files are looked for, in ascending precedence: the site's directories, else the usual ones; then, for
+    whoever is not the host's root, the user's own, ``$XDG_CONFIG_HOME/cdi``, as rootless Podman does.
+    """
     sysroot = own_env.get("GPURUN_SYSROOT", "").rstrip("/")
-    return tuple([sysroot + directory for directory in settings.spec_dirs or DEFAULT_DIRS])
+    usual = tuple([sysroot + directory for directory in settings.spec_dirs or DEFAULT_DIRS])
+    return usual + user_spec_dirs(own_env)
+
+
+def user_spec_dirs(own_env: Mapping[str, str]) -> tuple[str, ...]:
+    """The user's own directory of CDI files, if the caller is not the host's root."""
+    home = own_env.get("HOME", "")
+    config = own_env.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else "")
+    if not config.startswith("/") or (posix.geteuid() == 0 and not in_user_namespace()):
+        return ()
+    return (f"{config.rstrip('/')}/cdi",)
 
 
 def generate_advice(dirs: tuple[str, ...]) -> str:
     """What to do where no CDI file in *dirs* has the GPUs of this host."""
-    return f"`gpurun cdi generate --output={dirs[0]}/nvidia.yaml` describes the GPUs of this host"
+    where = dirs[-1] if posix.geteuid() else dirs[0]
+    return f"`gpurun cdi generate --output={where}/nvidia.yaml` describes the GPUs of this host"
 
 
 def annotated_devices(annotations: Mapping[str, str], prefixes: tuple[str, ...], kind: str) -> tuple[str, ...]:

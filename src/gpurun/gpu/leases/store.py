@@ -28,6 +28,7 @@ from gpurun.gpu.leases.lease import Lease, Leased
 from gpurun.gpu.leases.liveness import is_live, own_pid_namespace
 from gpurun.linux import procfs
 from gpurun.linux.files import O_CLOEXEC, Fd, mkdir_p, read_file, write_atomically
+from gpurun.paths import runtime_directory
 from gpurun.record import to_plain
 
 TYPE_CHECKING = False
@@ -49,8 +50,7 @@ def directory(own_env: Mapping[str, str]) -> str:
     base = own_env.get("GPURUN_SYSROOT", "").rstrip("/")
     if posix.geteuid() == 0 and not (procfs.in_user_namespace() and own_env.get("XDG_RUNTIME_DIR")):
         return f"{base}/run/{_NAME}"
-    runtime = own_env.get("XDG_RUNTIME_DIR") or f"/run/user/{posix.geteuid()}"
-    return f"{base}{runtime.rstrip('/')}/{_NAME}"
+    return f"{base}{runtime_directory(own_env.get('XDG_RUNTIME_DIR', ''), posix.geteuid())}/{_NAME}"
 
 
 def other_directories(own: str, own_env: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,0 +1,62 @@
+"""Nodes of the host that the caller cannot open, and the group that could: without root their permissions decide."""
+
+from __future__ import annotations
+
+import posix
+from _stat import S_IMODE
+
+from gpurun.linux.files import read_file
+from gpurun.linux.procfs import in_user_namespace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_KEEP = 'the annotation "run.oci.keep_original_groups": "1" (podman --group-add keep-groups)'
+
+
+def is_confined() -> bool:
+    """Whether the caller is anybody but the host's root, who may open all nodes."""
+    return posix.geteuid() != 0 or in_user_namespace()
+
+
+def closed_nodes(paths: Iterable[str], keeps_groups: bool = True) -> str:
+    """Which of the nodes at *paths* a container of the caller cannot open, why, and what to do; "" where it can open all.
+
+    Unless it *keeps_groups*, what the caller may do as a member of a group alone, the container may not.
+    """
+    closed: dict[str, list[str]] = {}
+    for path in paths:
+        try:
+            found = posix.stat(path)
+        except OSError:
+            continue  # what is missing is told elsewhere
+        mode = S_IMODE(found.st_mode)
+        if mode & 0o006 == 0o006:
+            continue
+        opened = posix.access(path, posix.R_OK | posix.W_OK, effective_ids=True)
+        if opened and (keeps_groups or found.st_uid == posix.geteuid()):
+            continue
+        group = _group(found.st_gid)
+        if opened:
+            what = f"only the group {group} can open them, and the container does not keep the caller's groups: {_KEEP}"
+        elif mode & 0o060 == 0o060:
+            what = (
+                f"the group {group} can (mode {mode:04o}), this user is not in it: `usermod -aG {group} USER`, a new login, "
+                f"and {_KEEP}"
+            )
+        else:
+            what = (
+                f"their mode is {mode:04o}: `modprobe nvidia NVreg_DeviceFileMode=0666` (in /etc/modprobe.d) lets all users"
+            )
+        closed.setdefault(what, []).append(path)
+    return "; ".join([f"{', '.join(names)}: {what}" for what, names in closed.items()])
+
+
+def _group(gid: int) -> str:
+    """The name of the group *gid* in /etc/group, or its number."""
+    try:
+        lines = read_file("/etc/group").decode("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[0] for line in lines if line.split(":")[2:3] == [str(gid)]), str(gid))
