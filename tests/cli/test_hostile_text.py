@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gpurun import __main__, log
-from gpurun.commands import gpu, gpu_explain, gpu_leases, gpu_list, inspect
+from gpurun.commands import gpu, gpu_explain, gpu_leases, gpu_list, tables
 from gpurun.commands.all_containers import Listed, as_json, rows
 from gpurun.commands.control import ps_lines
 from gpurun.commands.stats import row, stats_table
@@ -178,7 +178,7 @@ def test_a_directory_that_is_no_container(store: Store, capfd: pytest.CaptureFix
 
 def test_tables(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     listed = [Listed(f"i{EVIL}", f"n{EVIL}", f"e{EVIL}", "runc", "running", 7, f"/b{EVIL}", f"c{EVIL}", f"/r{EVIL}")]
-    check(inspect.table(rows(listed), 0))
+    check(tables.table(rows(listed), 0))
     check(as_json(listed))
     one = look("c", 1.0, 1.0, 1, (1, 1, 1), 0.0)
     check(stats_table([row(None, replace(one, state=replace(one.state, id=f"i{EVIL}")), (f"n{EVIL}", "e"), [])], 0))
@@ -187,7 +187,7 @@ def test_tables(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[st
     lease = Lease(
         f"i{EVIL}", f"/r{EVIL}", (unit,), 7, 7, "b", 7, 7, name=f"n{EVIL}", engine=f"e{EVIL}", request=f"free;{EVIL}"
     )
-    check(inspect.table([gpu_leases._cells(lease)]))
+    check(tables.table([gpu_leases._cells(lease)]))
     holders = [{"id": f"i{EVIL}", "name": f"n{EVIL}", "engine": f"e{EVIL}", "pid": 7}]
     process = {"pid": 7, "command": f"p{EVIL}", "container": f"c{EVIL}", "memory": 1}
     mig = {

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpurun.commands.stats import COLUMNS, Look, _Watch, row, size, stats_table
+from gpurun.commands.stats import COLUMNS, Look, _Watch, row, stats_table
 from gpurun.engine import state as store
 from gpurun.engine.state import State, save
 from gpurun.library.stats import Stats
@@ -70,13 +70,6 @@ def test_a_table() -> None:
         assert max(map(len, narrow)) <= columns and narrow[1].startswith("web")
     assert "GPU" not in stats_table([{**rows[0], "gpus": []}], 0)
     assert "(no container is running)" in stats_table([], 0)
-
-
-@pytest.mark.parametrize(
-    ("number", "said"), [(0, "0B"), (999, "999B"), (1000, "0.977KiB"), (1 << 20, "1MiB"), (3 << 29, "1.5GiB")]
-)
-def test_sizes(number: int, said: str) -> None:
-    assert size(number) == said
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 
-from gpurun.commands.inspect import table
+from gpurun.commands.tables import table
 from gpurun.engine.gpus.leases import open_store, site_policy
 from gpurun.engine.signals import send_signal
 from gpurun.errors import GpurunError, UsageError, shown

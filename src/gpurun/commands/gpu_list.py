@@ -16,6 +16,7 @@ from gpurun.cli.terminal import folded, width
 from gpurun.commands.all_containers import of_gpurun, short_id
 from gpurun.commands.gpu_leases import row as lease_row
 from gpurun.commands.gpu_use import Held, Holder, containers_of, holders, other_containers
+from gpurun.commands.tables import aligned
 from gpurun.engine.gpus.leases import open_store
 from gpurun.errors import GpurunError, shown
 from gpurun.formats.jsontext import dumps
@@ -252,16 +253,10 @@ def _nvml_line(answer: Row) -> str:
 
 def table(answer: Row) -> str:
     """A line for each GPU, below it its MIG devices and processes."""
-    lines: list[tuple[str, ...]] = [_COLUMNS]
-    notes: dict[int, list[str]] = {}
-    for row in answer["gpus"]:
-        lines.append(_cells(row))
-        notes[len(lines)] = _notes(row)
-    widths = [max([len(line[i]) for line in lines]) + 3 for i in range(len(_COLUMNS))]
-    text = ""
-    for number, line in enumerate(lines, 1):
-        text += "".join([cell.ljust(width) for cell, width in zip(line, widths, strict=True)]).rstrip() + "\n"
-        text += "".join([f"        {note}\n" for note in notes.get(number, ())])
+    head, *lines = aligned([_COLUMNS, *[_cells(row) for row in answer["gpus"]]], 0)
+    text = f"{head}\n"
+    for row, line in zip(answer["gpus"], lines, strict=True):
+        text += "".join([f"{line}\n", *[f"        {note}\n" for note in _notes(row)]])
     return text + _nvml_line(answer)
 
 

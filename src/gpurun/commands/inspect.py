@@ -6,7 +6,7 @@ import posix
 
 from gpurun.engine import state as store
 from gpurun.errors import GpurunError, oserror_text
-from gpurun.output import one_line, write_stderr, write_stdout
+from gpurun.output import write_stderr, write_stdout
 
 #: How many of the columns of `list --all` are shown, however narrow the terminal is.
 _FEWEST = 4
@@ -14,8 +14,6 @@ _COLUMNS = ("ID", "PID", "STATUS", "BUNDLE", "CREATED", "OWNER")
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from gpurun.invocation import Invocation
 
 
@@ -29,6 +27,8 @@ def state(invocation: Invocation) -> int:
     found = store.load(root, invocation.args[0])
     now = store.status(root, found)
     if form == "table":
+        from gpurun.commands.tables import table
+
         write_stdout(table([_COLUMNS, _cells(found, now, _owner(root, found))]))
         return 0
     oom = None
@@ -70,6 +70,8 @@ def list_containers(invocation: Invocation) -> int:
         items = [store.state_json(loaded, status, owner=owner) for loaded, status, owner in found]
         text = "[" + ",".join(items) + "]\n" if items else "null\n"
     else:
+        from gpurun.commands.tables import table
+
         text = table([_COLUMNS, *[_cells(*one) for one in found]])
     write_stdout(text)
     return 0
@@ -78,6 +80,7 @@ def list_containers(invocation: Invocation) -> int:
 def _list_all(invocation: Invocation) -> int:
     from gpurun.cli.terminal import width
     from gpurun.commands.all_containers import all_containers, all_roots, as_json, rows
+    from gpurun.commands.tables import fitting_table
 
     found = all_containers(invocation.globals.root)
     if closed := store.unreadable(all_roots(invocation.globals.root)):
@@ -88,20 +91,9 @@ def _list_all(invocation: Invocation) -> int:
     elif form == "json":
         text = as_json(found)
     else:
-        lines, columns = rows(found), width()
-        while columns and len(lines[0]) > _FEWEST and max(map(len, table(lines, 0).splitlines())) > columns:
-            lines = [line[:-1] for line in lines]
-        text = table(lines, 0)
+        text = fitting_table(rows(found), width(), _FEWEST)
     write_stdout(text)
     return 0
-
-
-def table(rows: Sequence[tuple[str, ...]], least: int = 12) -> str:
-    """Columns at least *least* wide and 3 apart, as runc prints them; what a terminal would obey is escaped."""
-    rows = [tuple([one_line(cell) for cell in row]) for row in rows]
-    widths = [max(least, *[len(row[i]) + 3 for row in rows]) for i in range(len(rows[0]))]
-    lines = ["".join([cell.ljust(width) for cell, width in zip(row, widths, strict=True)]).rstrip() for row in rows]
-    return "\n".join(lines) + "\n"
 
 
 def _cells(state: store.State, status: str, owner: str) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from gpurun.cgroup import control
 from gpurun.cli.terminal import width
 from gpurun.commands.all_containers import of_gpurun
 from gpurun.commands.gpu_use import state_roots
-from gpurun.commands.inspect import table
+from gpurun.commands.tables import CLEAR, fitting_table, size
 from gpurun.engine import state as store
 from gpurun.engine.caller.events import parse_duration
 from gpurun.errors import ContainerNotFound, GpurunError
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 #: What is shown of each container, the most important first: a narrow terminal leaves out the last ones.
 COLUMNS = ("CONTAINER", "CPU", "MEMORY", "GPU", "GPU MEMORY", "PIDS", "IO READ/WRITTEN", "PRESSURE CPU/MEM/IO")
-_CLEAR = "\x1b[H\x1b[J"  # the terminal, with the cursor in its first column
 _ONCE_S = 0.5  # seconds between the two looks of --once, over which a share of the processor is told
 
 
@@ -83,7 +82,7 @@ def stats(invocation: Invocation) -> int:
             if form == "json":
                 write_stdout(dumps(rows) + "\n")
             elif live_screen:
-                write_document(f"{_CLEAR}{stats_table(rows, width())}")
+                write_document(f"{CLEAR}{stats_table(rows, width())}")
             else:
                 write_stdout(stats_table(rows, width()))
             if once or (invocation.args and not now):
@@ -231,10 +230,7 @@ def stats_table(rows: list[Row], columns: int) -> str:
     lines = [COLUMNS, *[_cells(one) for one in rows]]
     if not any(one["gpus"] for one in rows):
         lines = [(*line[:3], *line[5:]) for line in lines]
-    text = table(lines, 0)
-    while columns and len(lines[0]) > 2 and max(map(len, text.splitlines())) > columns:
-        lines = [line[:-1] for line in lines]
-        text = table(lines, 0)
+    text = fitting_table(lines, columns, 2)
     return text if rows else f"{text}(no container is running)\n"
 
 
@@ -263,11 +259,3 @@ def _gpu_memory(gpus: list[Row]) -> str:
     if not total:
         return "-"
     return f"{size(sum(own)) if own else '-'} / {size(sum(total))}"
-
-
-def size(number: int) -> str:
-    """Bytes as a person says them: three digits, and the unit."""
-    value, unit = float(number), 0
-    while value >= 1000 and unit < 5:
-        value, unit = value / 1024, unit + 1
-    return f"{value:.0f}B" if not unit else f"{value:.3g}{'BKMGTP'[unit]}iB"
