@@ -5,6 +5,7 @@ On this node of the cluster the programs run with the rights of the manifests' a
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -103,7 +104,8 @@ def another() -> Iterator[str]:
 def test_each_part_is_kept_to_its_own_node(part: str, rights: None, another: str, directory: Path) -> None:
     def change(node: str, *words: str, good: bool) -> str:
         if part == "labels":
-            return kubectl(*words, "label", "node", node, f"gpurun-test=n{len(words[1])}", "--overwrite", good=good)
+            label = f"nvidia.com/gpurun-test=n{len(words[1])}"
+            return kubectl(*words, "label", "node", node, label, "--overwrite", good=good)
         slice_ = {
             "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": f"test-{node}"},
             "spec": {"driver": "test.gpurun", "nodeName": node, "devices": [{"name": "a"}],
@@ -125,6 +127,30 @@ def test_each_part_is_kept_to_its_own_node(part: str, rights: None, another: str
     assert "not bound to a pod on a node" in change(NODE, "--kubeconfig", str(loose), good=False)
     # Of everything else they have nothing.
     assert 'cannot list resource "secrets"' in kubectl(*bound, "get", "secrets", "-A", good=False)
+
+
+@pytest.mark.parametrize(
+    ("patch", "said"),
+    [
+        ({"metadata": {"labels": {"node-restriction.kubernetes.io/x": "y"}}}, "begin with nvidia.com/, and no others"),
+        ({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}, "begin with nvidia.com/, and no others"),
+        ({"metadata": {"labels": {"kubernetes.io/hostname": "another"}}}, "begin with nvidia.com/, and no others"),
+        ({"metadata": {"labels": {"kubernetes.io/os": None}}}, "begin with nvidia.com/, and no others"),
+        ({"metadata": {"labels": {"xnvidia.com/a": "b"}}}, "begin with nvidia.com/, and no others"),
+        ({"spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}}, "labels of a node, and nothing else"),
+        ({"spec": {"unschedulable": True}}, "labels of a node, and nothing else"),
+        ({"metadata": {"annotations": {"a": "b"}}}, "labels of a node, and nothing else"),
+        ({"metadata": {"finalizers": ["example.com/a"]}}, "labels of a node, and nothing else"),
+        ({"metadata": {"labels": {"nvidia.com/gpurun-test": "y"}}}, ""),
+        ({"metadata": {"labels": {"nvidia.com/gpurun-test": None}}}, ""),
+    ],
+)
+def test_the_labels_account_changes_its_own_labels_alone(
+    patch: dict[str, Any], said: str, rights: None, directory: Path
+) -> None:
+    bound = ("--kubeconfig", str(account(directory, "gpurun-labels")))
+    words = (*bound, "patch", "node", NODE, "--type", "merge", "--patch", json.dumps(patch))
+    assert said in kubectl(*words, good=not said)
 
 
 def test_labels_at_the_node(rights: None, directory: Path) -> None:

@@ -45,20 +45,17 @@ def test_the_dra_driver_uses_all_of_its_role_and_no_more() -> None:
         assert made.server.used == allowed("gpurun-dra-driver")
 
 
+def command(made: Cluster, *words: str) -> list[str]:
+    own = ["--kubeconfig", made.kubeconfig, "--node-name", "node-1"]
+    return [sys.executable, "-m", "gpurun", "kubernetes", *words, *own]
+
+
+def environment(made: Cluster) -> dict[str, str]:
+    return os.environ | made.driver.env | {"PYTHONPATH": "src"}
+
+
 def run(made: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
-    env = os.environ | made.driver.env | {"PYTHONPATH": "src"}
-    command = [
-        sys.executable,
-        "-m",
-        "gpurun",
-        "kubernetes",
-        *words,
-        "--kubeconfig",
-        made.kubeconfig,
-        "--node-name",
-        "node-1",
-    ]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command(made, *words), env=environment(made), capture_output=True, text=True, timeout=120)
 
 
 def test_labels_at_the_node_itself() -> None:
@@ -75,6 +72,48 @@ def test_labels_at_the_node_itself() -> None:
         made.server.remove("nodes", "node-1")
         done = run(made, "labels", "--patch-node", "--oneshot")
         assert done.returncode == 1 and "get node node-1: " in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_labels_of_a_nodes_own_configuration() -> None:
+    with cluster() as made:
+        assert made.server is not None
+        for name, replicas in (("small", 2), ("large", 8)):
+            text = f"sharing: {{timeSlicing: {{resources: [{{name: gpu, replicas: {replicas}}}]}}}}\n"
+            (made.directory / name).write_text(text)
+        words = ("labels", "--patch-node", "--oneshot", "--config-dir", str(made.directory), "--default-config", "small")
+        for own, shown in (({}, "2"), ({"nvidia.com/device-plugin.config": "large"}, "8")):
+            made.server.put("nodes", {"metadata": {"name": "node-1", "labels": own}})
+            done = run(made, *words)
+            assert done.returncode == 0, done.stderr
+            labels = made.server.all("nodes")[0]["metadata"]["labels"]
+            assert labels["nvidia.com/gpu.replicas"] == shown
+            assert labels["nvidia.com/gpu.sharing-strategy"] == "time-slicing"
+        assert made.server.used <= PLUGIN | {("patch", "nodes")}
+        done = run(made, *words, "--config-file", "x")
+        assert done.returncode == 1 and "--config-file and --config-dir exclude each other" in done.stderr
+
+
+def test_the_device_plugin_of_a_node_that_names_its_configuration() -> None:
+    """The label is there when the plugin starts."""
+    with cluster() as made:
+        assert made.server is not None
+        labels = {"nvidia.com/device-plugin.config": "own"}
+        made.server.put("nodes", {"metadata": {"name": "node-1", "labels": labels}})
+        (made.directory / "own").write_text("flags: {nonsense: 1}\n")
+        (made.kubelet_dir / "device-plugins").mkdir(parents=True)
+        process = subprocess.Popen(
+            command(made, "device-plugin", "--config-dir", str(made.directory), "--kubelet-dir", str(made.kubelet_dir)),
+            env=environment(made), stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stderr is not None
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if "kubelet.sock is not there" in line:
+                break
+        process.terminate()
+        said.append(process.communicate(timeout=60)[1])
+        assert process.returncode == 0 and "nonsense" in "".join(said), said
 
 
 def test_a_nodes_own_configuration() -> None:

@@ -16,9 +16,10 @@ from gpurun.errors import GpurunError
 from gpurun.kubernetes.config import PluginConfig, Replicated, Sharing
 from gpurun.kubernetes.labels import family, labels_of, patch_of, value, write_features
 from gpurun.kubernetes.node import NodeGpus
+from gpurun.record import replace
 from tests.cli.test_main import gpurun
 from tests.kubernetes.records import gpu, mig, node, node_of
-from tests.simdriver import SimulatedDriver
+from tests.simdriver import SimulatedDriver, uuid
 
 
 def of(whole: NodeGpus, **config: Any) -> dict[str, str]:
@@ -64,7 +65,27 @@ def test_mig() -> None:
     assert mixed["gpu.count"] == "2" and mixed["gpu.replicas"] == "1"
     wrong = of(node(gpu(0, 2, (mig(0, 0),)), gpu(1, 2)), mig_strategy="single")
     assert (wrong["gpu.product"], wrong["gpu.count"]) == ("NVIDIA-H100-80GB-HBM3-MIG-INVALID", "0")
-    assert "mig.strategy" not in of(divided)
+    none = of(divided)
+    assert "mig.strategy" not in none and none["gpu.replicas"] == "0", "nobody shares a GPU that is divided"
+
+
+def test_a_clique_is_that_of_all_gpus() -> None:
+    one, other = f"{uuid(0).removeprefix('GPU-')}.1", f"{uuid(0).removeprefix('GPU-')}.2"
+    found = of(node(replace(gpu(0, 2), clique=one), replace(gpu(1, 2), clique=one)))
+    assert found["gpu.clique"] == one
+    assert of(node(replace(gpu(0, 2), clique=one), gpu(1, 2)))["gpu.clique"] == one
+    assert "gpu.clique" not in of(node(replace(gpu(0, 2), clique=one), replace(gpu(1, 2), clique=other)))
+
+
+def test_virtual_gpus() -> None:
+    found = of(node(replace(gpu(0, 2), hypervisor=("550.90.05", "r550_00")), gpu(1, 2)))
+    assert {name: text for name, text in found.items() if name.startswith("vgpu.")} == {
+        "vgpu.present": "true", "vgpu.host-driver-version": "550.90.05", "vgpu.host-driver-branch": "r550_00",
+    }  # fmt: skip
+    found = of(node(replace(gpu(0), hypervisor=("", ""))))
+    assert found["vgpu.present"] == "true" and "vgpu.host-driver-version" not in found
+    gone = {"nvidia.com/vgpu.present": "true"}
+    assert patch_of(gone, {}) == {"nvidia.com/vgpu.present": None}
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,23 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 {{- end }}
 
+{{- define "gpurun.driverRoot" -}}
+{{- with .Values.driverRoot }}- --driver-root={{ . }}{{ end }}
+{{- end }}
+
+{{- /* Whether the device plugin has configuration files; the labels say what they share. */ -}}
+{{- define "gpurun.hasConfig" -}}
+{{- if and .Values.devicePlugin.enabled .Values.devicePlugin.config }}yes{{ end }}
+{{- end }}
+{{- define "gpurun.configOptions" -}}
+{{- if include "gpurun.hasConfig" . -}}
+- --config-dir=/config
+{{- with .Values.devicePlugin.defaultConfig }}
+- --default-config={{ . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "gpurun.draVersion" -}}
 {{- if semverCompare ">=1.34.0-0" .Capabilities.KubeVersion.Version -}} resource.k8s.io/v1 {{- else -}} resource.k8s.io/v1beta2 {{- end }}
 {{- end }}
@@ -152,7 +169,7 @@ readinessProbe:
 {{- define "gpurun.looksBy" -}}
 {{- if not .Values.privileged }}
 {{- if not .Values.runtimeClass.enabled }}{{ fail "privileged: false needs runtimeClass.enabled: gpurun gives the pods their devices" }}{{ end }}
-{{- if ne .Values.driverRoot "/" }}{{ fail "privileged: false needs driverRoot /: gpurun looks for the driver there" }}{{ end }}
+{{- if ne (.Values.driverRoot | default "/") "/" }}{{ fail "privileged: false needs driverRoot /: gpurun looks for the driver there" }}{{ end }}
 runtimeClassName: {{ .Values.runtimeClass.name }}
 {{- end }}
 {{- end }}
@@ -167,7 +184,8 @@ runtimeClassName: {{ .Values.runtimeClass.name }}
 - {name: dev, hostPath: {path: /dev, type: Directory}}
 {{- end }}
 
-{{- /* (list . "labels" "nodes" EXPRESSION): a policy that keeps a part to its own node; the expression is the node's name. */ -}}
+{{- /* (list . "labels" RULES EXPRESSION [MORE]): a policy that keeps a part to its own node; the expression is the node's
+name, MORE are validations besides. */ -}}
 {{- define "gpurun.ownNode" -}}
 {{- $ := index . 0 -}}
 {{- $name := printf "%s-%s-own-node" $.Release.Name (index . 1) -}}
@@ -195,6 +213,7 @@ spec:
     - expression: variables.caller == variables.node
       reason: Forbidden
       messageExpression: "'a pod on node ' + variables.caller + ' may not change what is of node ' + variables.node"
+    {{- if gt (len .) 4 }}{{ index . 4 | nindent 4 }}{{ end }}
 ---
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicyBinding
@@ -204,4 +223,22 @@ metadata:
 spec:
   policyName: {{ $name }}
   validationActions: [Deny]
+{{- end }}
+
+{{- /* Of a node, only labels of nvidia.com/ may be changed: no taint, no other label, no annotation. */ -}}
+{{- define "gpurun.onlyLabels" -}}
+- expression: >-
+    object.metadata.?labels.orValue({}).all(name, name.startsWith('nvidia.com/') ||
+    (name in oldObject.metadata.?labels.orValue({}) && oldObject.metadata.labels[name] == object.metadata.labels[name])) &&
+    oldObject.metadata.?labels.orValue({}).all(name, name.startsWith('nvidia.com/') ||
+    name in object.metadata.?labels.orValue({}))
+  reason: Forbidden
+  message: this service account may change labels of a node that begin with nvidia.com/, and no others
+- expression: >-
+    object.spec == oldObject.spec &&
+    object.metadata.?annotations.orValue({}) == oldObject.metadata.?annotations.orValue({}) &&
+    object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([]) &&
+    object.metadata.?ownerReferences.orValue([]) == oldObject.metadata.?ownerReferences.orValue([])
+  reason: Forbidden
+  message: this service account may change labels of a node, and nothing else of it
 {{- end }}

@@ -6,7 +6,7 @@ import os
 
 from gpurun.cli.table import GROUPS
 from gpurun.commands.groups import check_options
-from gpurun.commands.kubernetes_options import config_changes, host_of, interval, node_name, probed, until_signal
+from gpurun.commands.kubernetes_options import config_source, host_of, interval, probed, until_signal
 from gpurun.errors import UsageError
 from gpurun.invocation import Invocation
 from gpurun.kubernetes.extra import need
@@ -62,23 +62,16 @@ def _mps_daemon(invocation: Invocation, arguments: list[str]) -> int:
 
 
 def _device_plugin(invocation: Invocation) -> int:
-    from gpurun.kubernetes.config_source import LABEL, ConfigSource, NodeLabel
     from gpurun.kubernetes.device_plugin.manager import Manager, Places
 
     env = dict(os.environ)
-    label = None
-    path, directory = invocation.option("config-file", env.get("CONFIG_FILE", "")), invocation.option("config-dir")
-    if directory:
-        if path:
-            raise UsageError("--config-file and --config-dir exclude each other: name a file or a directory of files")
-        need("kubernetes")
-        from gpurun.kubernetes.api import connect
+    managers: list[Manager] = []  # none yet when a node's label is read for the first time
 
-        label = NodeLabel(connect(invocation.option("kubeconfig")), node_name(invocation), LABEL, lambda: manager.wake())
-        path = directory
-    source = ConfigSource(
-        path, env, config_changes(invocation), (lambda: label.value) if label else None, invocation.option("default-config")
-    )
+    def changed() -> None:
+        for one in managers:
+            one.wake()
+
+    source = config_source(invocation, env, changed)
     host = host_of(invocation, source().driver_root, source().dev_root)
     places = Places(
         kubelet_dir=invocation.option("kubelet-dir", Places().kubelet_dir),
@@ -87,6 +80,7 @@ def _device_plugin(invocation: Invocation) -> int:
     )
     with probed(invocation) as probes:
         manager = Manager(host, source, places, env, probes)
+        managers.append(manager)
         until_signal(manager.stop)
         manager.run()
     return 0

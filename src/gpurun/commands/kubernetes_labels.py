@@ -8,11 +8,10 @@ import time
 from math import inf
 
 from gpurun import log
-from gpurun.commands.kubernetes_options import config_changes, host_of, interval, node_name, probed, until_signal
+from gpurun.commands.kubernetes_options import config_source, host_of, interval, node_name, probed, until_signal
 from gpurun.errors import GpurunError, UsageError
 from gpurun.invocation import Invocation
 from gpurun.kubernetes.config import PluginConfig
-from gpurun.kubernetes.config_source import ConfigSource
 from gpurun.kubernetes.extra import need
 from gpurun.kubernetes.labels import FEATURES_FILE, labels_of, machine_type, patch_of, write_features
 from gpurun.kubernetes.node import read_node
@@ -32,13 +31,18 @@ def labels(invocation: Invocation) -> int:
             "--patch-node and --output-file exclude each other: label the node, or write a file for Node Feature Discovery"
         )
     output = output or env.get("GFD_OUTPUT_FILE", "") or FEATURES_FILE
-    source = ConfigSource(invocation.option("config-file", env.get("CONFIG_FILE", "")), env, config_changes(invocation))
+    stop, wake = threading.Event(), threading.Event()
+    source = config_source(invocation, env, wake.set)
     name = ""
     if patch:
         need("kubernetes")
         name = node_name(invocation)
-    stop = threading.Event()
-    until_signal(stop.set)
+
+    def end() -> None:
+        stop.set()
+        wake.set()
+
+    until_signal(end)
     given = interval(invocation, 0.0)
     every = given or _INTERVAL_S
     with probed(invocation) as probes:
@@ -58,8 +62,12 @@ def labels(invocation: Invocation) -> int:
                 probes.tell(str(e))
                 log.warning(str(e))
             probes.beat(every)
-            if invocation.flag("oneshot") or stop.wait(None if every == inf else every):
+            if invocation.flag("oneshot"):
                 break
+            wake.wait(None if every == inf else every)
+            if stop.is_set():
+                break
+            wake.clear()
     if not patch and not invocation.flag("oneshot") and output != "-" and os.path.isfile(output):
         os.unlink(output)  # as GPU feature discovery does: a node whose labels nobody keeps has none
     return 0

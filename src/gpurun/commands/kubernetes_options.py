@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from gpurun.commands.cdi_generate import hook_program
@@ -13,10 +13,12 @@ from gpurun.decimals import decimal
 from gpurun.errors import UsageError
 from gpurun.gpu.request.settings import roots_of, site_settings
 from gpurun.invocation import Invocation
+from gpurun.kubernetes.extra import need
 from gpurun.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpurun.kubernetes.config_source import ConfigSource
     from gpurun.kubernetes.probes import Probes
     from gpurun.kubernetes.specs import NodeHost
 
@@ -38,6 +40,30 @@ def config_changes(invocation: Invocation) -> dict[str, object]:
     if strategies:
         changes["list_strategies"] = tuple(strategies)
     return changes
+
+
+def config_source(invocation: Invocation, env: Mapping[str, str], changed: Callable[[], None]) -> ConfigSource:
+    """The configuration: ``--config-file``, or a file of ``--config-dir`` that a label of the node names.
+
+    *changed* is called when that label changes.  In a pod, which every node of a cluster has, a node without a GPU is no
+    error where nothing else is said.  Raises :class:`UsageError` for both options.
+    """
+    from gpurun.kubernetes.config import PluginConfig
+    from gpurun.kubernetes.config_source import LABEL, ConfigSource, NodeLabel
+
+    label = None
+    path, directory = invocation.option("config-file", env.get("CONFIG_FILE", "")), invocation.option("config-dir")
+    if directory:
+        if path:
+            raise UsageError("--config-file and --config-dir exclude each other: name a file or a directory of files")
+        need("kubernetes")
+        from gpurun.kubernetes.api import connect
+
+        label = NodeLabel(connect(invocation.option("kubeconfig")), node_name(invocation), LABEL, changed)
+        path = directory
+    base = PluginConfig(fail_on_init_error=not invocation.option("host-root"))
+    named = (lambda: label.value) if label else None
+    return ConfigSource(path, env, config_changes(invocation), named, invocation.option("default-config"), base)
 
 
 def host_of(invocation: Invocation, driver_root: str = "", dev_root: str = "") -> NodeHost:

@@ -61,6 +61,10 @@ class PluginConfig(Record):
     warnings: tuple[str, ...] = ()
 
 
+#: What nobody has configured.
+DEFAULT = PluginConfig()
+
+
 def resource_part(profile: str) -> str:
     """*profile* as a part of a resource's name: ``1g.10gb+me`` is ``1g.10gb.me``."""
     return profile.replace("+", ".")

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BeforeValidator, Field
 
 from gpurun.errors import ConfigError, GpurunError
-from gpurun.kubernetes.config import MPS, PREFIX, TIME_SLICING, PluginConfig, Replicated, Sharing
+from gpurun.kubernetes.config import DEFAULT, MPS, PREFIX, TIME_SLICING, PluginConfig, Replicated, Sharing
 from gpurun.kubernetes.models import Absent, Table, read, unknown_keys
 from gpurun.record import replace
 
@@ -200,8 +200,11 @@ _GFD = {
 }
 
 
-def parse(text: str, where: str) -> PluginConfig:
-    """The configuration in *text*, YAML or JSON, of the file *where*.  Raises :class:`ConfigError` naming the key."""
+def parse(text: str, where: str, base: PluginConfig = DEFAULT) -> PluginConfig:
+    """The configuration in *text*, YAML or JSON, of the file *where*; *base* for what it does not say.
+
+    Raises :class:`ConfigError` naming the key.
+    """
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as e:
@@ -219,9 +222,9 @@ def parse(text: str, where: str) -> PluginConfig:
     if any(top.resources.get(kind) for kind in ("gpus", "migs", "mig")):
         warnings.append("resources: resources cannot be named, as in NVIDIA's plugin; this is ignored")
     sharing = _sharing(top.sharing, f"{where}: sharing", warnings)
-    return PluginConfig(
-        **values, imex_channels=tuple(top.imex.channelIDs or ()), imex_required=bool(top.imex.required), sharing=sharing,
-        warnings=tuple(warnings),
+    return replace(
+        base, **values, imex_channels=tuple(top.imex.channelIDs or ()), imex_required=bool(top.imex.required),
+        sharing=sharing, warnings=tuple(warnings),
     )  # fmt: skip
 
 

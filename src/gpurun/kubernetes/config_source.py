@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from gpurun import log
 from gpurun.errors import ConfigError, GpurunError, strerror_lower
-from gpurun.kubernetes.config import PluginConfig
+from gpurun.kubernetes.config import DEFAULT, PluginConfig
 from gpurun.kubernetes.config_file import checked, from_environment, parse
 from gpurun.record import replace
 
@@ -20,15 +20,16 @@ class ConfigSource:
     """Call it for the configuration of now.
 
     *path* is the file (empty: none), or with *label* the directory in which the label's value is the name of one; *default*
-    is the name where the node has no label.  *changes* are fields that the command line sets.  A file that has become wrong
-    is said, and what was good before goes on.
+    is the name where the node has no label.  *changes* are fields that the command line sets, *base* is what neither it nor
+    the file nor a variable does.  A file that has become wrong is said, and what was good before goes on.
     """
 
     def __init__(
         self, path: str, env: Mapping[str, str], changes: Mapping[str, object], label: Callable[[], str] | None = None,
-        default: str = "",
+        default: str = "", base: PluginConfig = DEFAULT,
     ) -> None:  # fmt: skip
         self._path, self._env, self._changes, self._label, self._default = path, env, changes, label, default
+        self._base = base
         self._good: PluginConfig | None = None
         self._read: tuple[str, bytes] | None = None
 
@@ -67,7 +68,7 @@ class ConfigSource:
 
     def _made(self, path: str, text: bytes) -> PluginConfig:
         try:
-            made = parse(text.decode(), path) if path else PluginConfig()
+            made = parse(text.decode(), path, self._base) if path else self._base
         except UnicodeDecodeError:
             raise ConfigError(path, "is not UTF-8 text") from None
         made = from_environment(made, self._env)

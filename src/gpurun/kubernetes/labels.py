@@ -17,7 +17,7 @@ from gpurun.output import write_document
 #: Where Node Feature Discovery looks for files of labels.
 FEATURES_FILE = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
 #: Prefixes of labels that are ours to take away when they are not true any more.
-OWN = (f"{PREFIX}/gpu.", f"{PREFIX}/cuda.", f"{PREFIX}/mig.", f"{PREFIX}/mig-", f"{PREFIX}/gfd.", f"{PREFIX}/mps.")
+OWN = tuple([f"{PREFIX}/{word}" for word in ("gpu.", "cuda.", "mig.", "mig-", "gfd.", "mps.", "vgpu.")])
 _NOT_OURS = (f"{PREFIX}/gpu.present", f"{PREFIX}/gpu.deploy.", f"{PREFIX}/mig.config")
 #: Names of the parts of a MIG device (NVML's) → the label's last word.
 _PARTS = {
@@ -51,7 +51,11 @@ def labels_of(node: NodeGpus, config: PluginConfig, machine: str, timestamp: int
     found[f"{PREFIX}/gpu.mode"] = _mode(node)
     for gpu in sorted(node.gpus, key=lambda gpu: not gpu.mig_enabled):  # whole GPUs have the last word
         count = sum(1 for other in node.gpus if other.model == gpu.model)
-        found |= _gpu(gpu, count, None if gpu.mig_enabled and config.mig_strategy != "none" else config)
+        found |= _gpu(gpu, count, None if gpu.mig_enabled else config)
+    cliques = {gpu.clique for gpu in node.gpus if gpu.clique}
+    if len(cliques) == 1:  # a node whose GPUs are in several is in none
+        found[f"{PREFIX}/gpu.clique"] = cliques.pop()
+    found |= _vgpu(node)
     if config.mig_strategy != "none":
         found[f"{PREFIX}/mig.strategy"] = config.mig_strategy
         found |= _single(node, config) if config.mig_strategy == "single" else _mixed(node, config)
@@ -73,6 +77,16 @@ def _versions(node: NodeGpus) -> dict[str, str]:
             found[f"{PREFIX}/cuda.runtime-version.{name}"] = text
         found[f"{PREFIX}/cuda.runtime-version.full"] = node.cuda
     return found
+
+
+def _vgpu(node: NodeGpus) -> dict[str, str]:
+    """That GPUs are virtual ones, and the driver of the hypervisor that has made them."""
+    virtual = [gpu.hypervisor for gpu in node.gpus if gpu.hypervisor is not None]
+    if not virtual:
+        return {}
+    version, branch = virtual[-1]
+    told = {"host-driver-version": version, "host-driver-branch": branch}
+    return {f"{PREFIX}/vgpu.present": "true"} | {f"{PREFIX}/vgpu.{name}": value(text) for name, text in told.items() if text}
 
 
 def _gpu(gpu: NodeGpu, count: int, config: PluginConfig | None) -> dict[str, str]:

@@ -13,8 +13,9 @@ from gpurun.errors import GpuError
 from gpurun.gpu.host.driver import module_version
 from gpurun.gpu.host.gpus import Gpu, read_gpus
 from gpurun.gpu.host.nvml import DETAILS, find_nvml, query
-from gpurun.gpu.host.reads import read_text
+from gpurun.gpu.host.reads import read_bytes, read_text
 from gpurun.gpu.host.roots import Roots, bus_order
+from gpurun.gpu.host.vgpu import CONFIG_SPACE, hypervisor_driver
 from gpurun.record import Record
 
 
@@ -42,7 +43,9 @@ class NodeGpu(Record):
 
     *peers* are the bus ids of other GPUs with how near they are (a greater number is nearer: :func:`nearness`); *present*
     is false when the device node is gone, *problem* what NVML says is wrong with the GPU, *recovery* what the driver says
-    that it needs (``none``; empty: it does not say).  *pci_class* is sysfs's number.
+    that it needs (``none``; empty: it does not say).  *pci_class* is sysfs's number.  *clique* is the NVLink domain over
+    several nodes, as ``UUID.number`` (empty: none); *hypervisor* the version and branch of the driver that has made a
+    virtual GPU, None for one that is no virtual one.
     """
 
     index: int
@@ -65,6 +68,8 @@ class NodeGpu(Record):
     present: bool = True
     problem: str = ""
     recovery: str = ""
+    clique: str = ""
+    hypervisor: tuple[str, str] | None = None
 
 
 class NodeGpus(Record):
@@ -139,6 +144,8 @@ def _gpu(roots: Roots, gpu: Gpu, told: dict[str, Any], problem: str) -> NodeGpu:
         present=gpu.node.exists,
         problem=problem,
         recovery=str(told.get("recoveryAction") or ""),
+        clique=str(told.get("clique") or ""),
+        hypervisor=hypervisor_driver(read_bytes(f"{pci}/config", CONFIG_SPACE) or b""),
     )
 
 

@@ -210,6 +210,7 @@ def test_structures_are_those_of_nvidias_own_bindings() -> None:
         (nvml_library.AddressingMode, pynvml.c_nvmlDeviceAddressingMode_t),
         (nvml_details.GpuInstanceInfo, pynvml.c_nvmlGpuInstanceInfo_t),
         (nvml_details.FieldValue, pynvml.c_nvmlFieldValue_t),
+        (nvml_details.FabricInfo, pynvml.c_nvmlGpuFabricInfo_t),
         (nvml_events.EventData, pynvml.c_nvmlEventData_t),
     ):
         assert ctypes.sizeof(ours) == ctypes.sizeof(theirs)

@@ -6,7 +6,7 @@ plugin and node labels, and the metrics.  No container's creation asks for it.
 
 from __future__ import annotations
 
-from ctypes import Structure, Union, byref, c_double, c_int, c_longlong, c_uint, c_ulong, c_ulonglong, c_void_p
+from ctypes import Structure, Union, byref, c_double, c_int, c_longlong, c_ubyte, c_uint, c_ulong, c_ulonglong, c_void_p
 
 from gpurun.gpu.host.nvml_library import SUCCESS, DeviceAttributes, Nvml, PciInfo, describe, memory_of
 
@@ -21,6 +21,8 @@ _TEMPERATURE_GPU = 0
 TOPOLOGY = {0: "internal", 10: "single", 20: "multiple", 30: "hostbridge", 40: "node", 50: "system"}
 #: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, NVML_FI_DEV_MEMORY_TEMP
 FIELD_RECOVERY_ACTION, FIELD_MEMORY_TEMPERATURE = 230, 82
+#: NVML_GPU_FABRIC_STATE_COMPLETED
+_FABRIC_COMPLETED = 3
 #: ``nvmlGpuRecoveryAction_t``
 RECOVERY_ACTIONS = {0: "none", 1: "reset", 2: "reboot", 3: "drain p2p", 4: "drain and reset"}
 
@@ -55,8 +57,14 @@ class FieldValue(Structure):
     ]  # fmt: skip
 
 
+class FabricInfo(Structure):
+    """``nvmlGpuFabricInfo_t``: the NVLink domain of a GPU that is joined with those of other nodes."""
+
+    _fields_ = [("clusterUuid", c_ubyte * 16), ("status", c_uint), ("cliqueId", c_uint), ("state", c_ubyte)]
+
+
 def details(nvml: Nvml) -> dict[str, Any]:
-    """:func:`describe` with ``memoryTotal`` (bytes), ``links``, ``topology`` and ``recoveryAction`` of each GPU.
+    """:func:`describe` with ``memoryTotal`` (bytes), ``links``, ``topology``, ``recoveryAction`` and ``clique`` of each GPU.
 
     ``links`` counts active NVLinks by the bus id of the other end (a GPU or an NVSwitch), ``topology`` says how PCI
     connects it with each other GPU (bus id → a word of :data:`TOPOLOGY`).  MIG devices have ``memoryTotal``,
@@ -73,6 +81,7 @@ def details(nvml: Nvml) -> dict[str, Any]:
         others = [(other["busId"], handles.get(other["index"])) for other in answer["gpus"] if other is not gpu]
         gpu["topology"] = {bus: how for bus, other in others if bus and other and (how := _ancestor(nvml, device, other))}
         gpu["recoveryAction"] = _recovery(nvml, device)
+        gpu["clique"] = _clique(nvml, device)
         for mig in gpu["migDevices"]:
             _add_mig(nvml, device, mig)
     return answer
@@ -129,6 +138,18 @@ def add_health(nvml: Nvml, answer: dict[str, Any]) -> None:
 def _recovery(nvml: Nvml, device: c_void_p) -> str | None:
     action = field(nvml, device, FIELD_RECOVERY_ACTION)
     return None if action is None else RECOVERY_ACTIONS.get(action, str(action))
+
+
+def _clique(nvml: Nvml, device: c_void_p) -> str | None:
+    """The NVLink domain over several nodes, ``UUID.number``; None for a GPU that has joined none."""
+    info = FabricInfo()
+    if nvml.call("nvmlDeviceGetGpuFabricInfo", device, byref(info)) != SUCCESS:
+        return None
+    digits = bytes(info.clusterUuid).hex()
+    if info.state != _FABRIC_COMPLETED or info.status != SUCCESS or not digits.strip("0"):
+        return None
+    parts = digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]
+    return f"{'-'.join(parts)}.{info.cliqueId}"
 
 
 def field(nvml: Nvml, device: c_void_p, number: int) -> int | None:
