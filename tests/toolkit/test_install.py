@@ -285,3 +285,51 @@ def test_notes_that_cannot_be_read_stop_nobody(host: Host) -> None:
         path.write_text(text, errors="surrogateescape")
         call("uninstall", "docker")
         assert not host.daemon_json.exists()
+
+
+@pytest.fixture
+def user(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """The same host for a user whose clients are their own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    (host.bin / "systemctl").write_text(
+        SYSTEMCTL.replace('case "$1" in', '[ "$1" = --user ] || exit 1; shift; case "$1" in')
+    )
+    return host
+
+
+def test_the_podman_of_a_user(user: Host, tmp_path: Path) -> None:
+    """Root's lists of runtimes count for users too, and what is written is the user's file alone."""
+    mine = tmp_path / "config/containers/containers.conf.d/gpurun.conf"
+    call("install", "podman", "--user")
+    assert str(user.program) in mine.read_text()
+    assert [path for path in user.etc.rglob("*") if path.is_file()] == [] and user.links() == [] and user.asked() == []
+    call("uninstall", "podman", "--user")
+    assert not mine.exists() and noted() == []
+
+
+def test_the_docker_of_a_user(user: Host, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "config/docker/daemon.json"
+    call("install", "docker", "--user")
+    assert json.loads(mine.read_text())["runtimes"]["gpurun"]["path"] == str(user.program) and user.links() == []
+    assert "docker reads it after: systemctl --user reload docker" in capfd.readouterr().err
+    call("uninstall", "docker", "--user", "--restart")
+    assert user.asked() == ["reload docker"] and not mine.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("containerd", "--user"), "--user is for docker and podman, not for containerd"),
+        (("podman", "--user", "--config=/x"), "--user and --config exclude each other"),
+    ],
+)
+def test_what_user_is_not_for(user: Host, words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        call("install", *words)
+
+
+def test_root_has_the_hosts_clients(host: Host) -> None:
+    with pytest.raises(UsageError, match="--user is for the user whose client it is"):
+        call("install", "docker", "--user")

@@ -88,6 +88,7 @@ _CLIENT = (
     ("name", "", "text", "the name of the runtime (default: gpurun)"),
     ("path", "", "file", "the program that the client is to call (default: this one)"),
     ("config", "", "file", "the client's configuration (default: the usual file in /etc)"),
+    ("user", "", "switch", "docker, podman: the configuration of the user who calls (rootless), in ~/.config"),
 )
 #: Of each command whose answer is for people and for programs; Invocation.form says which is meant.
 _JSON = ("json", "", "switch", "the same as --format json")

@@ -28,6 +28,8 @@ FILES = {
     "podman": "/etc/containers/containers.conf",
     "crio": "/etc/crio/crio.conf",
 }
+#: Of a user's own client, below ~/.config.
+USER_FILES = {"docker": "docker/daemon.json", "podman": "containers/containers.conf"}
 DROP_INS = {"containerd": "conf.d/gpurun.toml", "podman": "containers.conf.d/gpurun.conf", "crio": "crio.conf.d/gpurun.conf"}
 #: The lists of runtimes that Podman has built in, by their keys in containers.conf(5).
 _PODMANS = {
@@ -51,6 +53,14 @@ class Setup(Record):
     def file(self) -> str:
         """The configuration file that is written: the one that was named, or the client's own."""
         return self.path or FILES[self.client]
+
+
+def user_file(client: str) -> str:
+    """The configuration file of the *client* of the user who calls; raises :class:`UsageError` for a client of root's."""
+    if client not in USER_FILES:
+        raise UsageError(f"--user is for {' and '.join(sorted(USER_FILES))}, not for {client}: leave it out")
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return f"{os.path.abspath(config)}/{USER_FILES[client]}"
 
 
 def client_of_kubernetes() -> str:
@@ -259,6 +269,8 @@ def _beside(path: str, client: str) -> str:
 def _podman_lists(path: str, own: str) -> dict[str, tuple[str, ...]]:
     """Podman's lists of runtimes, by their keys, without what the file *own* says."""
     files = [_PODMAN_FILES[0], path, *sorted(glob.glob(f"{os.path.dirname(own)}/*.conf"))]
+    if os.geteuid():  # the host's files count for users too
+        files[1:1] = [_PODMAN_FILES[1], *sorted(glob.glob(f"{_PODMAN_FILES[1]}.d/*.conf"))]
     lists = dict(_PODMANS)
     for key in lists:
         for file in files:

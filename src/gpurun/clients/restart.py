@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from gpurun.clients import files
 from gpurun.errors import ConfigError, GpurunError, UsageError
+from gpurun.paths import runtime_directory
 
 RESTART, RELOAD = "restart", "reload"
 _DOCKER_PID = "/run/docker.pid"
@@ -31,7 +32,7 @@ def command(client: str, whole: bool, asked: str = "") -> tuple[str, ...]:
     if client == "podman":
         return ()
     reload = client == "docker" and (not whole or asked == RELOAD)
-    return ("systemctl", "reload" if reload else "restart", client)
+    return (*_systemctl(), "reload" if reload else "restart", client)
 
 
 def consequences(words: tuple[str, ...]) -> str:
@@ -63,7 +64,7 @@ def run(words: tuple[str, ...]) -> str:
     """Run the command *words*, and return what has been done.  Raises :class:`GpurunError`."""
     action, client = words[-2:]
     if action == RELOAD and not _runs(client):
-        return f"{client} does not run; it reads its configuration when it starts: systemctl start {client}"
+        return f"{client} does not run; it reads its configuration when it starts: {' '.join(_systemctl())} start {client}"
     if not _systemd():  # a reload, as :func:`check` has seen to
         os.kill(_docker_pid(), signal.SIGHUP)
         return "done: SIGHUP to dockerd"
@@ -80,9 +81,14 @@ def run(words: tuple[str, ...]) -> str:
 
 def has_read(client: str, since_ns: int) -> bool:
     """Whether systemd has started *client* after *since_ns* (CLOCK_MONOTONIC); False where nobody knows."""
-    show = ("systemctl", "show", "--value", "-p", "ExecMainStartTimestampMonotonic", client)
+    show = (*_systemctl(), "show", "--value", "-p", "ExecMainStartTimestampMonotonic", client)
     text = (_output(show) or "").strip() if _systemd() else ""
     return text.isdecimal() and text.isascii() and int(text) * 1000 > since_ns
+
+
+def _systemctl() -> tuple[str, ...]:
+    """Whose clients are meant: root's are the system's services, a user's are the user's."""
+    return ("systemctl", "--user") if os.geteuid() else ("systemctl",)
 
 
 def _systemd() -> bool:
@@ -91,14 +97,14 @@ def _systemd() -> bool:
 
 def _runs(client: str) -> bool:
     if _systemd():
-        return _output(("systemctl", "is-active", "--quiet", client)) is not None
+        return _output((*_systemctl(), "is-active", "--quiet", client)) is not None
     return client != "docker" or _docker_pid() > 0
 
 
 def _docker_pid() -> int:
     """The process that dockerd's pid file names, if that is dockerd; else 0."""
     with suppress(OSError, ConfigError):
-        text = (files.read(_DOCKER_PID) or "").strip()
+        text = (files.read(f"{_run()}/docker.pid" if os.geteuid() else _DOCKER_PID) or "").strip()
         if (
             text.isdecimal()
             and text.isascii()
@@ -110,7 +116,12 @@ def _docker_pid() -> int:
 
 
 def _docker(*words: str) -> str | None:
-    return _output(("docker", "--host", "unix:///run/docker.sock", *words))
+    return _output(("docker", "--host", f"unix://{_run()}/docker.sock", *words))
+
+
+def _run() -> str:
+    """Where dockerd has its socket and its pid file."""
+    return runtime_directory(os.environ.get("XDG_RUNTIME_DIR", ""), os.geteuid()) if os.geteuid() else "/run"
 
 
 def _output(words: tuple[str, ...]) -> str | None:

@@ -16,6 +16,7 @@ from gpurun.clients.files import Change
 from gpurun.clients.install import (
     CLIENTS,
     KUBERNETES,
+    USER_FILES,
     Setup,
     binary_of,
     callers,
@@ -24,6 +25,7 @@ from gpurun.clients.install import (
     plan_install,
     plan_uninstall,
     runtime_class,
+    user_file,
 )
 from gpurun.clients.toml_files import RuntimeEntry
 from gpurun.errors import GpurunError, UsageError, oserror_text
@@ -47,7 +49,7 @@ def install(invocation: Invocation) -> int:
         return 0
     what, setup = _setup(invocation)
     asked = _asked(invocation, {setup.client})
-    no_names = invocation.flag("no-names") or setup.client not in _ASK_FOR_GPUS
+    no_names = invocation.flag("no-names") or invocation.flag("user") or setup.client not in _ASK_FOR_GPUS
     with ledger.alone():
         changes = plan_install(setup)
         names = "" if no_names else _missing_names()
@@ -102,7 +104,7 @@ def uninstall(invocation: Invocation) -> int:
         if what == KUBERNETES:
             _say(f"in the cluster: kubectl delete runtimeclass {setup.entry.name}")
         return 0
-    if given := [name for name in ("name", "path", "config", "drop-in") if invocation.option(name)]:
+    if given := [name for name in ("name", "path", "config", "drop-in", "user") if name in invocation.options]:
         raise UsageError(f"uninstall all: --{given[0]} is for one client")
     program = own_path()
     noted = [entry for entry in ledger.entries() if entry.program == program]
@@ -197,7 +199,14 @@ def _setup(invocation: Invocation) -> tuple[str, Setup]:
         raise UsageError(f'--path="{binary}" is not an absolute path')
     client = client_of_kubernetes() if what == KUBERNETES else what
     entry = RuntimeEntry(name, binary, invocation.flag("default"), invocation.flag("cdi"))
-    return what, Setup(client, entry, invocation.option("config"), invocation.option("drop-in"))
+    config = invocation.option("config")
+    if invocation.flag("user"):
+        if config:
+            raise UsageError("--user and --config exclude each other: --user means the usual file of the user")
+        if os.geteuid() == 0:
+            raise UsageError("--user is for the user whose client it is: call it as that user")
+        config = user_file(client)
+    return what, Setup(client, entry, config, invocation.option("drop-in"))
 
 
 def _show(changes: tuple[Change, ...]) -> None:
@@ -210,7 +219,8 @@ def _apply(setup: Setup, changes: tuple[Change, ...]) -> None:
     try:
         apply_all(setup, changes)
     except PermissionError as e:
-        raise GpurunError(f"{oserror_text(e)}: run it as root, or with --dry-run to see what it would change") from None
+        own = ", with --user for a client of your own" if os.geteuid() and setup.client in USER_FILES else ""
+        raise GpurunError(f"{oserror_text(e)}: run it as root{own}, or with --dry-run to see what it would change") from None
     for change in changes:
         kept = f" (before: {change.path}{files.KEPT})" if os.path.exists(change.path + files.KEPT) else ""
         _say(f"{change.path} is gone" if change.text is None else f"wrote {change.path}{kept}")
@@ -248,7 +258,7 @@ def _restart(client: str, whole: bool, asked: str) -> bool:
         _say(f"{' '.join(command)}: {ends}")
     _say(restart.run(command))
     if later:
-        _say(f"{later}: systemctl restart docker")
+        _say(f"{later}: {' '.join(restart.command('docker', True))}")
     return not later
 
 
