@@ -47,7 +47,7 @@ GLOBALS: tuple[OptionRow, ...] = (
 GROUPS: dict[str, tuple[str, ...]] = {
     "gpu": ("list", "leases", "lease", "attach", "detach", "doctor", "explain"),
     "cdi": ("generate", "refresh", "list", "validate", "transform"),
-    "kubernetes": ("device-plugin", "dra-driver", "labels", "install-node", "uninstall-node", "manifests"),
+    "kubernetes": ("device-plugin", "dra-driver", "labels", "install-node", "uninstall-node", "explain", "manifests"),
 }
 
 _BUNDLE = ("bundle", "b", "dir", "the bundle: the directory with config.json (default: the current one)")
@@ -382,7 +382,7 @@ COMMANDS: dict[str, CommandRow] = {
         ),
     },
     "kubernetes": {
-        "arguments": "device-plugin|dra-driver|labels|install-node|uninstall-node",
+        "arguments": "device-plugin|dra-driver|labels|install-node|uninstall-node|explain POD|manifests",
         "count": (1, -1), "handler": "gpurun.commands.kubernetes:kubernetes",
         "help":
             "give a Kubernetes cluster the GPUs of this node, as a device plugin, by dynamic resource allocation, as "
@@ -420,7 +420,7 @@ COMMANDS: dict[str, CommandRow] = {
             ("default-runtime", "", "switch", "install-node: make it the engine's default runtime"),
             ("no-cdi", "", "switch", "install-node: do not have containerd take CDI devices"),
             ("values", "", "texts", "manifests: a file of values for the chart, - is stdin"),
-            ("namespace", "", "text", "manifests: where gpurun's pods are to be (gpurun)"),
+            ("namespace", "", "text", "manifests, explain: of gpurun's pods (gpurun), or of the pod (default)"),
             ("kube-version", "", "text", "manifests: the version of Kubernetes that they are for (1.36.0)"),
             ("program", "", "file", "install-node: the gpurun to put there (default: this one)"),
             ("on-exit", "", "text", "install-node: remove, keep or ask (whether the DaemonSet goes on)"),

@@ -42,6 +42,7 @@ BELOW: dict[str, dict[str, tuple[str, str]]] = {
         "labels": ("", "say in labels of the node which GPUs it has"),
         "install-node": ("", "put gpurun on the node whose root --host-root is, and take it away again at the end"),
         "uninstall-node": ("", "take away from the node everything that gpurun has put there"),
+        "explain": ("POD", "say why a pod is Pending: who has the GPUs, and what excludes which"),
         "manifests": ("", "print what brings gpurun onto a cluster, for `kubectl apply -f -`"),
     },
 }
@@ -133,6 +134,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "kubernetes dra-driver": ("gpurun kubernetes dra-driver --node-name node-1",),
     "metrics": ("gpurun metrics --once", "gpurun metrics --listen :9400"),
+    "kubernetes explain": ("gpurun kubernetes explain train-0", "gpurun kubernetes explain team-a/train-0"),
     "kubernetes manifests": (
         "gpurun kubernetes manifests",
         "# with values of the chart, without helm",

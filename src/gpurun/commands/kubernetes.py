@@ -20,7 +20,7 @@ def kubernetes(invocation: Invocation) -> int:
     what, *rest = invocation.args
     if what == "mps-daemon":
         return _mps_daemon(invocation, rest)
-    if what not in GROUPS["kubernetes"] or rest:
+    if what not in GROUPS["kubernetes"] or (rest and what != "explain"):
         known = f"{', '.join(GROUPS['kubernetes'][:-1])} or {GROUPS['kubernetes'][-1]}"
         raise UsageError(f'kubernetes: no such command "{" ".join(invocation.args)}", use {known}')
     check_options(invocation)
@@ -40,6 +40,11 @@ def kubernetes(invocation: Invocation) -> int:
         from gpurun.commands.kubernetes_install import uninstall_node
 
         return uninstall_node(invocation)
+    if what == "explain":
+        need("kubernetes")
+        from gpurun.commands.kubernetes_explain import explain
+
+        return explain(invocation, rest)
     if what == "manifests":
         from gpurun.commands.kubernetes_manifests import manifests
 

@@ -68,6 +68,17 @@ class Api:
         found: Object = self._plain(_called(f"get node {name}", self._core.read_node, name))
         return found
 
+    def pod(self, namespace: str, name: str) -> Object:
+        """The pod *name* of *namespace*."""
+        found: Object = self._plain(_called(f"get pod {namespace}/{name}", self._core.read_namespaced_pod, name, namespace))
+        return found
+
+    def list_core(self, kind: str) -> list[Object]:
+        """All objects of the *kind* ``node`` or ``pod``."""
+        call = self._core.list_node if kind == "node" else self._core.list_pod_for_all_namespaces
+        found: list[Object] = self._plain(_called(f"list {kind}s", call).items)
+        return found
+
     def label_node(self, name: str, labels: dict[str, str | None]) -> None:
         """Set *labels* of the node *name*; None takes one away."""
         _called(f"label node {name}", self._core.patch_node, name, {"metadata": {"labels": labels}})

@@ -1,0 +1,121 @@
+"""What the claims of a pod ask for, which devices there are, who has them, and which selector excludes what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpurun.kubernetes.pending.nodes import name_of, refusals
+from gpurun.kubernetes.pending.selectors import excluded_by
+
+Object = Mapping[str, Any]
+Key = tuple[str, str, str]  # (driver, pool, device)
+
+
+def claim_lines(
+    pod: Object, nodes: Sequence[Object], claims: Sequence[Object], classes: Sequence[Object], slices: Sequence[Object]
+) -> list[str]:
+    """For each claim of *pod* what becomes of it, device by device."""
+    known = {name_of(claim): claim for claim in claims}
+    holders = _holders(claims)
+    lines = []
+    for entry in (pod.get("spec") or {}).get("resourceClaims") or ():
+        name = _claim_name(pod, entry)
+        claim = known.get(name)
+        if claim is None:
+            template = entry.get("resourceClaimTemplateName")
+            why = f"it has not been made of the template {template} yet" if template else "there is none of that name"
+            lines.append(f"claim {name or entry.get('name')}: {why}")
+            continue
+        results = _results(claim)
+        if results:
+            got = ", ".join([f"{r.get('pool')}/{r.get('device')}" for r in results])
+            lines.append(f"claim {name}: is allocated ({got}), the pod waits for something else")
+            continue
+        for request in ((claim.get("spec") or {}).get("devices") or {}).get("requests") or ():
+            for one in request.get("firstAvailable") or [request.get("exactly") or request]:
+                lines += _request_lines(name, request, one, pod, nodes, classes, slices, holders)
+    return lines
+
+
+def _claim_name(pod: Object, entry: Object) -> str:
+    """``namespace/name`` of the claim that is meant; empty when it is not known yet."""
+    made = (pod.get("status") or {}).get("resourceClaimStatuses") or ()
+    given = next((one.get("resourceClaimName") for one in made if one.get("name") == entry.get("name")), None)
+    name = entry.get("resourceClaimName") or given
+    return f"{pod['metadata'].get('namespace') or 'default'}/{name}" if name else ""
+
+
+def _results(claim: Object) -> list[Object]:
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    return list((allocation.get("devices") or {}).get("results") or ())
+
+
+def _holders(claims: Sequence[Object]) -> dict[Key, str]:
+    """Device → who has it; admin access takes nothing from others."""
+    found: dict[Key, str] = {}
+    for claim in claims:
+        pods = [str(one.get("name")) for one in (claim.get("status") or {}).get("reservedFor") or ()]
+        for result in _results(claim):
+            if not result.get("adminAccess"):
+                key = str(result.get("driver")), str(result.get("pool")), str(result.get("device"))
+                found[key] = f"claim {name_of(claim)}" + (f" (pod {', '.join(pods)})" if pods else " (no pod)")
+    return found
+
+
+def _request_lines(
+    claim: str, request: Object, wanted: Object, pod: Object, nodes: Sequence[Object], classes: Sequence[Object],
+    slices: Sequence[Object], holders: Mapping[Key, str],
+) -> list[str]:  # fmt: skip
+    cls = str(wanted.get("deviceClassName"))
+    kind = next((one for one in classes if one["metadata"]["name"] == cls), None)
+    count = "all" if wanted.get("allocationMode") == "All" else str(wanted.get("count", 1))
+    head = f"claim {claim}, request {request.get('name')}: {count} of class {cls}"
+    if kind is None:
+        return [f"{head}: there is no such DeviceClass"]
+    selectors = [("class", one) for one in (kind.get("spec") or {}).get("selectors") or ()]
+    selectors += [("claim", one) for one in wanted.get("selectors") or ()]
+    lines = [head]
+    for place in _newest(slices):
+        for device in place["spec"].get("devices") or ():
+            why = _why_not(place["spec"], device, selectors, pod, nodes, {} if wanted.get("adminAccess") else holders)
+            lines.append(f"  {place['spec']['pool']['name']}/{device['name']}: {why}")
+    return lines if len(lines) > 1 else [f"{head}: no node publishes any device"]
+
+
+def _newest(slices: Sequence[Object]) -> list[Object]:
+    """The slices of the newest generation of each pool, in order."""
+    newest: dict[tuple[str, str], int] = {}
+    for one in slices:
+        key = str(one["spec"].get("driver")), str(one["spec"]["pool"]["name"])
+        newest[key] = max(newest.get(key, 0), int(one["spec"]["pool"].get("generation", 0)))
+    kept = [
+        one for one in slices
+        if int(one["spec"]["pool"].get("generation", 0))
+        == newest[str(one["spec"].get("driver")), str(one["spec"]["pool"]["name"])]
+    ]  # fmt: skip
+    return sorted(kept, key=lambda one: (str(one["spec"]["pool"]["name"]), str(one["metadata"]["name"])))
+
+
+def _why_not(
+    place: Object, device: Object, selectors: Sequence[tuple[str, Object]], pod: Object, nodes: Sequence[Object],
+    holders: Mapping[Key, str],
+) -> str:  # fmt: skip
+    """Why the pod does not get *device*."""
+    driver = str(place.get("driver"))
+    inner = device.get("basic") or device  # v1beta1 has it one level deeper
+    unknown = []
+    for whose, selector in selectors:
+        expression = str((selector.get("cel") or {}).get("expression") or "")
+        why = excluded_by(expression, driver, inner)
+        if why:
+            return f"the selector of the {whose} excludes it ({why}): {expression}"
+        if why is None:
+            unknown.append(f"; whether the selector of the {whose} lets it pass is not known here: {expression}")
+    holder = holders.get((driver, str(place["pool"]["name"]), str(device["name"])))
+    if holder:
+        return f"{holder} has it"
+    node = next((one for one in nodes if one["metadata"]["name"] == place.get("nodeName")), None)
+    reasons = refusals(pod, node) if node is not None else []
+    taints = [f"the taint {one.get('key')}:{one.get('effect')} is on the device" for one in inner.get("taints") or ()]
+    return f"{'; '.join([*reasons, *taints]) or 'it is free'}{''.join(unknown)}"
