@@ -1,5 +1,5 @@
 """CVE-2019-5736: a container overwrites the program that the host runs for it.  gpurun's is an interpreter, its shared
-library, the one-file launcher and the compiled front: each is a door, and each is tried by all roads."""
+library, the one-file launcher and the compiled front: each is a door, and each is tried in every way."""
 
 from __future__ import annotations
 

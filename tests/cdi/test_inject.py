@@ -205,7 +205,7 @@ def test_a_container_without_edits_keeps_its_config() -> None:
     assert merge_into_config(config, ContainerEdits()) == (config, ContainerEdits())
 
 
-# Requests, by the whole road from a container's environment.
+# Requests, all the way from a container's environment.
 
 
 def test_two_edits_together_have_nothing_twice() -> None:

@@ -1,6 +1,6 @@
 """containerd's event of an out-of-memory kill is not lost where the container is deleted at once.
 
-The event goes from the shim's inotify(7) reader to the daemon on another road than the container's end
+The event goes from the shim's inotify(7) reader to the daemon by another way than the container's end
 (src/gpurun/cgroup/oom_watch.py).  Containers here have cgroups of gpurun's own: systemd takes a scope away with its last
 process, whatever the runtime does (tests/systemd/test_docker.py has one of those).
 

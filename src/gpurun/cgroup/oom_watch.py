@@ -2,7 +2,7 @@
 
 A shim of containerd hears of an out-of-memory kill by an inotify(7) watch on memory.events, and reads the file when it is
 woken.  The kernel wakes it at most once in ten milliseconds and holds back what happens meanwhile; a cgroup that is removed
-takes along both what was held back and the file.  The shim then tells its daemon, on another road than the one by which the
+takes along both what was held back and the file.  The shim then tells its daemon, by another way than the one by which the
 daemon hears that the container has ended and calls us.  If we are the first to be done, Docker and Kubernetes show a plain
 137 where it should be OOMKilled, and the kubelet keeps what it has seen first.
 

@@ -31,7 +31,7 @@ from gpurun.linux.fs import (
     openat2,
 )
 from gpurun.ns.devices import is_there, make_device, open_node
-from gpurun.ns.mount import attach, bind_fd, private_copy
+from gpurun.ns.mount import attach, private_copy
 from gpurun.ns.options import parse_options
 from gpurun.ns.outside import refuse_outside
 from gpurun.ns.path import join, open_in_root, path_in_root
@@ -329,7 +329,9 @@ def _bind_over(target: Target, link: Link, directory: str, sources: set[tuple[in
         with Fd(target.places.point(link.path, False)) as place:
             there = posix.fstat(place)
             if (there.st_dev, there.st_ino) != (stat.st_dev, stat.st_ino):
-                bind_fd(source, place, lm.MOUNT_ATTR_RDONLY | lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NODEV, recursive=False)
+                attributes = lm.MOUNT_ATTR_RDONLY | lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NODEV
+                with Fd(private_copy(source, "", attributes, recursive=False)) as tree:
+                    attach(tree, place)
 
 
 def _is_mount(root_fd: int, fd: int) -> bool:

@@ -32,9 +32,9 @@ class Fd(int):
             posix.close(self)
 
 
-def read_file(path: str, limit: int = MAX_SMALL_FILE, dir_fd: int | None = None) -> bytes:
+def read_file(path: str, limit: int = MAX_SMALL_FILE) -> bytes:
     """The content of a small file, at most *limit* bytes; raises OSError with the path in it."""
-    with Fd(posix.open(path, posix.O_RDONLY | O_CLOEXEC, dir_fd=dir_fd)) as fd:
+    with Fd(posix.open(path, posix.O_RDONLY | O_CLOEXEC)) as fd:
         return read_fd(fd, limit, path)
 
 

@@ -28,10 +28,10 @@ def sched_setattr(
     syscall(NR["sched_setattr"], pid, attr, 0)
 
 
-def sched_setaffinity(mask: bytes, pid: int = 0) -> None:
-    """sched_setaffinity(2): *mask* has CPU 0 in bit 0 of its first byte; pid 0 is this process."""
+def sched_setaffinity(mask: bytes) -> None:
+    """sched_setaffinity(2) of this process: *mask* has CPU 0 in bit 0 of its first byte."""
     padded = mask + b"\0" * (-len(mask) % 8)
-    syscall(NR["sched_setaffinity"], pid, len(padded), padded)
+    syscall(NR["sched_setaffinity"], 0, len(padded), padded)
 
 
 def reset_affinity() -> None:

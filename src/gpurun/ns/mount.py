@@ -21,15 +21,6 @@ FSCONFIG_BYTES = 255
 _HINTS = frozenset(("iversion", "silent"))
 
 
-def bind_fd(source_fd: int, target_fd: int, attr_set: int = 0, attr_clr: int = 0, recursive: bool = True) -> None:
-    """Bind the object of *source_fd* on that of *target_fd*, private, with *attr_set* MOUNT_ATTR_* from the first moment.
-
-    The attributes go on the top mount only, as bind mounts have always done; see ``mount_setattr`` for trees.
-    """
-    with Fd(private_copy(source_fd, "", attr_set, attr_clr, recursive)) as tree:
-        lm.move_mount(tree, target_fd)
-
-
 def private_copy(dir_fd: int, path: str, attr_set: int = 0, attr_clr: int = 0, recursive: bool = True) -> int:
     """A detached copy, private, of the mount at *path* (empty: at *dir_fd*), with *attr_set* MOUNT_ATTR_* on the top mount.
 

@@ -94,7 +94,7 @@ def refuse_kernels_own(fd: int, path: str) -> None:
         raise GpurunError(f"{path}: a symbolic link in the image leads into /proc or /sys, where gpurun makes nothing")
 
 
-def make_dirs(root_fd: int, path: str, journal: Journal | None = None, mode: int = 0o755, check: Check | None = None) -> int:
+def make_dirs(root_fd: int, path: str, journal: Journal | None = None, check: Check | None = None) -> int:
     """An O_PATH descriptor of the directory *path* in the rootfs, made (with its parents) where it is missing.
 
     Dangling symbolic links are followed inside the rootfs, as a process in it would.  What is made is noted in *journal*.
@@ -108,7 +108,7 @@ def make_dirs(root_fd: int, path: str, journal: Journal | None = None, mode: int
     fd, rest = _walk(root_fd, path, check)
     for name in rest:
         try:
-            make_dir(fd, name, journal, mode)
+            make_dir(fd, name, journal)
         except OSError as e:
             posix.close(fd[0])
             raise OSError(e.errno, e.strerror, path) from None
@@ -116,12 +116,12 @@ def make_dirs(root_fd: int, path: str, journal: Journal | None = None, mode: int
     return fd[0]
 
 
-def make_dir(place: tuple[int, str], name: str, journal: Journal | None, mode: int = 0o755) -> None:
+def make_dir(place: tuple[int, str], name: str, journal: Journal | None) -> None:
     """Make the directory *name* in *place* (a descriptor, and its path as journals have it), unless it is there by now."""
     if journal is not None:
         journal.note("directory", join(place[1], name))
     try:
-        posix.mkdir(name, mode, dir_fd=place[0])
+        posix.mkdir(name, 0o755, dir_fd=place[0])
     except OSError as e:
         if journal is not None:
             journal.cancel()
@@ -132,9 +132,7 @@ def make_dir(place: tuple[int, str], name: str, journal: Journal | None, mode: i
         journal.finish_directory(join(place[1], name))
 
 
-def make_target(
-    root_fd: int, path: str, directory: bool, journal: Journal | None = None, mode: int = 0o755, check: Check | None = None
-) -> int:
+def make_target(root_fd: int, path: str, directory: bool, journal: Journal | None = None, check: Check | None = None) -> int:
     """An O_PATH descriptor of the mount point *path* in the rootfs: a directory, or an empty file where it is missing.
 
     An existing target is taken as it is, whatever its kind: move_mount(2) refuses what does not fit (ENOTDIR).  *check*:
@@ -147,7 +145,7 @@ def make_target(
         if e.errno != ENOENT:
             raise
     if directory:
-        return make_dirs(root_fd, path, journal, mode, check)
+        return make_dirs(root_fd, path, journal, check)
     (parent, where), rest = _walk(root_fd, path, check)
     dirs = list(rest[:-1])
     fd = (parent, where)

@@ -143,17 +143,17 @@ def get_object(obj: JSONObject, key: str, where: str) -> JSONObject | None:
     return None if value is None else as_object(value, child(where, key))
 
 
-def get_string(obj: JSONObject, key: str, where: str, default: str = "") -> str:
-    """The string *key* of *obj*, *default* where it is absent or null.  Raises :class:`ConfigError`."""
+def get_string(obj: JSONObject, key: str, where: str) -> str:
+    """The string *key* of *obj*, empty where it is absent or null.  Raises :class:`ConfigError`."""
     value = obj.get(key)
-    return default if value is None else as_string(value, child(where, key))
+    return "" if value is None else as_string(value, child(where, key))
 
 
-def get_bool(obj: JSONObject, key: str, where: str, default: bool = False) -> bool:
-    """The boolean *key* of *obj*, *default* where it is absent or null.  Raises :class:`ConfigError`."""
+def get_bool(obj: JSONObject, key: str, where: str) -> bool:
+    """The boolean *key* of *obj*, false where it is absent or null.  Raises :class:`ConfigError`."""
     value = obj.get(key)
     if value is None:
-        return default
+        return False
     if type(value) is not bool:
         raise wrong_type(child(where, key), "true or false", value)
     return value

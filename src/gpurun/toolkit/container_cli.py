@@ -1,7 +1,7 @@
 """``nvidia-container-cli``: what LXC, Incus, enroot, Apptainer and older containerd clients put GPUs into a container with.
 
 The options say what NVIDIA's variables say (``--device`` is ``NVIDIA_VISIBLE_DEVICES`` and so on), so a request takes the
-same road from here on.  Exit code 1 with ``nvidia-container-cli: <stage> error: <why>`` for everything that goes wrong.
+same way from here on.  Exit code 1 with ``nvidia-container-cli: <stage> error: <why>`` for everything that goes wrong.
 """
 
 from __future__ import annotations

@@ -270,7 +270,7 @@ def test_null_is_absent_and_unknown_members_are_ignored() -> None:
 
 
 def test_plans_can_be_sent() -> None:
-    """What the init gets is what was planned: every field survives the road."""
+    """What the init gets is what was planned: every field arrives."""
     config = with_namespace("user", uidMappings=MAPS, gidMappings=MAPS)
     config["process"]["scheduler"] = {"policy": "SCHED_BATCH"}
     config["mounts"].append({"destination": "/a", "source": "/b", "options": ["rbind", "ridmap"]})
