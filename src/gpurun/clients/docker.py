@@ -12,7 +12,7 @@ from gpurun.formats.jsonedit import with_member, without_member
 
 def add_runtime(text: str | None, path: str, wanted: RuntimeEntry) -> str:
     """daemon.json with the runtime *wanted*; *text* None is no file.  Raises :class:`ConfigError`."""
-    document = _document(text, path)
+    document = read_document(text, path)
     members: list[tuple[tuple[str, ...], Any]] = [(("runtimes", wanted.name, "path"), wanted.binary)]
     if wanted.default:
         members.append((("default-runtime",), wanted.name))
@@ -27,7 +27,7 @@ def add_runtime(text: str | None, path: str, wanted: RuntimeEntry) -> str:
 
 def remove_runtime(text: str, path: str, name: str) -> str:
     """daemon.json without the runtime *name*; empty when nothing would be left."""
-    document = _document(text, path)
+    document = read_document(text, path)
     made = without_member(text, ("runtimes", name))
     if document.get("default-runtime") == name:
         made = without_member(made, ("default-runtime",))
@@ -36,7 +36,7 @@ def remove_runtime(text: str, path: str, name: str) -> str:
 
 def entry(text: str, path: str, name: str) -> RuntimeEntry | None:
     """What daemon.json says of the runtime *name*; None when that is nothing."""
-    document = _document(text, path)
+    document = read_document(text, path)
     binary = _at(document, ("runtimes", name, "path"))
     if binary is None:
         return None
@@ -47,16 +47,17 @@ def entry(text: str, path: str, name: str) -> RuntimeEntry | None:
 
 def entries(text: str, path: str) -> list[RuntimeEntry]:
     """The runtimes that daemon.json names."""
-    runtimes = _document(text, path).get("runtimes", {})
+    runtimes = read_document(text, path).get("runtimes", {})
     return [found for name in runtimes if (found := entry(text, path, name)) is not None]
 
 
 def meaning(text: str, path: str) -> dict[str, Any]:
     """What daemon.json says, without how it is written."""
-    return _document(text, path)
+    return read_document(text, path)
 
 
-def _document(text: str | None, path: str) -> dict[str, Any]:
+def read_document(text: str | None, path: str) -> dict[str, Any]:
+    """The object that is *text*, of the file *path*; empty for no file.  Raises :class:`ConfigError` where dockerd would."""
     try:
         document = json.loads(text) if text and text.strip() else {}
     except ValueError as e:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 from gpurun.clients.files import Change, read
-from gpurun.errors import ConfigError, GpurunError, UsageError
+from gpurun.errors import GpurunError, UsageError
 from gpurun.record import Record
 
 RUNTIME = "nvidia-container-runtime"
@@ -106,15 +106,9 @@ def docker(text: str | None, path: str, name: str, binary: str, default: bool, c
 
     Raises :class:`ConfigError` for a text that dockerd could not read.
     """
-    try:
-        document = json.loads(text) if text and text.strip() else {}
-    except ValueError as e:
-        raise ConfigError(path, f"is not JSON: {e}") from None
-    if not isinstance(document, dict):
-        raise ConfigError(path, "is not a JSON object")
-    for key in ("runtimes", "features"):
-        if not isinstance(document.get(key, {}), dict):
-            raise ConfigError(f"{path}: {key}", "is not an object")
+    from gpurun.clients.docker import read_document
+
+    document = read_document(text, path)
     if default:
         document["default-runtime"] = name
     document.setdefault("runtimes", {})[name] = {"args": [], "path": binary}
