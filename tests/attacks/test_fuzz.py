@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 hypothesis = pytest.importorskip("hypothesis")
 
-from hypothesis import given  # noqa: E402
+from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from gpurun.cdi.edits import CacheEntry, ContainerEdits  # noqa: E402
@@ -33,7 +34,7 @@ from gpurun.oci.config import read_config  # noqa: E402
 from gpurun.oci.default_spec import default_spec  # noqa: E402
 from tests.attacks.fuzzing import changed, damaged, fuzzed  # noqa: E402
 from tests.engine.plan.planning import HOST  # noqa: E402
-from tests.simdriver.elf import shared_library  # noqa: E402
+from tests.hook.test_compat import NOTE_575, OWNER, SECTION, with_note  # noqa: E402
 
 pytestmark = pytest.mark.attack("damaged input", "a reader hangs, crashes or takes what contradicts itself")
 
@@ -104,7 +105,7 @@ def test_texts_of_configs(data: bytes) -> None:
 
 
 CDI: dict[str, Any] = {
-    "cdiVersion": "0.6.0",
+    "cdiVersion": "1.1.0",
     "kind": "vendor.com/class",
     "annotations": {"a": "b"},
     "devices": [
@@ -115,13 +116,16 @@ CDI: dict[str, Any] = {
                 "deviceNodes": [{"path": "/dev/x", "type": "c", "major": 1, "minor": 3, "permissions": "rw", "uid": 1}],
                 "mounts": [{"hostPath": "/a", "containerPath": "/b", "options": ["ro", "bind"], "type": "bind"}],
                 "hooks": [{"hookName": "createContainer", "path": "/x", "args": ["x"], "env": ["A=b"], "timeout": 3}],
-                "intelRdt": {"closID": "x", "enableMBM": True},
+                "intelRdt": {"closID": "x", "enableMonitoring": True},
                 "additionalGids": [5],
             },
         }
     ],
     "containerEdits": {"env": ["C=d"]},
 }
+
+
+CDI_YAML = b"cdiVersion: 0.6.0\nkind: a.b/c\ndevices:\n- name: x\n  containerEdits:\n    env:\n    - 'A=b' # c\n"
 
 
 @fuzzed
@@ -137,7 +141,7 @@ def test_cdi_documents(document: dict[str, Any], kind: str) -> None:
 @given(
     st.one_of(
         damaged(json.dumps(CDI).encode()),
-        damaged(b"cdiVersion: 0.6.0\nkind: a.b/c\ndevices:\n- name: x\n  containerEdits:\n    env:\n    - 'A=b' # c\n"),
+        damaged(CDI_YAML),
         st.text(alphabet="ab:-[]{}#&*!|>'\"%@`,? \n\t01.~", max_size=80).map(str.encode),
     )
 )
@@ -149,8 +153,22 @@ def test_cdi_texts(data: bytes) -> None:
             pass
 
 
+TOML = b"""# c
+a = true
+[b]
+c-d = "e" # f
+"g.h" = ['i', "j\\n"]
+[b.k]
+l = 10
+"""
+
+
 @fuzzed
-@given(st.one_of(st.text(max_size=80), st.text(alphabet="a=[]\"'#_+-.10 \n\\,tfruels", max_size=80)))
+@given(
+    st.one_of(damaged(TOML), st.text(max_size=80), st.text(alphabet="a=[]\"'#_+-.10 \n\\,tfruels", max_size=80)).map(
+        lambda text: text if isinstance(text, str) else text.decode("utf-8", "replace")
+    )
+)
 def test_toml(text: str) -> None:
     try:
         toml.parse(text, "config.toml")
@@ -158,8 +176,15 @@ def test_toml(text: str) -> None:
         pass
 
 
+DEVICES = ("all", "0,1", "none", "0:1", "GPU-8f6d2a4e-0000-0000-0000-000000000000", "free:2;product=T*", "nvidia.com/gpu=0")
+ASKED = st.one_of(st.sampled_from(DEVICES), st.text(max_size=30))
+
+
 @fuzzed
-@given(st.lists(st.text(max_size=30).map(lambda text: f"NVIDIA_VISIBLE_DEVICES={text}"), max_size=2), st.text(max_size=60))
+@given(
+    st.lists(ASKED.map(lambda text: f"NVIDIA_VISIBLE_DEVICES={text}"), max_size=2),
+    st.one_of(st.sampled_from(["all", "compute,utility", "cuda>=11.0", "0", "true"]), st.text(max_size=60)),
+)
 def test_requests(devices: list[str], text: str) -> None:
     names = ("DRIVER_CAPABILITIES", "REQUIRE_CUDA", "MIG_CONFIG_DEVICES", "GDS", "IMEX_CHANNELS", "DISABLE_REQUIRE")
     env = tuple(devices + [f"NVIDIA_{name}={text}" for name in names] + [text])
@@ -189,14 +214,17 @@ def test_paths_of_musl(data: bytes) -> None:
     ldconf.musl_path(data, ("/usr/lib/x",))
 
 
+LIBRARY = with_note(NOTE_575)
+
+
 @fuzzed
-@given(damaged(shared_library("libx.so.1", (), "x86_64")))
+@given(damaged(LIBRARY))
 def test_libraries(data: bytes) -> None:
     fd = os.memfd_create("elf")
     try:
         os.write(fd, data)
         read_elf(fd)
-        read_note(fd, ".note.cuda.fwd_compatibility", b"NVIDIA Corporation")
+        read_note(fd, SECTION, OWNER)
     finally:
         os.close(fd)
 
@@ -226,8 +254,11 @@ def test_messages_of_criu(data: bytes) -> None:
     assert 0 <= answer.pid < 1 << 31 and 0 <= answer.restored < 1 << 31
 
 
+REPORTS = (b"child 123", b"move 12 345 1", b"created", b"failed chdir to cwd: no such file or directory")
+
+
 @fuzzed
-@given(damaged(b"child 123"))
+@given(st.one_of([damaged(report) for report in REPORTS]))
 def test_reports_of_the_processes_inside(data: bytes) -> None:
     try:
         said = messages.parse_report(data, 1)
@@ -236,8 +267,18 @@ def test_reports_of_the_processes_inside(data: bytes) -> None:
     assert said.word == "failed" or all(0 <= number < 10**9 for number in said.numbers)
 
 
+VARIANTS = ("uint64 5000000", "true", "'a text'", "['a', 'b']", "[('a', uint32 1, 2.5)]", "@as []", '(int16 -1, "b\\n")')
+
+
 @fuzzed
-@given(st.text(max_size=40))
+@given(
+    st.one_of(
+        st.text(max_size=40),
+        st.sampled_from(VARIANTS)
+        .flatmap(lambda text: damaged(text.encode()))
+        .map(lambda data: data.decode("utf-8", "replace")),
+    )
+)
 def test_properties_of_units(text: str) -> None:
     try:
         gvariant.parse_variant(text)
@@ -260,11 +301,82 @@ def test_states(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -
     assert 0 <= state.pid < 1 << 31 and 0 <= state.start_time < 1 << 63
 
 
-JOURNAL = b"26:directory\x001\0usr/lib/nvidia\0,"
+JOURNAL = b"".join([journal.pack("directory", f"usr/lib/nvidia{number}") for number in range(3)])
 
 
 @fuzzed
-@given(damaged(JOURNAL * 3))
+@given(damaged(JOURNAL))
 def test_journals(data: bytes) -> None:
     for trace in journal.parse(data):
         assert trace.stamp >= 0
+
+
+def elf(data: bytes) -> Any:
+    fd = os.memfd_create("elf")
+    try:
+        os.write(fd, data)
+        found = read_elf(fd)
+        return found is not None and found.soname and read_note(fd, SECTION, OWNER)
+    finally:
+        os.close(fd)
+
+
+#: What each base is, and what its first reader makes of it: nothing or an error where it does not come past that reader.
+BASES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "CDI in JSON": (json.dumps(CDI).encode(), lambda data: parse_spec(data, "x.json").devices[0].edits.intel_rdt),
+    "CDI in YAML": (CDI_YAML, lambda data: parse_spec(data, "x.yaml").devices[0].edits.env),
+    "TOML": (TOML.decode(), lambda text: toml.parse(text, "config.toml")["b.k.l"] == 10),
+    "loader's cache": (CACHE, ldcache.parse),
+    "library": (LIBRARY, elf),
+    "D-Bus": (CALL, dbus.take_message),
+    "CRIU": (ANSWER, lambda data: rpc.answer(data).pid == 123),
+    "journal": (JOURNAL, lambda data: len(journal.parse(data)) == 3),
+    **{report.decode(): (report, lambda data: messages.parse_report(data, 1)) for report in REPORTS},
+    **{text: (text, gvariant.parse_variant) for text in VARIANTS},
+    **{
+        devices: (
+            (f"NVIDIA_VISIBLE_DEVICES={devices}",),
+            lambda env: read_request(env, {}, False, Policy()) or env[0][-4:] == "none",
+        )
+        for devices in DEVICES
+    },
+}
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_each_base_is_accepted(name: str) -> None:
+    """Or what is made of it tests the first refusal again and again, and nothing of what comes after it."""
+    base, read = BASES[name]
+    assert read(base)
+
+
+#: Of each strategy, how many percent at least get past the first reader.
+SHARES: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], int]] = {
+    "configs": (changed(CONFIG), lambda made: read_config(json.dumps(made).encode("utf-8", "surrogatepass")), 40),
+    "CDI": (changed(CDI), lambda made: parse_spec(json.dumps(made).encode("utf-8", "surrogatepass"), "x.json"), 15),
+    "TOML": (damaged(TOML), lambda made: toml.parse(made.decode("utf-8", "replace"), "c"), 10),
+    "loader's cache": (damaged(CACHE), ldcache.parse, 15),
+    "library": (damaged(LIBRARY), elf, 10),
+    "D-Bus": (damaged(CALL), dbus.take_message, 10),
+    "CRIU": (damaged(ANSWER), rpc.answer, 25),
+    "journal": (damaged(JOURNAL), journal.parse, 40),
+    "reports": (st.one_of([damaged(r) for r in REPORTS]), lambda made: messages.parse_report(made, 1), 10),
+}
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_how_much_of_a_strategy_is_accepted(name: str) -> None:
+    strategy, read, share = SHARES[name]
+    found: list[bool] = []
+
+    @settings(max_examples=200, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(strategy)
+    def count(made: Any) -> None:
+        try:
+            found.append(bool(read(made)))
+        except (GpurunError, ValueError, ldcache.CacheError, protobuf.BadMessage):
+            found.append(False)
+
+    count()
+    print(name, sum(found), len(found))
+    assert sum(found) * 100 >= share * len(found), f"{sum(found)} of {len(found)}"

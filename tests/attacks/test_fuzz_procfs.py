@@ -71,7 +71,7 @@ def tables_of_mounts(draw: Draw) -> tuple[str, list[MountEntry]]:
         kind = draw(st.sampled_from(["ext4", "proc", "cgroup2", "fuse.x", "overlay", "tmpfs"]))
         before = [str(number + 20), "1", device, escaped(root), escaped(point), "rw,relatime", *fields]
         lines.append(f"{' '.join(before)} - {kind} {escaped(source, OF_SOURCES)} rw\n")
-        wanted.append(MountEntry(str(number + 20), root, point, kind, device))
+        wanted.append(MountEntry(str(number + 20), root, point, kind, device, "1"))
     return "".join(lines), wanted
 
 
