@@ -142,7 +142,7 @@ manifests: setup
 	@tools/manifests
 
 # Packages installed, upgraded and purged: in an overlay of this machine's system, and without SHORT in fresh Debian 12, 13 and
-# unstable trees and under every Python that is here.
+# unstable trees, where README's own lines are executed too (ten minutes each), and under every Python that is here.
 test-packages: setup-test build
 	$(PYTEST) -m "packages$(if $(SHORT), and not slow)" tests/packages
 

@@ -170,3 +170,9 @@ def test_a_container_that_is_nowhere(capfd: pytest.CaptureFixture[str], words: l
     """Whichever argument names it: people, who give no --root, are told where it was looked for."""
     assert main(["gpurun", *words]) == 1
     assert 'container does not exist: there is no "nobody" in ' in capfd.readouterr().err.replace("\\", "")
+
+
+def test_a_cdi_file_that_is_to_be_moved_and_is_not_there() -> None:
+    assert "--from is missing" in gpurun("cdi", "transform", "root").stderr
+    done = gpurun("cdi", "transform", "root", "--from", "/a", "--to", "/b")
+    assert done.returncode == 1 and "stdin: is empty: give a CDI file there, or name one with --input" in done.stderr

@@ -22,18 +22,22 @@ class TreeUnavailable(Exception):
     """This machine can make no such tree; the text says why."""
 
 
-def debian(suite: str) -> Path:
-    """The tree of a minimal Debian *suite*; raises :class:`TreeUnavailable`."""
+def debian(suite: str, *packages: str) -> Path:
+    """The tree of a minimal Debian *suite* with *packages* in it; raises :class:`TreeUnavailable`."""
     kept = Path(os.environ.get("GPURUN_TREES") or Path.home() / ".cache/gpurun-trees")
-    tree = kept / suite
+    name = "-".join((suite, *packages))
+    tree = kept / name
     if tree.exists():
         return tree
     if os.geteuid() != 0 or not shutil.which("mmdebstrap"):
         raise TreeUnavailable("Debian trees are made by root, with mmdebstrap")
     kept.mkdir(parents=True, exist_ok=True)
-    made = kept / f".{suite}.{os.getpid()}"
+    made = kept / f".{name}.{os.getpid()}"
     options = [f"--aptopt={line}" for line in _APT]
-    command = ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", "--format=directory", *options, suite, str(made)]
+    options += [f"--include={','.join(packages)}"] if packages else []
+    # In a mount namespace of its own: what it mounts would come and go in the beds of other tests.
+    apart = ["unshare", "-m", "--propagation", "private", "mmdebstrap", "--quiet", "--mode=root", "--variant=minbase"]
+    command = [*apart, "--format=directory", *options, suite, str(made)]
     done = subprocess.run([*command, f"deb {mirror()} {suite} main"], capture_output=True, text=True, timeout=1200)
     if done.returncode != 0:
         shutil.rmtree(made, ignore_errors=True)

@@ -140,9 +140,11 @@ def validate(
 
 def _transform(invocation: Invocation) -> int:
     source = invocation.option("input", "-")
-    spec = parse_spec(sys.stdin.buffer.read(), "stdin") if source == "-" else read_spec_file(source)
     if not invocation.option("from"):
         raise UsageError("--from is missing: it names the root to replace")
+    if source == "-" and not (data := sys.stdin.buffer.read()).strip():
+        raise GpurunError("stdin: is empty: give a CDI file there, or name one with --input")
+    spec = parse_spec(data, "stdin") if source == "-" else read_spec_file(source)
     new = transform_root(spec, invocation.option("from"), invocation.option("to"), invocation.option("relative-to", "host"))
     try:
         write_spec(new, invocation.option("output"), "json" if source.endswith(".json") else "")

@@ -6,6 +6,8 @@ The JSON form is for programs and only ever grows: ``config`` (the file), ``vali
 
 from __future__ import annotations
 
+import os
+
 from gpurun.formats.jsontext import dumps
 from gpurun.invocation import Invocation
 from gpurun.library.validation import check_file
@@ -22,6 +24,8 @@ def validate(invocation: Invocation) -> int:
     form = invocation.form()
     bundle = absolute_path(invocation.args[0] if invocation.args else invocation.option("bundle", "."))
     name = invocation.option("config") or "config.json"
+    if os.path.isfile(bundle) and "config" not in invocation.options:  # the file itself is named
+        bundle, _, name = bundle.rpartition("/")
     path = name if name.startswith("/") else f"{bundle}/{name}"
     found = check_file(path, bundle)
     wrong = [problem for problem in found if problem.fatal]

@@ -147,4 +147,5 @@ def _wait(child: subprocess.Popen[bytes]) -> bool:
 def _reason(lines: Sequence[str]) -> str:
     """What a program in Go says for its end: a line of logrus, or the first line where its memory ran out."""
     line = next((one for one in lines if one.startswith(("fatal error:", "runtime:"))), lines[-1]).strip(" \u2a2f")
-    return line.rpartition('level=fatal msg="')[2].removesuffix('"')
+    _, quoted, message = line.rpartition('level=fatal msg="')
+    return message.removesuffix('"').replace('\\"', '"').replace("\\\\", "\\") if quoted else line

@@ -11,7 +11,7 @@ from gpurun.engine.plan.container import Host, make_plan
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.oci.config import read_config
 from gpurun.oci.problems import problems
-from gpurun.oci.reader import parse_json
+from gpurun.oci.reader import parse_json, type_name
 from gpurun.oci.schema import Problem, likely
 from gpurun.security.capabilities import NAMES
 
@@ -42,6 +42,8 @@ def check_text(data: bytes, path: str, bundle: str) -> tuple[Problem, ...]:
         document = parse_json(data, path)
     except ConfigError as e:
         return (Problem(path, e.what),)
+    if not isinstance(document, dict):
+        return (Problem(path, f"must be an object, not {type_name(document)}"),)
     found = (*problems(document), *_capabilities(document))
     if any(problem.fatal for problem in found):
         return found

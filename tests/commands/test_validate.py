@@ -1,0 +1,27 @@
+"""validate: a bundle, or its config.json itself, is named; each mistake says of which file it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpurun.cli.parse import parse
+from gpurun.commands.validate import validate
+from gpurun.oci.default_spec import default_spec
+
+
+@pytest.mark.parametrize("named", [".", "config.json"])
+def test_the_file_may_be_named_as_well(named: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = default_spec(False, 0, 0) | {"root": {"path": "nosuch"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert validate(parse(["validate", str(tmp_path / named)])) == 1
+    said = capfd.readouterr().out
+    assert f'"{tmp_path}/nosuch" is not a directory' in said
+
+
+def test_a_document_that_is_no_object(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text("[]")
+    assert validate(parse(["validate", str(tmp_path)])) == 1
+    assert capfd.readouterr().out == f"{tmp_path}/config.json: must be an object, not an array\n"
