@@ -30,6 +30,8 @@ WITHOUT = {
     "cdi generate": "a file, in YAML or JSON",
     "cdi refresh": "a file, in YAML or JSON",
     "cdi transform": "a file, in the format that it had",
+    "kubernetes explain": "sentences for people, about what `kubectl get -o json` has for programs",
+    "kubernetes manifests": "YAML, for `kubectl apply`",
     "kubernetes labels": "a file of Node Feature Discovery's",
     "metrics": "the format of Prometheus",
 }  # fmt: skip
