@@ -19,8 +19,9 @@ from gpurun.gpu.host.nvml import query
 from gpurun.kubernetes.pod_resources import Owner, owners_in
 from gpurun.kubernetes.protocols import podresources_pb2 as messages
 from gpurun.metrics.containers import Used, container_samples, labels_of
-from gpurun.metrics.exposition import text
+from gpurun.metrics.exposition import application, text
 from gpurun.metrics.gpus import gpu_samples
+from gpurun.metrics.samples import Sample
 from tests.nvml import compile_stub
 from tests.simdriver import Options, make, uuid
 
@@ -125,6 +126,34 @@ def test_the_command(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_formats_and_health() -> None:
+    """Who asks for OpenMetrics gets it; a probe costs no look at the GPUs."""
+    read: list[str] = []
+
+    def samples() -> list[Sample]:
+        read.append("read")
+        labels = (("gpu", "0"),)
+        return [
+            Sample("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "counter", "h", labels, 2.0),
+            Sample("container_cpu_usage_seconds_total", "counter", "h", (), 3.0),
+        ]
+
+    def asked(path: str, accept: str) -> tuple[str, str]:
+        told: list[dict[str, str]] = []
+        environ = {"PATH_INFO": path, "HTTP_ACCEPT": accept, "REQUEST_METHOD": "GET", "QUERY_STRING": ""}
+        body = b"".join(application(samples)(environ, lambda status, headers: told.append(dict(headers)))).decode()
+        return told[0]["Content-Type"], body
+
+    assert asked("/healthz", "*/*") == ("text/plain; charset=utf-8", "ok\n") and not read
+    kind, said = asked("/metrics", "application/openmetrics-text; version=1.0.0")
+    assert kind.startswith("application/openmetrics-text; version=1.0.0") and said.endswith("# EOF\n") and read
+    assert (
+        'DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{gpu="0"} 2.0\n' in said and "container_cpu_usage_seconds_total 3.0\n" in said
+    )
+    kind, said = asked("/metrics", "*/*")
+    assert kind.startswith("text/plain; version=0.0.4") and "# EOF" not in said
 
 
 def test_addresses() -> None:
