@@ -11,6 +11,10 @@ from gpurun.linux import files
 from gpurun.linux.files import O_CLOEXEC
 from gpurun.linux.libc import NR, buffer, cstring, syscall
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 AT_FDCWD = -100
 AT_EMPTY_PATH = 0x1000
 AT_SYMLINK_NOFOLLOW = 0x100
@@ -31,6 +35,9 @@ DEVPTS_SUPER_MAGIC = 0x1CD1
 CGROUP2_SUPER_MAGIC = 0x63677270
 
 CLOSE_RANGE_CLOEXEC = 4
+#: The highest descriptor that :func:`close_others` has left open, and how many more there can be at a time.
+_left: list[int] = []
+_SPARE = 1024
 _RLIMIT_NOFILE = 7
 
 O_PATH = files.O_PATH
@@ -88,8 +95,10 @@ def close_range(first: int, last: int = 0xFFFFFFFF, flags: int = 0) -> None:
     except OSError as e:
         if e.errno not in (ENOSYS, EPERM):
             raise
-    # A seccomp filter refuses it.  No /proc of a container is asked what is open.
-    for fd in range(first, min(last, _many()) + 1):
+    # A seccomp filter refuses it.
+    for fd in _open_ones():
+        if not first <= fd <= last:
+            continue
         try:
             if flags & CLOSE_RANGE_CLOEXEC:
                 posix.set_inheritable(fd, False)
@@ -97,6 +106,29 @@ def close_range(first: int, last: int = 0xFFFFFFFF, flags: int = 0) -> None:
                 posix.close(fd)
         except OSError:
             pass  # not open
+
+
+def _open_ones() -> Iterable[int]:
+    """The numbers of our open descriptors, or all that there can be.
+
+    /proc is asked once, before :func:`close_others` has closed the rest: that is on the host's tree, and in a container
+    nothing is to be opened.  From then on the kernel gives out low numbers.
+    """
+    if _left:
+        return range(_left[0] + _SPARE)
+    try:
+        fd = posix.open("/proc/self/fd", posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+    except OSError:
+        return range(_many())
+    try:
+        found, seen = posix.fstat(fd), posix.stat(str(fd), dir_fd=fd)
+        if fstatfs_type(fd) == PROC_SUPER_MAGIC and (found.st_dev, found.st_ino) == (seen.st_dev, seen.st_ino):
+            return [int(name) for name in posix.listdir(fd) if name != str(fd)]
+    except OSError:
+        pass  # another process's table, in which this descriptor is another file
+    finally:
+        posix.close(fd)
+    return range(_many())
 
 
 def _many() -> int:
@@ -109,8 +141,11 @@ def _many() -> int:
 def close_others(keep: tuple[int, ...], flags: int = 0) -> None:
     """As :func:`close_range`, all descriptors from 3 on but those in *keep*."""
     first = 3
+    highest = max(keep, default=first)
     for fd in sorted(keep):
         if fd > first:
             close_range(first, fd - 1, flags)
         first = max(first, fd + 1)
     close_range(first, flags=flags)
+    if not flags:
+        _left[:] = [highest]
