@@ -19,10 +19,11 @@ import pytest
 
 from tests.kubernetes import models, real
 from tests.kubernetes.dra.test_claim import config
+from tests.kubernetes.mps import mps_programs
 from tests.kubernetes.nodes import replace_node
 from tests.kubernetes.real import NODE, Program, account, get, gone, has, kubectl, manifests, offered, pod, run, until
 from tests.kubernetes.test_chart import VARIANTS, needs_helm, rendered
-from tests.kubernetes.test_device_plugin import mps_programs, stub_library
+from tests.kubernetes.test_device_plugin import stub_library
 from tests.nvml import compile_stub
 from tests.simdriver import Options, SimulatedDriver, make, minor, uuid
 

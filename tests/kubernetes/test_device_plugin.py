@@ -21,6 +21,7 @@ from gpurun.kubernetes.protocols import deviceplugin_pb2 as messages
 from gpurun.record import replace
 from tests.kubernetes.driver_container import DRIVER_ROOT, moved
 from tests.kubernetes.kubelet import NotEnough
+from tests.kubernetes.mps import mps_programs
 from tests.kubernetes.nodes import GPU, Node, node, replace_node
 from tests.nvml import compile_stub
 from tests.simdriver import MULTIARCH, VERSION, Options, minor, uuid
@@ -257,39 +258,6 @@ def test_mig_devices_mixed() -> None:
         shutil.rmtree(capabilities)
         made.kubelet.wait(lambda: made.kubelet.capacity(twenty) == 0)
         assert made.kubelet.capacity(ten) == 1
-
-
-CONTROL = """#!/bin/bash
-# A stand-in for NVIDIA's: a daemon with -f, else a client that hands its line over.
-echo "$* CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES" >>{log}
-if [[ $1 == -f ]]; then
-  touch /dev/shm/of-the-daemon
-  rm -f "$CUDA_MPS_PIPE_DIRECTORY/control"  # of one that was killed
-  mkfifo "$CUDA_MPS_PIPE_DIRECTORY/control" && echo $$ >{log}.pid
-  exec 3<>"$CUDA_MPS_PIPE_DIRECTORY/control"
-  while read -r line <&3; do
-    echo "$line" >>{log}
-    [[ $line == quit* ]] && exit 0
-  done
-fi
-[[ -p $CUDA_MPS_PIPE_DIRECTORY/control ]] || {{ echo "Cannot find MPS control daemon process" >&2; exit 1; }}
-read -r line
-timeout 5 bash -c 'echo "$0" >"$CUDA_MPS_PIPE_DIRECTORY/control"' "$line"
-"""
-
-
-def mps_programs(directory: Path) -> tuple[str, Path]:
-    """A directory with stand-ins for NVIDIA's programs, and the file in which they say what they were told."""
-    log = directory / "mps.log"
-    programs = directory / "bin"
-    programs.mkdir()
-    for name, text in (
-        ("nvidia-cuda-mps-control", CONTROL.format(log=log)),
-        ("nvidia-smi", f'#!/bin/sh\necho "smi $*" >>{log}\n'),
-    ):
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
-    return f"{programs}:/usr/bin:/bin", log
 
 
 @pytest.mark.parametrize("in_a_pod", [False, True])

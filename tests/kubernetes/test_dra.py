@@ -26,8 +26,9 @@ from tests.kubernetes.api_server import ApiServer, Object, Refused
 from tests.kubernetes.cluster import REAL, Cluster, cluster
 from tests.kubernetes.dra.test_claim import config, opaque
 from tests.kubernetes.driver_container import DRIVER_ROOT, moved
+from tests.kubernetes.mps import mps_programs
 from tests.kubernetes.nodes import replace_node
-from tests.kubernetes.test_device_plugin import mps_programs, stub_library
+from tests.kubernetes.test_device_plugin import stub_library
 from tests.nvml import compile_stub
 from tests.simdriver import Options, minor, uuid
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.gpu.mps.node_service import NodeProgram, NodeService, end_all, ensure, is_served
 from tests.conftest import MakeBundle
 from tests.gpu.leases.conftest import MakeHost, make_host  # noqa: F401
+from tests.kubernetes.mps import mps_programs
 from tests.native.bed import Bed
 from tests.native.runtime import ENVIRONMENT, Runtime
 from tests.native.waiting import wait_until
@@ -92,3 +94,25 @@ def test_the_mps_daemon_is_a_service(scopes: Driver, bundle: MakeBundle, make_ho
     wait_until(lambda: "active" in "".join(units()))
     assert container.delete("--force").rc == 0
     wait_until(lambda: log.read_text().splitlines()[-1] == "ends" and not units())
+
+
+@pytest.mark.short
+def test_the_mps_daemon_of_a_clusters_pods_is_a_service(scopes: Driver, tmp_path: Path) -> None:  # noqa: F811
+    programs, log = mps_programs(tmp_path)
+    directory = str(tmp_path / "mps/nvidia.com-gpu")
+
+    def units() -> list[str]:
+        return systemctl("list-units", "--no-legend", "--plain", "--all", "gpurun-mps-nvidia.com-gpu-*").splitlines()
+
+    def daemon() -> int:
+        return int(Path(f"{log}.pid").read_text() or 0)
+
+    ensure(directory, NodeService(("GPU-1",), programs=programs), NodeProgram())
+    (line,) = units()
+    unit, first = line.split()[0], daemon()
+    assert f"/{unit}" in Path(f"/proc/{first}/cgroup").read_text(), "it is in no pod and in no other service"
+    os.kill(int(systemctl("show", unit, "-p", "MainPID").strip().partition("=")[2]), signal.SIGKILL)
+    wait_until(lambda: daemon() not in (0, first) and is_served(directory))
+    assert end_all(str(tmp_path / "mps"), NodeProgram()) == []
+    wait_until(lambda: not units())
+    assert not Path(directory).exists()
