@@ -67,7 +67,8 @@ def entries() -> tuple[Entry, ...]:
             [Entry(**{name: str(entry[name]) for name in Entry._fields}) for entry in json.loads(files.read(path) or "[]")]
         )
     except (OSError, ConfigError, ValueError, TypeError, KeyError) as e:
-        log.warning(f"{path}, the record of what `install` has changed, cannot be read; a new one is begun: {e}")
+        why = strerror_lower(e.errno or 0) if isinstance(e, OSError) else str(e)
+        log.warning(f"{path}, the record of what `install` has changed, cannot be read; a new one is begun: {why}")
         return ()
 
 
