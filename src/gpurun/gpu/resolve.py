@@ -9,7 +9,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.errors import GpuError
-from gpurun.gpu.request.injected import has_gpus
+from gpurun.gpu.request.injected import CDI_PROGRAMS, has_gpus
 from gpurun.oci.annotations import GPU_MEMORY, GPU_THREADS
 from gpurun.record import Record, replace
 
@@ -41,7 +41,6 @@ NO_LESSOR = (
 NO_SHARER = "a share of a GPU is given by gpurun as the container's runtime alone, not by a hook"
 _SHARE_VARIABLES = ("GPURUN_GPU_MEMORY=", "GPURUN_GPU_THREADS=")
 _SHARE_ANNOTATIONS = (GPU_MEMORY, GPU_THREADS)
-_CDI_PROGRAMS = ("/nvidia-cdi-hook", "/nvidia-ctk", "/gpurun")
 _SETTINGS = ("GPURUN_SYSROOT", "NVIDIA_CTK_CONFIG_FILE_PATH", "XDG_CONFIG_HOME", "GPURUN_MODE")
 
 
@@ -119,7 +118,7 @@ def gpu_edits(asked: Inquiry) -> ContainerEdits | None:
 
 def replace_engine_hooks(injected: Injected, own_env: Mapping[str, str]) -> ContainerEdits | None:
     """The edits that are made in the place of an engine's own CDI hooks, and of mounts that those are about, if any."""
-    if not any(hook.path.endswith(_CDI_PROGRAMS) for hook in injected.hooks):
+    if not any(hook.path.rpartition("/")[2] in CDI_PROGRAMS for hook in injected.hooks):
         return None
     from gpurun.gpu.cdi.hook_work import take_over
 

@@ -15,7 +15,7 @@ from gpurun.gpu.cdi.known_hooks import COMMANDS, as_known_call, parse_call
 from gpurun.gpu.cdi.named_devices import annotated_devices, split_devices
 from gpurun.gpu.request.injected import Injected
 from gpurun.gpu.request.settings import Settings
-from gpurun.gpu.resolve import Inquiry, gpu_edits
+from gpurun.gpu.resolve import Inquiry, gpu_edits, replace_engine_hooks
 from gpurun.hook.cdi_hook_program import main as cdi_hook
 from gpurun.oci.config import Device, Mount, OciHook, read_config
 from gpurun.record import replace
@@ -47,6 +47,16 @@ def device(name: str, **edits: Any) -> dict[str, Any]:
 )
 def test_hooks_that_are_known(path: str, args: str) -> None:
     assert as_known_call(Hook("createContainer", path, tuple(args.split()))) is not None
+
+
+@pytest.mark.parametrize("program", ["nvidia-cdi-hook", "nvidia-ctk", "gpurun", "gpurun-fast"])
+def test_known_hooks_of_an_engine_are_replaced(program: str) -> None:
+    """Whichever program the CDI file names: run as well, it would do the work a second time, and fail at its own mask."""
+    words = (program, *(() if program == "nvidia-cdi-hook" else ("hook",)), "disable-device-node-modification")
+    hook = OciHook(f"/opt/{program}", words)
+    edits = replace_engine_hooks(Injected((hook,)), {})
+    assert edits is not None and [one.path for one in edits.replaced_hooks] == [hook.path]
+    assert replace_engine_hooks(Injected((OciHook("/opt/another", words),)), {}) is None
 
 
 @pytest.mark.parametrize(

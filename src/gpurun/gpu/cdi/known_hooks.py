@@ -11,6 +11,7 @@ import posix
 
 from gpurun.cdi.edits import Hook
 from gpurun.errors import ConfigError
+from gpurun.gpu.request.injected import CDI_PROGRAMS
 from gpurun.record import Record
 
 #: The version of NVIDIA's toolkit whose command lines gpurun has under NVIDIA's names, and which docs/nvidia.md compares
@@ -28,7 +29,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "noop": (),
 }
 _LISTS = ("link", "folder", "path")
-_PROGRAMS = ("nvidia-cdi-hook", "nvidia-ctk", "gpurun", "gpurun-fast")
 
 
 class HookCall(Record):
@@ -49,7 +49,7 @@ class HookCall(Record):
 def as_known_call(hook: Hook) -> HookCall | None:
     """*hook* as a call that gpurun does itself, ``None`` for any other program, stage, command or argument."""
     program = hook.path.rpartition("/")[2]
-    if hook.stage != "createContainer" or program not in _PROGRAMS:
+    if hook.stage != "createContainer" or program not in CDI_PROGRAMS:
         return None
     words = hook.args[1:]
     if program != "nvidia-cdi-hook":

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 #: Basenames of the hook that engines add for --gpus.
 _REPLACED_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
+#: Basenames of the programs that do the createContainer hooks of NVIDIA's CDI files.
+CDI_PROGRAMS = ("nvidia-cdi-hook", "nvidia-ctk", "gpurun", "gpurun-fast")
 
 
 class Injected(Record):
