@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.attacks import test_tree
-from tests.conftest import REPOSITORY, runtime_path
+from tests.conftest import REPOSITORY
 from tests.native.bed import Bed
 from tests.native.bundle import Bundle, base_config, make_rootfs
 from tests.native.runtime import Container, Runtime
@@ -43,6 +43,11 @@ ENDS = {
     "/rootfs/sys": "its /sys",
     "created": "the journal",
 }
+#: The tables: the program in build/, and whether a starter makes its containers.
+PROGRAMS = {
+    "Behind the compiled front (gpurun-fast)": ("gpurun-fast", False),
+    "The launcher alone, with a starter": ("gpurun", True),
+}
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
 
 HEAD = """\
@@ -63,8 +68,13 @@ this machine gives it.
 """
 
 TAIL = """
-What the table cannot show:
+## What the tables cannot show
 
+- **A copy of the caller** (without a starter: the init, and exec's setter) has until its first step what the caller has
+  open: the log, the launcher's file, and the descriptors that are its own. Nobody may look into it from its birth on. Its
+  memory is a copy of the caller's: config.json, what was read of the host (mounts, the driver's files), and of the
+  environment what gpurun itself reads. `tests/attacks/test_caller_secrets.py` looks for a token of the caller's
+  environment there.
 - **Hooks** of config.json run with what the specification gives them: those on the host's side with the caller's
   privileges, those of the container's side with the init's. Their programs are chosen by who writes config.json.
 - **NVML's helper** (`gpu/host/nvml_process.py`) loads the driver's own library, as root, on the host, because a
@@ -209,11 +219,11 @@ def is_dumpable(log: str, pid: int) -> str:
 
 
 @contextmanager
-def runtime_and_bundle() -> Iterator[tuple[Runtime, Callable[[], Bundle]]]:
+def runtime_and_bundle(program: Path) -> Iterator[tuple[Runtime, Callable[[], Bundle]]]:
     directory = Path(tempfile.mkdtemp(prefix="gpurun-test.", dir="/var/tmp"))
     directory.chmod(0o711)
     bed = Bed()
-    runtime = Runtime(runtime_path(), bed, directory)
+    runtime = Runtime(str(program), bed, directory)
     busybox = Path(shutil.copy(shutil.which("busybox") or "busybox", directory / "busybox"))
 
     def bundle() -> Bundle:
@@ -273,14 +283,15 @@ def watched(
     return found, caller
 
 
-def table() -> list[Snapshot]:
-    with runtime_and_bundle() as (runtime, bundle):
+def table(program: Path, starter: bool) -> list[Snapshot]:
+    """What the processes of *program* have, which uses a *starter* or none."""
+    with runtime_and_bundle(program) as (runtime, bundle):
         log = runtime.directory / "log"
         b = bundle()
         container_id = runtime.new_id()
         runtime.prepare(b, container_id)
         stages = {
-            "clone3": [("starter", "before it clones the init")],
+            "clone3": [("starter", "before it clones the init")] if starter else [],
             "setsid": [("init", "its first step; the host's tree is its root")],
             "pivot_root": [("init", "the rootfs is built")],
             "sethostname": [("init", "in the rootfs")],
@@ -297,7 +308,7 @@ def table() -> list[Snapshot]:
         assert container.start().rc == 0
         log.unlink()
         stages = {
-            "setns": [("starter of exec", "before it enters a namespace")],
+            "setns": [("starter of exec" if starter else "setter", "before it enters a namespace")],
             "capset": [("setter", "before it drops its capabilities")],
             "setsid": [("exec process", "its first step: seen by the container")],
         }
@@ -316,13 +327,19 @@ def _untrace() -> None:
             os.waitpid(int(pid), 0)
 
 
-def document(rows: list[Snapshot]) -> str:
+def document(tables: dict[str, list[Snapshot]]) -> str:
+    text = HEAD
+    for title, rows in tables.items():
+        text += f"## {title}\n\n" + "\n".join(_lines(rows)) + "\n\n"
+    return text + TAIL.lstrip() + opens_of_images()
+
+
+def _lines(rows: list[Snapshot]) -> list[str]:
     lines = [
         "| process | stage | capabilities | namespaces | looked into | filter | open files |",
         "|---|---|---|---|---|---|---|",
     ]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return HEAD + "\n".join(lines) + "\n" + TAIL + opens_of_images()
+    return [*lines, *["| " + " | ".join(row) + " |" for row in rows]]
 
 
 def main(arguments: list[str]) -> int:
@@ -330,7 +347,11 @@ def main(arguments: list[str]) -> int:
         print("strace is not installed", file=sys.stderr)
         return 1
     into = Path(arguments[1]) if arguments[:1] == ["--into"] else DOCUMENT
-    into.write_text(document(table()))
+    tables = {}
+    for title, (name, starter) in PROGRAMS.items():
+        if (REPOSITORY / "build" / name).exists():
+            tables[title] = table(REPOSITORY / "build" / name, starter)
+    into.write_text(document(tables))
     subprocess.run(["cat", into], check=True)
     return 0
 

@@ -11,7 +11,7 @@ from socket import socketpair
 import pytest
 
 from gpurun.engine import messages
-from gpurun.engine.inside import init
+from gpurun.engine.inside import init_starter
 from gpurun.linux import process as lp
 from gpurun.ns.copyup import copy_up
 from gpurun.ns.namespaces import Join, NamespacePlan
@@ -95,7 +95,7 @@ def dumpable_when_born(namespaces: NamespacePlan) -> int:
         if pid == 0:
             try:
                 lp.prctl(lp.PR_SET_DUMPABLE, 1)
-                init._become_init(its.fileno())
+                init_starter._make_init(its.fileno())
             finally:
                 os._exit(9)
         names = tuple(f"{join.type} namespace" for join in namespaces.joins)
@@ -105,7 +105,7 @@ def dumpable_when_born(namespaces: NamespacePlan) -> int:
 
 def test_nobody_looks_into_an_init_that_joins_a_user_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its root could trace it from the first moment, in the host's tree still, where both are one user of the host."""
-    monkeypatch.setattr("gpurun.engine.inside.init.spawn", lambda *_: os._exit(10 + lp.prctl(3)))
+    monkeypatch.setattr("gpurun.engine.inside.init_starter.spawn", lambda *_: os._exit(10 + lp.prctl(3)))
     user, pid = Join("user", lp.CLONE_NEWUSER, "/x"), Join("pid", lp.CLONE_NEWPID, "/y")
     assert dumpable_when_born(NamespacePlan(lp.CLONE_NEWNS, (user, pid))) == 0
     made = NamespacePlan(lp.CLONE_NEWNS | lp.CLONE_NEWUSER)

@@ -50,3 +50,24 @@ def test_another_field_stops_the_build(
     with pytest.raises(subprocess.CalledProcessError):
         build(monkeypatch, fields, tmp_path / "front")
     assert "KNOWN_" in capfd.readouterr().err
+
+
+def test_the_c_library_is_in_it(tmp_path: Path, store: Store) -> None:
+    """So it starts without a dynamic loader, and asks for no version of the library."""
+    program = tmp_path / "front"
+    program.write_bytes(front.compile_best(front.compiler()))
+    program.chmod(0o755)
+    assert b"/ld-linux" not in program.read_bytes()[:4096]
+    assert front.glibc_of(program.read_bytes()) == 17
+    assert run(program, "--root", store.root, "state", "c").returncode == 0
+
+
+def test_without_the_library_s_archive_the_loader_brings_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: Store
+) -> None:
+    monkeypatch.setattr(front, "STATIC", ("-static-pie", "-L/nowhere", "-lnowhere"))
+    program = tmp_path / "front"
+    program.write_bytes(front.compile_best(front.compiler()))
+    program.chmod(0o755)
+    assert b"/ld-linux" in program.read_bytes()[:4096]
+    assert run(program, "--root", store.root, "state", "c").returncode == 0

@@ -187,5 +187,5 @@ def test_a_message_of_exec_that_cannot_be_read(runtime: Runtime, bundle: MakeBun
         met += 1
         assert result.rc == 255 and "cannot allocate memory" in result.err and result.err.count("\n") == 1, result
         assert children() <= before, f"left by exec, whose recvmsg #{number} failed"
-    assert met >= 8  # four messages, each of which is looked at and read
+    assert met >= 6  # three messages, or four with a starter, each of which is looked at and read
     assert container.delete("--force") == (0, "", "")

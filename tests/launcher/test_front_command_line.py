@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.builder.front import compile_front, compiler, join
+from gpurun.builder.front import STATIC, compile_front, compiler, join
 from tests.launcher.front import Store, falls_back, run
 
 pytestmark = pytest.mark.skipif(not compiler(), reason="there is no C compiler here")
@@ -134,6 +134,6 @@ def test_a_copy_and_a_link_find_the_launcher(places: Path, tmp_path: Path) -> No
 
 def test_it_fits_before_the_launcher_where_pages_have_64_kib() -> None:
     """As on aarch64, whose kernels may: the linker gives each segment of the program pages of its own."""
-    program = compile_front(compiler(), ("-Wl,-z,max-page-size=65536",))
-    assert len(program) > 64 << 10
+    program = compile_front(compiler(), ("-Wl,-z,max-page-size=65536",), STATIC)
+    assert len(program) > 512 << 10
     assert join(program, b"launcher").endswith(b"launcher")

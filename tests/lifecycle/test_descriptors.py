@@ -187,7 +187,8 @@ def test_of_execs_process(runtime: Runtime, bundle: MakeBundle, change: Change) 
 
 def test_of_execs_process_at_its_birth(runtime: Runtime, bundle: MakeBundle) -> None:
     """Its setter is born in the cgroup of the container and outside of its pid namespace, where nobody can look into it; if
-    the cgroup is frozen, it cannot move.  The host's /proc is open in it, and of the cgroup a read-only mount of its own."""
+    the cgroup is frozen, it cannot move.  The host's /proc is open in it, and of the cgroup a read-only mount of its own.
+    As a copy of the caller it has the caller's own program open for reading as well, until its first step."""
     container = runtime.start(bundle().sh("sleep 1000"))
     assert runtime("pause", container.id).rc == 0
     known = cgroup_processes(container)
@@ -205,6 +206,8 @@ def test_of_execs_process_at_its_birth(runtime: Runtime, bundle: MakeBundle) -> 
                 os.open(fd / "cgroup.max.depth", os.O_WRONLY)
     assert len(directories) == 1
     known_ones = {"/dev/null", "/proc", "socket", "pipe", "anon_inode", os.readlink(directories[0])}
+    if runtime.path.endswith("-fast"):
+        known_ones.add(os.path.realpath(runtime.path))
     assert {target for target in open_ if not target.startswith(str(runtime.directory))} <= known_ones
     assert runtime("resume", container.id).rc == 0
     assert caller.wait(20) == 0, (files / "err").read_text()

@@ -28,19 +28,23 @@ from gpurun.builder.launcher import (
     real_interpreter,
 )
 from gpurun.engine.state import State
-from gpurun.launcher.fresh_interpreter import CHILD_OPTION, EXEC_ENTRY, INIT_ENTRY
+from gpurun.launcher.sealed import OPTION
 from gpurun.oci import SPEC_VERSION
 
-#: Where in the file the launcher begins: more than the program needs.  Its few kilobytes are up to four segments, and on
-#: aarch64, whose kernels may have pages of 64 KiB, the linker gives each segment pages of its own.
-BASE = 256 << 10
+#: Where in the file the launcher begins: more than the program needs, which is linked with the C library in it.  On aarch64,
+#: whose kernels may have pages of 64 KiB, the linker gives each segment pages of its own.
+BASE = 1280 << 10
 #: Where any_python.py keeps launchers that were compiled for root.
 CACHE = "/var/cache/gpurun"
 SOURCE = PACKAGE / "launcher" / "front.c"
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror")
-HARDENED = ("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-fPIE", "-pie")
+HARDENED = ("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-fPIE")
 _GLIBC = re.compile(rb"GLIBC_2\.(\d+)\0")
 LINKED = ("-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack", "-s")
+#: With the C library in it the program starts in half the time (0.3 ms instead of 0.6): nothing is looked for and relocated.
+STATIC, DYNAMIC = ("-static-pie",), ("-pie",)
+#: The oldest glibc that a wheel's name can ask for, which one that needs none asks for as well (PEP 600).
+_OLDEST_GLIBC = 17
 
 
 def compiler(multiarch: str = "") -> list[str]:
@@ -52,13 +56,11 @@ def compiler(multiarch: str = "") -> list[str]:
 
 
 def constants() -> tuple[str, ...]:
-    """What the program takes over from gpurun: the fields of the state file, the entries of its children, and so on."""
+    """What the program takes over from gpurun: the fields of the state file, the name of an option, and so on."""
     fields = " ".join(f'X({name.upper()},"{name}")' for name in State._fields)
     texts = {
         "SPEC_VERSION": SPEC_VERSION,
-        "INIT_ENTRY": INIT_ENTRY,
-        "EXEC_ENTRY": EXEC_ENTRY,
-        "CHILD_OPTION": CHILD_OPTION,
+        "SEALED_OPTION": OPTION,
         "BUILD_NAME": build_name(read_sources()),
         "CACHE": CACHE,
     }
@@ -66,13 +68,26 @@ def constants() -> tuple[str, ...]:
     return (*numbers, f"-DSTATE_FIELDS(X)={fields}", *[f'-D{name}="{text}"' for name, text in texts.items()])
 
 
-def compile_front(command: list[str], more: tuple[str, ...] = ()) -> bytes:
-    """The program alone, made by the compiler *command* with the flags *more*; raises CalledProcessError."""
+def compile_front(
+    command: list[str], more: tuple[str, ...] = (), link: tuple[str, ...] = DYNAMIC, stderr: int | None = None
+) -> bytes:
+    """The program alone, made by the compiler *command* with the flags *more* and *link*; raises CalledProcessError.
+
+    *stderr* is where the compiler's own messages go, None for ours.
+    """
     with tempfile.TemporaryDirectory() as directory:
         made = Path(directory, "front")
         flags = ("-std=gnu11", "-O2", *WARNINGS, *HARDENED, *LINKED, *constants(), *more)
-        subprocess.run([*command, *flags, str(SOURCE), "-o", str(made)], check=True)
+        subprocess.run([*command, *flags, *link, str(SOURCE), "-o", str(made)], check=True, stderr=stderr)
         return made.read_bytes()
+
+
+def compile_best(command: list[str]) -> bytes:
+    """:func:`compile_front` with the C library in it, where this machine has the library's archive."""
+    try:
+        return compile_front(command, link=STATIC, stderr=subprocess.DEVNULL)
+    except subprocess.CalledProcessError:
+        return compile_front(command)
 
 
 def join(program: bytes, launcher: bytes) -> bytes:
@@ -86,10 +101,10 @@ def join(program: bytes, launcher: bytes) -> bytes:
 
 
 def glibc_of(program: bytes) -> int:
-    """The N of the oldest glibc 2.N that the compiled front of *program* runs with; 0 for a launcher without one."""
+    """The N of the oldest glibc 2.N that the compiled front of *program* runs with; 0 for a launcher without a front."""
     if not program.startswith(b"\x7fELF"):
         return 0
-    return max(int(minor) for minor in _GLIBC.findall(program[:BASE]))
+    return max((int(minor) for minor in _GLIBC.findall(program[:BASE])), default=_OLDEST_GLIBC)
 
 
 def build(output: Path, multiarch: str = "") -> bool:
@@ -99,7 +114,7 @@ def build(output: Path, multiarch: str = "") -> bool:
         output.unlink(missing_ok=True)
         return False
     launcher = assemble(real_interpreter(), git_commit(), base=BASE, multiarch=multiarch)
-    put(join(compile_front(command), launcher), output, run=not multiarch)
+    put(join(compile_best(command), launcher), output, run=not multiarch)
     return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpurun.errors import GpurunError, UnsupportedError, error_text
 from gpurun.launcher.fresh_interpreter import EXEC_ENTRY
+from gpurun.launcher.sealed import is_sealed
 from gpurun.paths import absolute_path
 
 TYPE_CHECKING = False
@@ -37,10 +38,14 @@ def execute(invocation: Invocation) -> int:
         if count < 0:
             raise GpurunError("--preserve-fds must not be negative")
         preserved = preserved_fds(count)
+        if is_sealed():
+            from gpurun.engine.caller.exec import exec_process
+
+            return exec_process(exec_options(invocation, preserved), None)
         from gpurun.engine.caller.start_init import dismiss, start_child
 
         started = start_child(EXEC_ENTRY, preserved)
-        from gpurun.engine.caller.exec import exec_process  # read while the child reads its own modules
+        from gpurun.engine.caller.exec import exec_process  # read while the starter reads its own modules
 
         try:
             options = exec_options(invocation, preserved)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpurun import log
 from gpurun.errors import GpurunError, error_text
 from gpurun.launcher.fresh_interpreter import INIT_ENTRY
+from gpurun.launcher.sealed import is_sealed
 from gpurun.paths import absolute_path
 
 TYPE_CHECKING = False
@@ -38,10 +39,15 @@ def create_options(invocation: Invocation, preserved: tuple[int, ...] = ()) -> C
 
 
 def _make(invocation: Invocation) -> Created:
-    """Create the container; the child that is to make its init is started before anything else is even read."""
+    """Create the container.  The starter that is to make its init is started before anything else is even read; in a sealed
+    interpreter most containers need none."""
     from gpurun.engine.caller.preserved import listen_fds, preserved_fds
 
     preserved = preserved_fds(invocation.number("preserve-fds") + listen_fds())
+    if is_sealed():
+        from gpurun.engine.caller.create import create as make
+
+        return make(create_options(invocation, preserved), None)
     from gpurun.engine.caller.start_init import dismiss, start_child
 
     started = start_child(INIT_ENTRY, preserved)

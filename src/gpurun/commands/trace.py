@@ -16,6 +16,7 @@ import tempfile
 from gpurun.errors import GpurunError
 from gpurun.formats.strace import parse_calls
 from gpurun.launcher.fresh_interpreter import MAIN_ENTRY, child_command
+from gpurun.launcher.sealed import all_variables
 from gpurun.library.timeline import as_text, timeline
 from gpurun.library.timeline_svg import as_html, as_svg
 from gpurun.output import write_stderr
@@ -41,7 +42,7 @@ def traced_run(file: str, container_id: str) -> int:
         old = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGQUIT)]
         try:
             # The terminal's signals are for the container, to which gpurun hands them on.
-            code = subprocess.run(words, close_fds=False, preexec_fn=_default_signals).returncode
+            code = subprocess.run(words, close_fds=False, env=all_variables(), preexec_fn=_default_signals).returncode
         finally:
             for number, handler in old:
                 signal.signal(number, handler)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import posix
-
 from gpurun.engine.hook_output import close_outputs, open_outputs
 from gpurun.engine.hooks import in_directory, run_hook, run_hooks
 from gpurun.errors import StepError
+from gpurun.launcher.sealed import all_variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def _own_environment() -> dict[str, str]:
-    return {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
+    return {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in all_variables().items()}
 
 
 def run_host_hooks(name: str, hooks: tuple[OciHook, ...], state: str, bundle: str, files: tuple[str, str]) -> None:

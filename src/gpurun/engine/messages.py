@@ -1,5 +1,7 @@
 """The messages between the parent (create) and the container's init: a small set, over one Unix socket.
 
+Without a starter the init is a copy of the parent, and nothing is said between starter and parent.
+
     starter → parent  child PID                 a process was made, the parent's to end and to reap
                       spawned PID               the init, in its namespaces and cgroup; the starter ends
                       failed TEXT               the init could not be made
@@ -19,7 +21,7 @@
     parent → init   go                          after spawned (what is lent to it is there), hooks, ready
                     source                      with the open tree
 
-exec's processes (exec_init.py) are the starter, the setter and the process, and speak the same way:
+exec's processes (exec_init.py) are the starter, if there is one, the setter and the process, and speak the same way:
 
     starter → parent  move PID DEAD FILE        the setter PID is to be moved into the cgroup that came with the plan as the
                                                 file of index FILE, and DEAD to be reaped, which could not be born
@@ -101,6 +103,15 @@ def report(fd: int, word: str, *values: int | str) -> None:
     """Write one message to the parent; raises BrokenPipeError when it is gone."""
     data = " ".join([word, *[str(value) for value in values]]).encode("utf-8", "surrogateescape")[:_MAX_REPORT]
     write_all(fd, len(data).to_bytes(4, "little") + data)
+
+
+def channel() -> tuple[int, int]:
+    """A new channel: (the parent's end, the other end); the kernel says who sends what the parent reads."""
+    from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socketpair
+
+    ours, its = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
+    expect_reports(ours.fileno())
+    return ours.detach(), its.detach()
 
 
 def expect_reports(fd: int) -> None:

@@ -57,7 +57,7 @@ SIGRTMIN, SIGRTMAX = 34, 64
 _FAULTS = frozenset([NUMBERS[name] for name in ("ILL", "TRAP", "BUS", "FPE", "SEGV")])
 _UNCHANGEABLE = frozenset([NUMBERS["KILL"], NUMBERS["STOP"], 32, 33])
 #: All that we can be sent and that is not about ourselves.
-_FROM_OTHERS = frozenset(range(1, SIGRTMAX + 1)) - _FAULTS - _UNCHANGEABLE
+FROM_OTHERS = frozenset(range(1, SIGRTMAX + 1)) - _FAULTS - _UNCHANGEABLE
 #: Those that ask a process to end.
 ENDING = tuple([NUMBERS[name] for name in ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM")])
 
@@ -97,8 +97,8 @@ def send_signal(pidfd: int, number: int) -> None:
 
 def block_signals() -> set[int]:
     """Block every signal but those that tell of a fault of our own; returns them, for :func:`wait_signal`."""
-    _signal.pthread_sigmask(_signal.SIG_BLOCK, _FROM_OTHERS)
-    return set(_FROM_OTHERS)
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, FROM_OTHERS)
+    return set(FROM_OTHERS)
 
 
 def wait_signal(blocked: set[int]) -> int:
@@ -138,7 +138,7 @@ def watch_signals() -> int:
     """A non-blocking descriptor from which the numbers of the signals that we get can be read, a byte each."""
     read, write = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
     _signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    for number in _FROM_OTHERS:
+    for number in FROM_OTHERS:
         _signal.signal(number, _ignore)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
     return read

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     # (none are listed of another project's, where imports may go round in circles and importlib must do them).
     Entry = tuple[int, int, bool, tuple[str, ...]]
 
-_SIGINT, _SIGKILL = 2, 9
+_SIGINT = 2
 
 
 class Bundle:
@@ -31,10 +31,20 @@ class Bundle:
     def __init__(self, fd: int, index: dict[str, Any]) -> None:
         self.fd = fd
         self.modules: dict[str, Entry] = index["modules"]
-        self.libraries: tuple[tuple[str, ...], int, int] = index["libraries"]
+        self.late: tuple[tuple[str, ...], int, int] = index["late"]  # packages with modules in the second index; where it is
         self.extensions: dict[str, str] = index["extensions"]
         self.python = sys.orig_argv[0]  # not sys.executable: PYTHONEXECUTABLE changes that, in spite of -I
         self.child_code: str = index["child_code"]
+
+    def entry(self, name: str) -> Entry | None:
+        """What the index says of module *name*; None for what is not in the file."""
+        found = self.modules.get(name)
+        if found is None and self.late[2] and name.partition(".")[0] in self.late[0]:
+            packages, offset, size = self.late
+            self.late = (packages, offset, 0)
+            self.modules.update(loads(self.read(size, offset)))
+            found = self.modules.get(name)
+        return found
 
     def code(self, name: str) -> CodeType | None:
         """The code of module *name*, None when it has none."""
@@ -53,9 +63,11 @@ class Bundle:
             raise
 
     def load(self, name: str) -> ModuleType:
-        """Make the module *name*, after those that it imports."""
+        """Make the module *name*, after those that it imports; raises ImportError for one that is not in the file."""
         modules = sys.modules
-        entry = self.modules[name]
+        entry = self.entry(name)
+        if entry is None:
+            raise ImportError(f"gpurun has no module {name}")
         self.load_imports(name)
         module = type(sys)(name)
         if entry[2]:
@@ -77,10 +89,7 @@ class Bundle:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
         """importlib's question; the answer is None for what is not in the file."""
-        entry = self.modules.get(name)
-        if entry is None and name in self.libraries[0]:
-            self.modules.update(loads(self.read(self.libraries[2], self.libraries[1])))
-            entry = self.modules[name]
+        entry = self.entry(name)
         if entry is None:
             where = self.extensions.get(name)
             if where is None or not _exists(where):  # the interpreter's own search finds it in another installation
@@ -119,7 +128,7 @@ def boot(fd: int, index: dict[str, Any], entry: str = "") -> NoReturn:
     else:
         sys.argv = sys.argv[1:]
         if sys.getfilesystemencoding() != "utf-8":  # an 8-bit locale, but the paths in JSON documents are UTF-8
-            given = [f"-X{name}={value}" for name, value in sys._xoptions.items()]
+            given = [f"-X{name}={value}" for name, value in sys._xoptions.items() if name != "gpurun-sealed"]
             posix.execv(sys.orig_argv[0], [sys.orig_argv[0], "-IS", "-Xutf8", *given, "-c", index["main_code"], *sys.argv])
         low = []
         while fd < 3:  # started with closed descriptors: leave 0 to 2 to what belongs there
@@ -133,16 +142,14 @@ def boot(fd: int, index: dict[str, Any], entry: str = "") -> NoReturn:
     sys.gpurun_bundle = bundle  # type: ignore[attr-defined]
     module, _, function = (entry or "gpurun.__main__:main").partition(":")
     try:
+        if not entry and "gpurun-sealed" in sys._xoptions:
+            bundle.load("gpurun.launcher.sealed").take_own_variables()
         code = getattr(bundle.load(module), function)()
     except Exception as e:  # errors of commands are told by __main__: this one is of the file itself, or of memory
         if not entry:  # of a child its parent tells
             text = getattr(e, "strerror", None) or f"{type(e).__name__}: {e}"
             posix.write(2, f"gpurun cannot read its own program: {text.lower()}\n".encode("utf-8", "replace"))
         posix._exit(1)
-    if sys._xoptions.get("gpurun-child"):  # the compiled front has started a child, and the command has not come to use it
-        child = int(str(sys._xoptions["gpurun-child"]).partition(",")[0])
-        posix.kill(child, _SIGKILL)
-        posix.waitpid(child, 0)
     try:
         if sys.stderr is not None:  # nothing waits in stdout: see output.py
             sys.stderr.flush()

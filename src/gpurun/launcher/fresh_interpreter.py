@@ -11,15 +11,13 @@ import sys
 
 from gpurun.record import Record
 
-#: How the compiled front says which child it has started: ``-X gpurun-child=PID,DESCRIPTOR`` (see ``front.c``).
-CHILD_OPTION = "gpurun-child"
 _SOURCE_CODE = "import sys;sys.path.insert(0,{!r});from gpurun.launcher.fresh_interpreter import run;run()"
 
 
-INIT_ENTRY = "gpurun.engine.inside.init:main"
+INIT_ENTRY = "gpurun.engine.inside.init_starter:main"
 
 
-EXEC_ENTRY = "gpurun.engine.inside.exec_init:main"
+EXEC_ENTRY = "gpurun.engine.inside.exec_starter:main"
 
 
 NVML_ENTRY = "gpurun.gpu.host.nvml_process:main"
@@ -72,13 +70,10 @@ def command_line(entry: str) -> tuple[str, ...]:
     return (bundle.python, "-ISBc", code, entry)
 
 
-def given_child() -> tuple[int, int] | None:
-    """(pid, descriptor) of the child that the compiled front has started, once; None when there is none (any more)."""
-    given = sys._xoptions.pop(CHILD_OPTION, "")
-    if not isinstance(given, str) or not given:
-        return None
-    pid, _, fd = given.partition(",")
-    return int(pid), int(fd)
+def program_file() -> tuple[int, ...]:
+    """The descriptor of the launcher's file, from which modules are imported; () where there is none."""
+    bundle = getattr(sys, "gpurun_bundle", None)
+    return () if bundle is None or bundle.fd < 0 else (bundle.fd,)
 
 
 def end_imports() -> None:

@@ -5,8 +5,8 @@
  * files, for the plainest form of these commands.  For every other command, for every container with something more to do, and
  * for whatever it does not understand, it falls back: it becomes the launcher that is appended to it (execve of the interpreter
  * line at byte BASE), which is `defer_to_python`; a function that is called `require_...` returns only where that is not needed.
- * So every rare path and every error text is in Python only.  For `create`, `run` and `exec` it starts the
- * starter, the interpreter that will make the container's process, while the launcher's own starts.
+ * So every rare path and every error text is in Python only.  For `create`, `run` and `exec` it
+ * seals the interpreter before it becomes the launcher, so that the container's process can be a copy of it.
  *
  * The rule that makes this safe: nothing is changed until everything is understood, and what is changed first leaves a
  * container that the launcher can go on with.  What was made in a rootfs is for the launcher alone to undo: nothing here reads
@@ -337,19 +337,6 @@ static const char *default_root(void)
 	return text(root, "%s/gpurun", runtime);
 }
 
-/* What the child of this command begins with, NULL for one that needs none or that is handed descriptors for it. */
-static const char *child_entry(const char *command)
-{
-	for (int i = 1; i < argument_count; i++)
-		if (strstr(arguments[i], "preserve-fds"))
-			return NULL;
-	if (getenv("LISTEN_FDS"))
-		return NULL;
-	if (strcmp(command, "create") == 0 || strcmp(command, "run") == 0)
-		return INIT_ENTRY;
-	return strcmp(command, "exec") == 0 ? EXEC_ENTRY : NULL;
-}
-
 int main(int argc, char **argv)
 {
 	static struct container c;
@@ -378,9 +365,8 @@ int main(int argc, char **argv)
 	}
 	if (argc - at < 2)
 		defer_to_python();
-	const char *entry = child_entry(argv[at]);
-	if (entry)
-		defer_with_child(entry);
+	if (strcmp(argv[at], "create") == 0 || strcmp(argv[at], "run") == 0 || strcmp(argv[at], "exec") == 0)
+		become_launcher(true);
 	const char *command = argv[at], *id = argv[at + 1], *more = argc - at == 3 ? argv[at + 2] : NULL;
 	bool to_kill = strcmp(command, "kill") == 0, to_delete = strcmp(command, "delete") == 0;
 	bool force = to_delete && more && (strcmp(id, "--force") == 0 || strcmp(id, "-f") == 0);

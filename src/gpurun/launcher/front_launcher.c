@@ -1,13 +1,14 @@
 /*
  * A part of front.c: becoming the launcher that stands behind the program, under the interpreter that its bytecode is for, or
- * under another one with what any_python.py has compiled for that; and the starter that is begun before, for create and exec.
+ * under another one with what any_python.py has compiled for that; for create, run and exec in an interpreter that is sealed, so
+ * that the container's process can be a copy of it.
  */
 
 /* An interpreter, and the launcher whose bytecode is for it: the one behind us, or one that any_python.py has compiled. */
 struct way {
 	char python[PATH_BYTES], file[PATH_BYTES];
 	off_t begin;  /* where the launcher begins in the file */
-	bool certain; /* that the bytecode is for this interpreter, so that a child can be started */
+	bool certain; /* that the bytecode is for this interpreter, which then has our options to read */
 };
 
 enum { OLDEST_PYTHON = 11, NEWEST_PYTHON = 40 };
@@ -137,45 +138,58 @@ static void drop_python_variables(void)
 		*kept = NULL;
 }
 
-/* Start the interpreter that is to make the container's process, of which start_child in gpurun/engine/caller/start_init.py tells: sealed,
- * with its end of a socket.  Returns what the launcher is told of it, NULL when there is none: then the launcher starts one. */
-static const char *start_child(char *python, char *code, const char *launcher_file, const char *entry)
+/* The interpreter's file as a read-only mount of its own, of which nothing can be changed through /proc/PID/exe: what
+ * engine/caller/start_init.py does where there is no front.  -1 where this process may make no mounts. */
+static int seal(const char *python)
 {
-	static char option[64], file[16], socket[16];
-	struct mount_attr sealed = { .attr_set = MOUNT_ATTR_RDONLY, .propagation = MS_PRIVATE };
-	char *const words[] = { python, "-ISBc", code, file, (char *)(uintptr_t)entry, socket, NULL }, *const empty[] = { NULL };
+	struct mount_attr read_only = { .attr_set = MOUNT_ATTR_RDONLY, .propagation = MS_PRIVATE };
 	int tree = (int)syscall(SYS_open_tree, AT_FDCWD, python, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
-	int fd = open(launcher_file, O_RDONLY | O_CLOEXEC), ends[2];
-	volatile bool failed = false; /* set by the child, which has our memory until it execs */
 
-	if (tree < 0 || fd < 0 || syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &sealed, sizeof sealed) < 0 ||
-	    socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
-		return NULL;
-	snprintf(file, sizeof file, "%d", fd);
-	snprintf(socket, sizeof socket, "%d", ends[1]);
-	pid_t pid = vfork();
-	if (pid == 0) {
-		if (syscall(SYS_close_range, 3, ~0U, CLOSE_RANGE_CLOEXEC) == 0 && fcntl(fd, F_SETFD, 0) == 0 &&
-		    fcntl(ends[1], F_SETFD, 0) == 0)
-			syscall(SYS_execveat, tree, "", words, empty, AT_EMPTY_PATH);
-		failed = true;
-		_exit(1);
+	if (tree >= 0 && syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH, &read_only, sizeof read_only) < 0) {
+		close(tree);
+		return -1;
 	}
-	close(tree);
-	close(fd);
-	close(ends[1]);
-	if (pid < 0 || failed || fcntl(ends[0], F_SETFD, 0) < 0) {
-		close(ends[0]);
-		if (pid > 0)
-			waitpid(pid, NULL, 0);
-		return NULL;
-	}
-	snprintf(option, sizeof option, CHILD_OPTION "=%d,%d", (int)pid, ends[0]);
-	return option;
+	return tree;
 }
 
-/* Become the launcher, with the arguments that we were given; with `entry`, a child that will call it is started before. */
-static _Noreturn void defer_with_child(const char *entry)
+/* A file in memory with the variables of the environment, each ended by a zero byte; -1 when it cannot be made. */
+static int save_environment(void)
+{
+	int fd = (int)syscall(SYS_memfd_create, "environment", 0U);
+	FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
+
+	for (char **at = environ; file && at && *at; at++)
+		fwrite(*at, strlen(*at) + 1, 1, file);
+	if (!file || fflush(file) != 0) {
+		if (fd >= 0)
+			close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+/* Become the launcher in an interpreter that is sealed, and that has none of the environment in its memory
+ * (launcher/sealed.py).  The second and the third of `words` are for the option that tells it so.  Returns where that cannot be
+ * done: then the launcher does without. */
+static void become_sealed(char **words)
+{
+	static char option[64];
+	char *const empty[] = { NULL };
+	int tree = seal(words[0]), variables = tree < 0 ? -1 : save_environment();
+
+	if (variables >= 0) {
+		snprintf(option, sizeof option, SEALED_OPTION "=%d", variables);
+		words[1] = "-X";
+		words[2] = option;
+		syscall(SYS_execveat, tree, "", words, empty, AT_EMPTY_PATH);
+		close(variables);
+	}
+	if (tree >= 0)
+		close(tree);
+}
+
+/* Become the launcher, with the arguments that we were given; `sealed`, where that can be. */
+static _Noreturn void become_launcher(bool sealed)
 {
 	static char header[LINE_MAX_BYTES + 1];
 	static struct way way;
@@ -191,23 +205,14 @@ static _Noreturn void defer_with_child(const char *entry)
 			no_python(self);
 		close(fd);
 		fd = open(way.file, O_RDONLY | O_CLOEXEC);
-		/* "#!python -ISBc<code>", a comment, "# child: <code>": see launcher.py */
+		/* "#!python -ISBc<code>": see launcher.py */
 		memset(header, 0, sizeof header);
 		if (fd >= 0 && pread(fd, header, LINE_MAX_BYTES, way.begin) > 0 && (blank = strchr(header, ' ')) &&
 		    (end = strchr(header, '\n')) && blank < end) {
-			char *code = strstr(header, "\n# child: "), *code_end = code ? strchr(code + 1, '\n') : NULL;
-
 			*end = *blank = '\0';
-			if (code_end)
-				*code_end = '\0';
 			close(fd);
-			const char *child = entry && way.certain && code_end ?
-						    start_child(way.python, code + strlen("\n# child: "), way.file, entry) : NULL;
 			words[count++] = way.python;
-			if (child) {
-				words[count++] = "-X";
-				words[count++] = (char *)(uintptr_t)child;
-			}
+			count += 2; /* room for the option of become_sealed */
 			if (strcmp(way.file, self) != 0) { /* whose name is not the one that we were called by */
 				static char called[PATH_BYTES + 32];
 
@@ -219,7 +224,10 @@ static _Noreturn void defer_with_child(const char *entry)
 			words[count++] = way.file;
 			for (int i = 1; i < argument_count; i++)
 				words[count++] = arguments[i];
-			execv(words[0], words);
+			if (sealed && way.certain)
+				become_sealed(words);
+			words[2] = way.python;
+			execv(words[2], words + 2);
 		}
 	}
 	dprintf(2, "gpurun: cannot become the launcher in %s: %s\n", self ? self : "this program", strerror(errno));
@@ -228,5 +236,5 @@ static _Noreturn void defer_with_child(const char *entry)
 
 static _Noreturn void defer_to_python(void)
 {
-	defer_with_child(NULL);
+	become_launcher(false);
 }

@@ -34,9 +34,12 @@ def clone_into(flags: int, cgroup_fd: int, move: Callable[[int, int], None]) -> 
         posix.close(write)
         return _moved(flags, move, 0)
     if dead == 0:
-        posix.close(read)
-        posix.write(write, b"\n")
-        posix.close(write)
+        try:
+            posix.close(read)
+            posix.write(write, b"\n")
+            posix.close(write)
+        except BaseException:  # which would go on as the caller
+            posix._exit(1)
         return 0, -1
     posix.close(write)
     alive = posix.read(read, 1)
@@ -52,10 +55,13 @@ def _moved(flags: int, move: Callable[[int, int], None], dead: int) -> tuple[int
     read, write = posix.pipe2(O_CLOEXEC)
     pid, pidfd = clone3(flags)
     if pid == 0:
-        posix.close(write)
-        if not posix.read(read, 1):
-            posix._exit(1)  # the parent gave up
-        posix.close(read)
+        try:
+            posix.close(write)
+            if not posix.read(read, 1):
+                posix._exit(1)  # the parent gave up
+            posix.close(read)
+        except BaseException:
+            posix._exit(1)
         return 0, -1
     posix.close(read)
     with Fd(write):

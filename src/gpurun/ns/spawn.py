@@ -2,8 +2,8 @@
 
 The usual case is one clone3(2): the child is born in nearly all new namespaces and in its cgroup.  When a user or pid
 namespace is joined, any other beside a new user namespace, or a time namespace made, a helper goes first: it enters or
-makes these, clones the child and ends.  All are made as siblings of the caller (CLONE_PARENT), which is a child of create
-itself: create is to be their parent and to wait for them.
+makes these, clones the child and ends.  Whoever calls from a starter makes all of them as siblings of it (CLONE_PARENT):
+create is to be their parent and to wait for them.
 
 The child runs in a copy of this interpreter, so what it does here is little and imports nothing.
 
@@ -59,23 +59,35 @@ def open_joins(plan: NamespacePlan) -> tuple[tuple[Join, int], ...]:
     return tuple(opened)
 
 
-def spawn(plan: NamespacePlan, joins: tuple[tuple[Join, int], ...], cgroup_fd: int, told: Callable[[int], None]) -> int:
+def spawn(
+    plan: NamespacePlan,
+    joins: tuple[tuple[Join, int], ...],
+    cgroup_fd: int,
+    told: Callable[[int], None],
+    relation: int = CLONE_PARENT,
+) -> int:
     """Make a process in the namespaces of *plan*, born in the cgroup; returns its pid, and 0 in the process itself.
 
+    It is a sibling of this process (*relation* CLONE_PARENT) or a child (0, which is for a plan that needs no helper).
     ``told(pid)`` is called for each process that is made, at once, so that our parent can end and reap it; after an error
     (raised in the caller) all have been told.  A mount namespace to join is left to the new process: it still has to see the
     host's files.  Raises :class:`GpurunError` when a process cannot be made or cannot enter a namespace.
     """
-    made = _spawn(plan, joins, cgroup_fd, True, told)
+    made = _spawn(plan, joins, cgroup_fd, True, told, relation)
     if made < 0 and cgroup_fd >= 0:
-        made = _spawn(plan, joins, cgroup_fd, False, told)
+        made = _spawn(plan, joins, cgroup_fd, False, told, relation)
     if made < 0:
         raise GpurunError("the process of the container ended while its namespaces were made")
     return made
 
 
 def _spawn(
-    plan: NamespacePlan, joins: tuple[tuple[Join, int], ...], cgroup_fd: int, inside: bool, told: Callable[[int], None]
+    plan: NamespacePlan,
+    joins: tuple[tuple[Join, int], ...],
+    cgroup_fd: int,
+    inside: bool,
+    told: Callable[[int], None],
+    relation: int,
 ) -> int:
     """As :func:`spawn`; the child is born *inside* the cgroup, or moved there.  -1 when it ended without an answer."""
     ask_r, ask_w = posix.pipe2(O_CLOEXEC)
@@ -83,7 +95,7 @@ def _spawn(
     helper = plan.needs_helper
     flags = plan.new & ~_late(plan, helper)
     try:
-        pid, pidfd = clone3(CLONE_PARENT | (0 if helper else flags), cgroup_fd if inside else -1)
+        pid, pidfd = clone3(relation | (0 if helper else flags), cgroup_fd if inside else -1)
     except BornElsewhere:
         for fd in (ask_r, ask_w, answer_r, answer_w):
             posix.close(fd)
@@ -91,11 +103,14 @@ def _spawn(
     except OSError as e:
         raise StepError("clone3(2) a process", _wanted(plan), e.errno, _remedy(plan, e.errno)) from None
     if pid == 0:
-        posix.close(ask_r)
-        posix.close(answer_w)
-        _in_child(plan, joins, (ask_w, answer_r), helper, inside)
-        posix.close(ask_w)
-        posix.close(answer_r)
+        try:
+            posix.close(ask_r)
+            posix.close(answer_w)
+            _in_child(plan, joins, (ask_w, answer_r), helper, inside)
+            posix.close(ask_w)
+            posix.close(answer_r)
+        except BaseException:  # which would go on as the caller
+            posix._exit(1)
         return 0
     for fd in (pidfd, ask_w, answer_r):
         posix.close(fd)

@@ -62,15 +62,21 @@ def test_an_init_that_ends(monkeypatch: pytest.MonkeyPatch, channel: int, dead_c
             os.waitpid(dead_child, 0)
 
 
+def conversation(channel: int, started: Started) -> Any:
+    """What exec says with the processes that *started* makes."""
+    made = vars(engine_exec)["_Conversation"](plan(base()).init, STATE, "/nonexistent", channel, [])
+    made.begin_with_starter(started, {}, {})
+    return made
+
+
 @pytest.mark.parametrize(("counts", "hint"), [((3, 4), " (possibly OOM-killed)"), ((3, 3), "")])
 def test_a_process_of_exec_that_ends(
     monkeypatch: pytest.MonkeyPatch, channel: int, counts: tuple[int, int], hint: str
 ) -> None:
     answers = iter(counts)
     monkeypatch.setattr(vars(engine_exec)["control"], "oom_kill_count", lambda path: next(answers))
-    process: Any = vars(engine_exec)["_serve"]
     with pytest.raises(GpurunError) as caught:
-        process(plan(base()).init, Started(0, channel), {}, {}, STATE, "/nonexistent", [])
+        conversation(channel, Started(0, channel)).serve()
     assert str(caught.value) == f"unable to start container process: it ended before it could start{hint}"
 
 
@@ -129,9 +135,8 @@ def test_a_setter_that_says_something_before_its_time(
     answers = iter([ours, *[other.fileno()] * 2])
     receive = messages.receive_report
     monkeypatch.setattr(messages, "receive_report", lambda fd, senders: receive(next(answers), senders))
-    process: Any = vars(engine_exec)["_serve"]
     with other, others_end, pytest.raises(GpurunError) as caught:
-        process(plan(base()).init, Started(starter, ours), {}, {}, STATE, "/nonexistent", [])
+        conversation(ours, Started(starter, ours)).serve()
     assert f'"{words[-1]}" must not come from process {setter}' in str(caught.value)
     assert prepared == [setter] * (words[0] == "ready")
     for pid in (starter, setter):

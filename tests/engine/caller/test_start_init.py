@@ -12,7 +12,7 @@ import pytest
 from gpurun.cdi.edits import ContainerEdits, EditMount
 from gpurun.engine import messages
 from gpurun.engine.caller.bundle import CreateOptions, plan_bundle
-from gpurun.engine.caller.start_init import Started, edits_come_first, tell
+from gpurun.engine.caller.start_init import Started, tell
 from gpurun.engine.plan.container import Plan, make_plan
 from gpurun.oci.config import read_config
 from gpurun.oci.default_spec import default_spec
@@ -53,15 +53,15 @@ def with_edits(config: dict[str, Any], made: ContainerEdits) -> Plan:
 
 def test_edits_come_before_the_plan_only_where_the_host_s_mounts_are_the_init_s() -> None:
     config = base()
-    assert edits_come_first(with_edits(config, edits("/a")))
-    assert not edits_come_first(with_edits(config, edits()))
-    assert not edits_come_first(with_edits(config, ContainerEdits(env=("A=b",))))
+    assert with_edits(config, edits("/a")).edits_come_first
+    assert not with_edits(config, edits()).edits_come_first
+    assert not with_edits(config, ContainerEdits(env=("A=b",))).edits_come_first
     joined = base()
     for namespace in joined["linux"]["namespaces"]:
         if namespace["type"] == "mount":
             namespace["path"] = "/proc/1/ns/mnt"
-    assert not edits_come_first(with_edits(joined, edits("/a")))
+    assert not with_edits(joined, edits("/a")).edits_come_first
     inside = base()
     inside["linux"]["namespaces"].append({"type": "user"})
     inside["linux"]["uidMappings"] = inside["linux"]["gidMappings"] = [{"containerID": 0, "hostID": 100000, "size": 65536}]
-    assert not edits_come_first(with_edits(inside, edits("/a")))
+    assert not with_edits(inside, edits("/a")).edits_come_first

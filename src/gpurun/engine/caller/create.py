@@ -16,13 +16,15 @@ from gpurun.engine import messages
 from gpurun.engine import state as store
 from gpurun.engine.caller import cgroup, host_resources
 from gpurun.engine.caller.bundle import CreateOptions, plan_bundle
-from gpurun.engine.caller.rollback import ROOT_MOUNT, ROOTFS, STARTER, STATE_DIRECTORY, Rollback
+from gpurun.engine.caller.rollback import PROCESSES, ROOT_MOUNT, ROOTFS, STARTER, STATE_DIRECTORY, Rollback
 from gpurun.engine.caller.serve_init import serve_init
-from gpurun.engine.caller.start_init import await_init, dismiss, edits_come_first, tell
+from gpurun.engine.caller.start_init import await_init, dismiss, kill_children, start_child, tell
+from gpurun.engine.clone.init import can_clone_init, clone_init
 from gpurun.engine.hook_output import open_outputs
 from gpurun.engine.plan.container import STAYS_WRITABLE, Plan
 from gpurun.errors import ConfigError, GpurunError, oserror_text
 from gpurun.gpu.host.device_numbers import node_minors
+from gpurun.launcher.fresh_interpreter import INIT_ENTRY
 from gpurun.linux import process as lp
 from gpurun.linux import procfs
 from gpurun.linux.files import O_CLOEXEC, write_atomically
@@ -34,6 +36,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.engine.caller.start_init import Started
     from gpurun.engine.gpus.leases import GrantedLease
+    from gpurun.ns.namespaces import Join
 
 
 class Created(Record):
@@ -46,13 +49,15 @@ class Created(Record):
     placeholder: int = 0  # a process of ours in the scope, for engine.caller.cgroup.release when all is known; 0 for none
 
 
-def create(options: CreateOptions, started: Started) -> Created:
-    """Make the container of *options*, up to the point where its init waits for ``start``; *started* makes the init.
+def create(options: CreateOptions, started: Started | None) -> Created:
+    """Make the container of *options*, up to the point where its init waits for ``start``; *started* makes the init, where
+    it has been started already.
 
     Raises :class:`GpurunError`; then nothing of the container is left.
     """
     rollback = Rollback()
-    rollback.add(STARTER, lambda: dismiss(started))
+    if started is not None:
+        _will_dismiss(started, rollback)
     try:
         store.check_id(options.id)
 
@@ -64,7 +69,10 @@ def create(options: CreateOptions, started: Started) -> Created:
 
         granted: list[GrantedLease] = []
         data, plan = plan_bundle(options, check, started, granted)
-        if edits_come_first(plan):
+        if started is None and not can_clone_init(plan):
+            started = start_child(INIT_ENTRY, options.preserved)
+            _will_dismiss(started, rollback)
+        if started is not None and plan.edits_come_first:
             tell(started, "edits", to_wire(plan.init.edits), plan.rootfs, plan.init.propagation, plan.init.mount_label)
         plan = with_secret_keyring(with_filter(plan, options.root))
         log.debug(f"planned: rootfs {plan.rootfs}, cgroup {plan.cgroup.path or 'of the caller'}")
@@ -74,11 +82,19 @@ def create(options: CreateOptions, started: Started) -> Created:
         raise
 
 
-class _Creation:
-    """A container being made; its methods are the phases of create, called one after the other by :meth:`apply`."""
+def _will_dismiss(started: Started, rollback: Rollback) -> None:
+    rollback.add(STARTER, lambda: dismiss(started))
 
-    def __init__(self, options: CreateOptions, plan: Plan, started: Started, rollback: Rollback) -> None:
+
+class _Creation:
+    """A container being made; its methods are the phases of create, called one after the other by :meth:`apply`.
+
+    *started* makes the init; None where it becomes a copy of this process.
+    """
+
+    def __init__(self, options: CreateOptions, plan: Plan, started: Started | None, rollback: Rollback) -> None:
         self.options, self.plan, self.started, self.rollback = options, plan, started, rollback
+        self.channel = -1 if started is None else started.channel
         self.directory = store.directory(options.root, options.id)
 
     def apply(self, data: bytes, granted: list[GrantedLease]) -> Created:
@@ -89,7 +105,8 @@ class _Creation:
         if posix.environ.get(b"NOTIFY_SOCKET"):
             posix.mkdir(f"{self.directory}/notify", 0o755)
         posix.mkfifo(store.fifo_path(options.root, options.id), 0o600)
-        placeholder = cgroup.make(self.plan, self.rollback, self._exclusive, self.started.pid)
+        children = (self.started.pid,) if self.started is not None else ()
+        placeholder = cgroup.make(self.plan, self.rollback, self._exclusive, *children)
         if not self.plan.init.mount_namespace:
             self._mount_root()
 
@@ -106,14 +123,14 @@ class _Creation:
             bind(one, state)
         log.debug(f"the init is process {pid}, in its namespaces and its cgroup")
 
-        serve_init(self.plan, state, self.started.channel, self._exclusive, self.rollback)
+        serve_init(self.plan, state, self.channel, self._exclusive, self.rollback)
         master = self._hand_over(ours, pidfd)
         state = replace(state, created=store.rfc3339_now())
         store.save(options.root, state)
         log.debug("the container is created: its process waits for start")
         if options.pid_file:
             store.write_pid_file(options.pid_file, pid)
-        posix.close(self.started.channel)
+        posix.close(self.channel)
         for child in done:
             posix.waitpid(child, 0)
         return Created(state, self.plan, pidfd, master, placeholder)
@@ -167,14 +184,12 @@ class _Creation:
             **{f"{join.type} namespace": fd for join, fd in joins},
         }
         files = {name: fd for name, fd in files.items() if fd >= 0}
-        first = edits_come_first(plan)
-        init = replace(plan.init, edits=ContainerEdits()) if first else plan.init
-        message = ("plan", init.process.oom_score_adj, to_wire(plan.namespaces), to_wire(init), tuple(files), first)
-        try:
-            messages.send_files(self.started.channel, tuple(files.values()), *message)
-        except BrokenPipeError:
-            messages.hang_up(self.started.channel)  # it has ended; its last message, if any, says why
-        pid, done = await_init(self.started, self.rollback)
+        if self.started is None:
+            done: tuple[int, ...] = ()
+            pid = self._clone_init(files, joins)
+        else:
+            self._send_plan(self.started, files)
+            pid, done = await_init(self.started, self.rollback)
         pidfd = lp.pidfd_open(pid)
         host_resources.lend_resctrl(plan, pid, f"{self.directory}/resctrl", self.rollback)
         host_resources.lend_network_devices(plan, pid)
@@ -182,8 +197,29 @@ class _Creation:
             host_resources.hand_over_sources(plan, trees, pid, joins)
         for fd in files.values():
             posix.close(fd)
-        messages.send(self.started.channel, "go")
+        messages.send(self.channel, "go")
         return pid, pidfd, done
+
+    def _send_plan(self, started: Started, files: dict[str, int]) -> None:
+        """Tell the starter what to make, with the open *files* by their names."""
+        plan = self.plan
+        first = plan.edits_come_first
+        init = replace(plan.init, edits=ContainerEdits()) if first else plan.init
+        message = ("plan", init.process.oom_score_adj, to_wire(plan.namespaces), to_wire(init), tuple(files), first)
+        try:
+            messages.send_files(started.channel, tuple(files.values()), *message)
+        except BrokenPipeError:
+            messages.hang_up(started.channel)  # it has ended; its last message, if any, says why
+
+    def _clone_init(self, files: dict[str, int], joins: tuple[tuple[Join, int], ...]) -> int:
+        """Make the init, a copy of this process, with the open *files* by their names; returns its pid."""
+        made: list[int] = []
+        self.rollback.add(PROCESSES, lambda: kill_children(made))
+        self.channel, its = messages.channel()
+        try:
+            return clone_init(self.plan, files, joins, its, made.append)
+        finally:
+            posix.close(its)
 
     def _hand_over(self, ours: int, pidfd: int) -> int:
         """Give the caller's sockets what they wait for; returns the terminal's master where it is ours to serve, else -1."""

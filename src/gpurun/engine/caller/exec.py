@@ -1,7 +1,8 @@
 """exec: another process in a container that is there.  The caller's side; the process' own is exec_init.py.
 
-The child interpreter is started before this module is even read, and reads its modules while we read ours and plan; it does
-nothing until the plan is there, so whatever is wrong with the request still touches nothing of the container.
+In a sealed interpreter the process is a copy of this one.  Else a starter is started before this module is even read, and
+reads its modules while we read ours and plan; it does nothing until the plan is there.  Whatever is wrong with the request
+touches nothing of the container.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from errno import EINVAL, ENODEV, ENOENT, ENOSYS, EPERM
 
 from gpurun import log
 from gpurun.cgroup import control
+from gpurun.cgroup.manager import add_process
 from gpurun.engine import messages
 from gpurun.engine import state as store
 from gpurun.engine.caller.lifecycle import wait_foreground
-from gpurun.engine.caller.start_init import dismiss, kill_child
+from gpurun.engine.caller.start_init import dismiss, end_all_children, kill_child, start_child
+from gpurun.engine.clone.setter import clone_setter, may_clone_setter
 from gpurun.engine.signals import block_signals
 from gpurun.errors import ConfigError, GpurunError, Step, StepError
+from gpurun.launcher.fresh_interpreter import EXEC_ENTRY
 from gpurun.linux import process as lp
 from gpurun.linux.files import Fd, read_file
 from gpurun.linux.fs import (
@@ -52,27 +56,118 @@ def read_process_file(data: bytes, path: str) -> dict[str, Any]:
     return as_object(value, path)
 
 
-def exec_process(options: ExecOptions, started: Started) -> int:
-    """Run the process of *options* through the child *started*; returns 0 when detached, else its exit code.
+def exec_process(options: ExecOptions, started: Started | None) -> int:
+    """Run the process of *options*; returns 0 when detached, else its exit code.  *started* makes it, where that has been
+    started already.
 
     Raises :class:`GpurunError`; then the process has not run, and nothing of it is left.
     """
-    made: list[int] = []  # what there is of processes in the container; in the end the one that was asked for
-    try:
-        warnings, pidfd, master = _start(options, started, made)
-    except BaseException:
-        for pid in made:
-            kill_child(pid)
-        dismiss(started)
-        raise
-    for warning in warnings:
-        log.warning(warning)
-    posix.close(started.channel)
-    return 0 if options.detach else wait_foreground(made[-1], pidfd, master)
+    return _Exec(options, started).run()
 
 
-def _start(options: ExecOptions, started: Started, made: list[int]) -> tuple[tuple[str, ...], int, int]:
-    """Have the process made, and let it go; returns the plan's warnings, its pidfd, and the master of its terminal or -1."""
+class _Exec:
+    """A process being made; *made* is what there is of processes in the container, in the end the one that was asked for."""
+
+    def __init__(self, options: ExecOptions, started: Started | None) -> None:
+        self.options, self.started = options, started
+        self.channel = -1 if started is None else started.channel
+        self.made: list[int] = []
+
+    def run(self) -> int:
+        """See :func:`exec_process`."""
+        try:
+            warnings, pidfd, master = self._start()
+        except BaseException:
+            for pid in self.made:
+                kill_child(pid)
+            if self.started is not None:
+                dismiss(self.started)
+            end_all_children()
+            raise
+        for warning in warnings:
+            log.warning(warning)
+        posix.close(self.channel)
+        return 0 if self.options.detach else wait_foreground(self.made[-1], pidfd, master)
+
+    def _start(self) -> tuple[tuple[str, ...], int, int]:
+        """Have the process made, and let it go; returns the plan's warnings, its pidfd, and the master of its terminal
+        or -1."""
+        options = self.options
+        state = _usable_container(options)
+        init = open_pidfd(state.pid, state.start_time)
+        if init is None:
+            raise GpurunError("cannot exec in a stopped container")
+        if self.started is None and not may_clone_setter(state):
+            self._start_starter()
+        if state.manager and self.started is not None:
+            from gpurun.cgroup.systemd import enter
+
+            enter(state.manager, self.started.pid)  # else nothing that it makes could be in the container's cgroup
+        cgroups = dict(zip(("cgroup", "other_cgroup"), open_cgroups(state, options.cgroup), strict=True))
+        ours, its = _console(options)
+        files = {"init": init, **{name: _without_way_up(fd) for name, fd in cgroups.items()}, "console": its}
+        files = {name: fd for name, fd in files.items() if fd >= 0}
+        try:
+            plan, warnings = _plan(options, state)
+            pid = self._make(replace(plan, root=_root_of(state)), state, files, cgroups)
+        finally:
+            for fd in {*files.values(), *cgroups.values()}:
+                if fd >= 0:
+                    posix.close(fd)
+        log.debug(f"the process is {pid}, in the container's namespaces")
+        pidfd = lp.pidfd_open(pid)
+        master = _hand_over(options, ours, pid, pidfd)
+        if not options.detach:
+            block_signals()  # from now on they are the process's
+        messages.send(self.channel, "go")
+        return warnings, pidfd, master
+
+    def _start_starter(self) -> None:
+        self.started = start_child(EXEC_ENTRY, self.options.preserved)
+        self.channel = self.started.channel
+
+    def _make(self, plan: ExecPlan, state: store.State, files: dict[str, int], cgroups: dict[str, int]) -> int:
+        """Have the process of *plan* made, up to its execve(2); returns its pid.  *files* are for the setter, by their
+        names, *cgroups* those among them as they can be written to, -1 for one that has been closed."""
+        if self.started is None and plan.affinity[0]:
+            self._start_starter()  # what has that affinity before it is in the cgroup
+        if self.started is not None:
+            conversation = _Conversation(plan, state, self.options.root, self.channel, self.made)
+            conversation.begin_with_starter(self.started, files, cgroups)
+            return conversation.serve()
+        for name, fd in cgroups.items():  # the setter is born with what is open here
+            if fd >= 0 and fd not in files.values():
+                posix.close(fd)
+                cgroups[name] = -1
+
+        def move(name: str, pid: int, dead: int) -> None:
+            self.made.append(pid)
+            if dead:  # else none was born where it belongs (gpurun.ns.birth)
+                posix.waitpid(dead, 0)
+            found = dict(zip(cgroups, open_cgroups(state, self.options.cgroup), strict=True))
+            try:
+                add_process(found[name], pid, state.cgroup)
+            finally:
+                for fd in found.values():
+                    if fd >= 0:
+                        posix.close(fd)
+
+        self.channel, its = messages.channel()
+        try:
+            setter = clone_setter(plan, files, move, its)
+        except GpurunError as e:
+            raise GpurunError(f"unable to start container process: {e}") from None
+        finally:
+            posix.close(its)
+        if setter not in self.made:  # moved, it has been added already
+            self.made.append(setter)
+        conversation = _Conversation(plan, state, self.options.root, self.channel, self.made)
+        conversation.begin_with_setter(setter)
+        return conversation.serve()
+
+
+def _usable_container(options: ExecOptions) -> store.State:
+    """The container of *options*, in which a process can be started; raises :class:`GpurunError`."""
     state = store.load(options.root, options.id)
     if store.is_changing(options.root, options.id):
         from gpurun.engine.gpus.attach_steps import settle
@@ -89,32 +184,7 @@ def _start(options: ExecOptions, started: Started, made: list[int]) -> tuple[tup
         from gpurun.engine.terminal import check_console
 
         check_console(options.terminal, options.detach, options.console_socket)
-    init = open_pidfd(state.pid, state.start_time)
-    if init is None:
-        raise GpurunError("cannot exec in a stopped container")
-    if state.manager:
-        from gpurun.cgroup.systemd import enter
-
-        enter(state.manager, started.pid)  # else nothing that it makes could be in the container's cgroup
-    cgroups = dict(zip(("cgroup", "other_cgroup"), open_cgroups(state, options.cgroup), strict=True))
-    ours, its = _console(options)
-    files = {"init": init, **{name: _without_way_up(fd) for name, fd in cgroups.items()}, "console": its}
-    files = {name: fd for name, fd in files.items() if fd >= 0}
-    try:
-        plan, warnings = _plan(options, state)
-        plan = replace(plan, root=_root_of(state))
-        pid = _serve(plan, started, files, cgroups, state, options.root, made)
-    finally:
-        for fd in {*files.values(), *cgroups.values()}:
-            if fd >= 0:
-                posix.close(fd)
-    log.debug(f"the process is {pid}, in the container's namespaces")
-    pidfd = lp.pidfd_open(pid)
-    master = _hand_over(options, ours, pid, pidfd)
-    if not options.detach:
-        block_signals()  # from now on they are the process's
-    messages.send(started.channel, "go")
-    return warnings, pidfd, master
+    return state
 
 
 def _root_of(state: store.State) -> tuple[int, int] | None:
@@ -239,62 +309,89 @@ def _same_user_namespace(pid: int) -> bool:
     return (ours.st_dev, ours.st_ino) == (its.st_dev, its.st_ino)
 
 
-def _serve(
-    plan: ExecPlan,
-    started: Started,
-    files: dict[str, int],
-    cgroups: dict[str, int],
-    state: store.State,
-    root: str,
-    made: list[int],
-) -> int:
-    """Send the plan with the *files* by their names and answer until the process is ready to execve(2); returns its pid.
-
-    *cgroups* are those among the files, as they can be written to.  *made* gets what the caller is to end and to reap.
+class _Conversation:
+    """What the processes of exec say until the one that was asked for is ready to execve(2): the starter, if there is one,
+    then the setter, then the process (exec_init.py).  *made* gets what the caller is to end and to reap.
     """
-    kills = control.oom_kill_count(state.cgroup)
-    try:
-        messages.send_files(started.channel, tuple(files.values()), "plan", to_wire(plan), tuple(files))
-    except BrokenPipeError:
-        messages.hang_up(started.channel)  # it has ended; its last message, if any, says why
-    speaker = started.pid  # then the setter, then the process: see exec_init.py
-    setter = 0
-    ready = False  # the setter has its limits
-    while True:
-        said = messages.receive_report(started.channel, (speaker,))
-        if said is None:
-            oom = " (possibly OOM-killed)" if control.oom_kill_count(state.cgroup) > kills else ""
-            raise GpurunError(f"unable to start container process: it ended before it could start{oom}")
-        if said.word == "failed":
-            raise GpurunError(f"unable to start container process: {said.text}")
-        if said.word == "move" and speaker == started.pid:  # it could not be born where it belongs
-            from gpurun.cgroup.manager import add_process
 
-            moved, dead, index = said.numbers
-            made.append(messages.check_child(moved))
-            if dead:  # else none was born where it belongs (gpurun.ns.birth)
-                posix.waitpid(messages.check_child(dead), 0)
-            add_process(cgroups[list(files)[index]], moved, state.cgroup)
-        elif said.word == "child" and speaker == started.pid:
-            setter = speaker = messages.check_child(said.numbers[0])
-            made.append(setter)
-        elif said.word == "child" and speaker == setter and ready:
-            speaker = messages.check_child(said.numbers[0])
-            made.append(speaker)
-            for pid in (started.pid, setter):  # both have done their part
+    def __init__(self, plan: ExecPlan, state: store.State, root: str, channel: int, made: list[int]) -> None:
+        self.plan, self.state, self.root, self.channel, self.made = plan, state, root, channel, made
+        self.starter = self.setter = self.process = 0
+        self.ready = False  # the setter has its limits
+        self.files: tuple[str, ...] = ()
+        self.cgroups: dict[str, int] = {}
+
+    def begin_with_starter(self, started: Started, files: dict[str, int], cgroups: dict[str, int]) -> None:
+        """Send the plan with the *files* by their names; *cgroups* are those among them, as they can be written to."""
+        self.starter, self.files, self.cgroups = started.pid, tuple(files), cgroups
+        try:
+            messages.send_files(self.channel, tuple(files.values()), "plan", to_wire(self.plan), self.files)
+        except BrokenPipeError:
+            messages.hang_up(self.channel)  # it has ended; its last message, if any, says why
+
+    def begin_with_setter(self, pid: int) -> None:
+        """The setter *pid* has been made."""
+        self.setter = pid
+        messages.send(self.channel, "go")
+
+    def serve(self) -> int:
+        """Answer until the process is ready; returns its pid.  Raises :class:`GpurunError`."""
+        kills = control.oom_kill_count(self.state.cgroup)
+        answers = {"move": self._move, "child": self._child, "ready": self._ready}
+        while True:
+            speaker = self.process or self.setter or self.starter
+            said = messages.receive_report(self.channel, (speaker,))
+            if said is None:
+                oom = " (possibly OOM-killed)" if control.oom_kill_count(self.state.cgroup) > kills else ""
+                raise GpurunError(f"unable to start container process: it ended before it could start{oom}")
+            if said.word == "failed":
+                raise GpurunError(f"unable to start container process: {said.text}")
+            if said.word == "created" and self.process:
+                if said.numbers:
+                    _send_listener(self.state, self.root, self.process, said.numbers[0])
+                return self.process
+            if said.word not in answers or not answers[said.word](said.numbers):
+                raise GpurunError(
+                    f'unable to start container process: "{said.word}" must not come from process {said.sender}'
+                )
+            messages.send(self.channel, "go")
+
+    def _move(self, numbers: tuple[int, ...]) -> bool:
+        """The starter's setter could not be born where it belongs; returns whether it is the turn of this word, as the
+        others do."""
+        if self.setter:
+            return False
+        moved, dead, index = numbers
+        self.made.append(messages.check_child(moved))
+        if dead:  # else none was born where it belongs (gpurun.ns.birth)
+            posix.waitpid(messages.check_child(dead), 0)
+        add_process(self.cgroups[self.files[index]], moved, self.state.cgroup)
+        return True
+
+    def _child(self, numbers: tuple[int, ...]) -> bool:
+        """The starter has made the setter, or the setter the process."""
+        if not self.setter:
+            self.setter = messages.check_child(numbers[0])
+            self.made.append(self.setter)
+            return True
+        if not self.ready or self.process:
+            return False
+        self.process = messages.check_child(numbers[0])
+        self.made.append(self.process)
+        for pid in (self.starter, self.setter):  # both have done their part
+            if pid:
                 posix.waitpid(pid, 0)
-            made.remove(setter)
-            _schedule(plan, speaker)
-        elif said.word == "ready" and speaker == setter and not ready:
-            ready = True
-            _prepare(plan, state, setter)
-        elif said.word == "created" and speaker not in (started.pid, setter):
-            if said.numbers:
-                _send_listener(state, root, speaker, said.numbers[0])
-            return speaker
-        else:
-            raise GpurunError(f'unable to start container process: "{said.word}" must not come from process {said.sender}')
-        messages.send(started.channel, "go")
+        self.made.remove(self.setter)
+        _schedule(self.plan, self.process)
+        return True
+
+    def _ready(self, numbers: tuple[int, ...]) -> bool:
+        """The setter wants what only we may do."""
+        if not self.setter or self.ready:
+            return False
+        self.ready = True
+        _prepare(self.plan, self.state, self.setter)
+        return True
 
 
 def _send_listener(state: store.State, root: str, pid: int, listener: int) -> None:

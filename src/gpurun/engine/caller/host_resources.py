@@ -7,7 +7,6 @@ from errno import ENOENT
 
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.engine.caller.rollback import RESCTRL
-from gpurun.engine.caller.start_init import edits_come_first
 from gpurun.errors import GpurunError, strerror_lower
 from gpurun.linux.process import CAP_SYS_ADMIN, CAP_SYS_CHROOT, CLONE_NEWNS, has_capabilities
 from gpurun.ns.mount_plan import failed_mount, is_late
@@ -58,7 +57,7 @@ def hand_over_sources(plan: Plan, ours: socket, pid: int, joins: tuple[tuple[Joi
     mount_namespace = next((fd for join, fd in joins if join.flag == CLONE_NEWNS), -1)
     # Without a user namespace the init can do all the rest itself, and only id-mapped sources are sent, after the root,
     # which is to be the first in mountinfo.
-    rootfs = "" if edits_come_first(plan) else plan.rootfs
+    rootfs = "" if plan.edits_come_first else plan.rootfs
     more: tuple[Callable[[], int], ...] = ()
     if plan.init.user_namespace and plan.init.edits != ContainerEdits():
         from gpurun.hook.apply import source_openers

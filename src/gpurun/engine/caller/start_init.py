@@ -1,7 +1,8 @@
-"""The fresh interpreter that create's init and exec's process begin in, run from a sealed executable.
+"""The starter, in which create's init and exec's process begin, run from a sealed executable.
 
 What runs next to a container's code must not be the host's writable interpreter (CVE-2019-5736: overwritten through
-/proc/self/exe), nor hold the caller's memory.
+/proc/self/exe).  Nor does it hold the caller's memory.  Where the caller's own interpreter is sealed, most containers need
+no starter (engine/clone/).
 """
 
 from __future__ import annotations
@@ -11,20 +12,18 @@ from errno import EACCES, EINVAL, ENOSYS, EPERM
 from fcntl import fcntl
 
 from gpurun.engine.caller.rollback import PROCESSES
-from gpurun.engine.messages import check_child, expect_reports, hang_up, receive_report, send
+from gpurun.engine.messages import channel, check_child, hang_up, receive_report, send
 from gpurun.engine.signals import SIGKILL, send_signal
 from gpurun.errors import GpurunError, Step, StepError
-from gpurun.launcher.fresh_interpreter import Child, child_command, given_child
+from gpurun.launcher.fresh_interpreter import Child, child_command
 from gpurun.linux import mount as lm
-from gpurun.linux.files import Fd
+from gpurun.linux.files import Fd, read_file
 from gpurun.linux.fs import CLOSE_RANGE_CLOEXEC, close_range
-from gpurun.linux.process import CLONE_NEWNS
 from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.engine.caller.rollback import Rollback
-    from gpurun.engine.plan.container import Plan
 
 _MFD_CLOEXEC, _MFD_ALLOW_SEALING, _MFD_EXEC = 1, 2, 0x10
 _F_ADD_SEALS = 1033
@@ -86,31 +85,22 @@ def start_child(entry: str, preserved: tuple[int, ...] = ()) -> Started:
     """Start a sealed child that calls *entry*, in our own namespaces and cgroup; ``sys.argv[1]`` is its end of the socket.
 
     It gets 0 to 2, the descriptors *preserved*, and no other of the caller's.  It touches nothing before it is
-    told: it is started first of all, and reads its modules while we read ours and find out what there is to do.  Behind the
-    compiled front (launcher/front.c) it has been started even before us.
+    told: it is started first of all, and reads its modules while we read ours and find out what there is to do.
     """
-    given = None if preserved else given_child()  # which knows of no descriptors to be handed down
-    if given is not None:
-        posix.set_inheritable(given[1], False)
-        expect_reports(given[1])
-        return Started(*given)
-    from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM, socketpair
-
     child = sealed_child(entry)
-    ours, its = socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
-    expect_reports(ours.fileno())
+    ours, its = channel()
     close_range(3, flags=CLOSE_RANGE_CLOEXEC)
-    kept = [its.fileno(), *([] if child.command.fd is None else [child.command.fd])]
+    kept = [its, *([] if child.command.fd is None else [child.command.fd])]
     for fd in (*kept, *preserved):
         posix.set_inheritable(fd, True)
     try:
-        pid = _spawn(child, (*child.command.argv, str(its.fileno())))
+        pid = _spawn(child, (*child.command.argv, str(its)))
     finally:
         for fd in kept:
             posix.set_inheritable(fd, False)
-        its.close()
+        posix.close(its)
         posix.close(child.executable)
-    return Started(pid, ours.detach())
+    return Started(pid, ours)
 
 
 def _spawn(child: SealedChild, argv: tuple[str, ...]) -> int:
@@ -149,16 +139,6 @@ def tell(started: Started, *message: object) -> None:
         hang_up(started.channel)  # it has ended; its last message, if any, says why
 
 
-def edits_come_first(plan: Plan) -> bool:
-    """Whether the starter gets the device edits ahead of the plan, to open their sources while we make the cgroup.
-
-    It opens them in the host's mount namespace and with our privileges: not for an init that joins another mount namespace,
-    nor for one in a user namespace, which is to have no more of a mount than it could make.
-    """
-    init = plan.init
-    return bool(init.edits.mounts and plan.namespaces.new & CLONE_NEWNS) and not init.user_namespace
-
-
 def await_init(started: Started, rollback: Rollback) -> tuple[int, tuple[int, ...]]:
     """The pid of the init, once it is in its namespaces, and those of our children that have done their part.
 
@@ -166,18 +146,7 @@ def await_init(started: Started, rollback: Rollback) -> tuple[int, tuple[int, ..
     (pid, pids).
     """
     made: list[int] = []
-
-    def end_them() -> None:
-        failed: OSError | None = None
-        for pid in made:
-            try:
-                kill_child(pid)
-            except OSError as e:  # the others are ended all the same
-                failed = e
-        if failed is not None:
-            raise failed
-
-    rollback.add(PROCESSES, end_them)
+    rollback.add(PROCESSES, lambda: kill_children(made))
     while True:
         said = receive_report(started.channel, (started.pid, *made))
         if said is None:
@@ -212,6 +181,28 @@ def dismiss(started: Started) -> None:
     except GpurunError:
         pass  # nothing that any of them says
     posix.close(started.channel)
+
+
+def end_all_children() -> None:
+    """End all children of this process and reap them: also one that has been made for us, whose maker was ended before it
+    could tell us.  A kernel that does not list them (CONFIG_PROC_CHILDREN) leaves such a one to who waits for orphans."""
+    try:
+        pids = read_file("/proc/thread-self/children").split()
+    except OSError:
+        return
+    kill_children([int(pid) for pid in pids])
+
+
+def kill_children(pids: list[int]) -> None:
+    """:func:`kill_child` for each of *pids*; raises OSError when one of them could not be ended."""
+    failed: OSError | None = None
+    for pid in pids:
+        try:
+            kill_child(pid)
+        except OSError as e:  # the others are ended all the same
+            failed = e
+    if failed is not None:
+        raise failed
 
 
 def kill_child(pid: int) -> None:

@@ -1,12 +1,12 @@
-"""exec's three processes, between their interpreter's start and execve(2) of the user's program.
+"""exec's processes, between their birth and execve(2) of the user's program.
 
-The **starter** begins outside the container, in the caller's cgroup: what its interpreter takes of memory is not the
-container's.  It imports all that is needed, enters namespaces of the container's init and clones the setter straight into
-the container's cgroup, as a child of the caller.
+The **starter** (exec_starter.py) is there only where the caller's interpreter is not sealed, or where systemd must let it
+into the container's cgroup.  It clones the setter straight into the container's cgroup, as a child of the caller.  Else the
+caller does that itself (engine/clone/setter.py).
 
-The **setter** enters the other namespaces (user and cgroup namespace the kernel ties to the cgroup that one is in), but for
-the pid namespace, in which it only will make its child: nobody in the container sees it.  It makes the terminal, takes the
-labels, the user and the capabilities, closes what it has open of the host, and clones the process.
+The **setter** enters the namespaces of the container's init, but for the pid namespace, in which it only will make its
+child: nobody in the container sees it.  It makes the terminal, takes the labels, the user and the capabilities, closes
+what it has open of the host, and clones the process.
 
 The **process** is the only one that those in the container see.  With CAP_SYS_PTRACE they can trace it from its first
 moment, in any runtime; here they gain nothing by that: it has been born with what the user's program will have, and no more.
@@ -16,7 +16,6 @@ moment, in any runtime; here they gain nothing by that: it has been born with wh
 from __future__ import annotations
 
 import posix
-import sys
 from errno import EBUSY, ENODEV, ENOENT, EOPNOTSUPP
 
 from gpurun.engine import messages
@@ -29,24 +28,21 @@ from gpurun.engine.inside.enter_process import (
     notify_first,
     null_stdio,
     open_proc,
-    set_oom_score_adj,
 )
-from gpurun.engine.plan.records import ProcessPlan
+from gpurun.engine.plan.records import ExecPlan, ProcessPlan
 from gpurun.errors import GpurunError, Step, StepError, error_text, escaped
-from gpurun.launcher.fresh_interpreter import end_imports
 from gpurun.linux import process as lp
 from gpurun.linux import sched
 from gpurun.linux.files import O_CLOEXEC
-from gpurun.linux.fs import O_DIRECTORY, O_PATH, close_others
+from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.process import join_session_keyring
 from gpurun.ns.birth import clone_into
-from gpurun.record import Record, from_wire
+from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import NoReturn
-
-    from gpurun.engine.plan.records import ExecPlan
 
 _NEW_LISTENER = 8  # SECCOMP_FILTER_FLAG_NEW_LISTENER
 
@@ -61,18 +57,53 @@ class ExecDescriptors(Record):
     console: int = -1  # the socket that takes the terminal's master
 
 
-def main() -> NoReturn:
-    """Entry point of the child interpreter: ``argv[1]`` is the descriptor of the socket."""
-    channel = int(sys.argv[1])
-    posix.set_inheritable(channel, False)
-    lp.set_name("gpurun:[start]")
-    lp.set_command_line("gpurun exec")
+class Setter(Record):
+    """What the setter begins with: *proc_fd* is the host's /proc, *root_fd* the rootfs that it is to come to or -1, *late*
+    are the namespaces that it enters after its birth (CLONE_NEW* flags)."""
+
+    plan: ExecPlan
+    fds: ExecDescriptors
+    proc_fd: int
+    root_fd: int
+    late: int
+
+
+def open_host(plan: ExecPlan) -> tuple[int, int]:
+    """(descriptor of the host's /proc, descriptor of the container's rootfs or -1), for :class:`Setter`."""
+    return open_proc(), posix.open(plan.rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC) if plan.rootfs else -1
+
+
+def become_setter(setter: Setter) -> NoReturn:
+    """The setter, born in the container's cgroup, and the process that it makes.  Never returns; what goes wrong the parent
+    is told."""
+    plan, fds = setter.plan, setter.fds
     try:
-        _run(channel)
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # the parent has given up, and tells why
-    except BaseException as e:  # nothing may leave here but by _exit: the parent tells the error
-        text = error_text(e)
+        lp.set_name("gpurun:[exec]")
+        expect_go(fds)  # the parent hears nobody whom it has not been told of
+        posix.umask(0)
+        for fd in (fds.cgroup, fds.other_cgroup):
+            if fd >= 0:
+                posix.close(fd)
+        join(fds.init, setter.late & ~(lp.CLONE_NEWPID | lp.CLONE_NEWUSER | lp.CLONE_NEWCGROUP))
+        join(
+            fds.init, setter.late & lp.CLONE_NEWPID
+        )  # before: it may be the host's, which the user namespace's root cannot enter
+        join(fds.init, setter.late & (lp.CLONE_NEWUSER | lp.CLONE_NEWCGROUP))
+        posix.close(fds.init)
+        if plan.namespaces & lp.CLONE_NEWUSER:  # not before: the cgroup may be the caller's, whose ids these are no more
+            _become_root()
+        env, path, peer = _set(plan, fds, setter.proc_fd, setter.root_fd)
+        filtered = filtered_early(plan.process)
+        _clone_process(fds, filtered)
+        _become(plan, fds, env, path, peer, filtered)
+    except BaseException as e:  # nothing may leave here but by _exit
+        fail(fds.channel, e)
+
+
+def fail(channel: int, error: BaseException) -> NoReturn:
+    """End, having told the parent why; one that has given up tells that itself."""
+    if not isinstance(error, (BrokenPipeError, ConnectionResetError)):
+        text = error_text(error)
         try:
             messages.report(channel, "failed", text)
         except OSError:
@@ -80,52 +111,8 @@ def main() -> NoReturn:
     posix._exit(1)
 
 
-def _run(channel: int) -> None:
-    received = messages.receive_files(channel)
-    if received is None:
-        posix._exit(1)  # the parent has refused what it was asked for, and told why
-    (_, wire, names), files = received
-    if len(names) != len(files):
-        raise GpurunError(f"{len(files)} of {len(names)} descriptors arrived: the limit RLIMIT_NOFILE is too low")
-    plan: ExecPlan = from_wire(wire)
-    fds = ExecDescriptors(channel, **dict(zip(names, files)))  # noqa: B905 - as many: looked at above
-    posix.umask(0)
-    set_oom_score_adj(plan.process.oom_score_adj)
-    lp.prctl(lp.PR_SET_DUMPABLE, 0)  # before any namespace of the container's is entered
-    if plan.affinity[0]:
-        sched.sched_setaffinity(plan.affinity[0])
-    proc_fd = open_proc()
-    root_fd = posix.open(plan.rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC) if plan.rootfs else -1
-    _import_all(plan.process)
-    close_others((*[getattr(fds, name) for name in type(fds)._fields], proc_fd, root_fd, *plan.preserved))
-    own = plan.namespaces & (lp.CLONE_NEWUSER | lp.CLONE_NEWCGROUP | lp.CLONE_NEWPID)
-    if not lp.has_capabilities(lp.CAP_SYS_ADMIN, lp.CAP_SYS_CHROOT):
-        # What a caller without privilege may join, it may by the user namespace only: all at once.  The cgroup namespace
-        # waits all the same: from inside it the kernel lets nobody be born out of a cgroup that it does not show.
-        own &= ~lp.CLONE_NEWUSER
-    _join(fds.init, plan.namespaces & ~own)
-    pid = _clone_setter(fds, names)
-    if pid:
-        messages.report(channel, "child", pid)
-        posix._exit(0)
-    lp.set_name("gpurun:[exec]")
-    _expect_go(fds)  # the parent hears nobody whom it has not been told of
-    for fd in (fds.cgroup, fds.other_cgroup):
-        if fd >= 0:
-            posix.close(fd)
-    _join(fds.init, own & lp.CLONE_NEWPID)  # first: it may be the host's, which the user namespace's root cannot enter
-    _join(fds.init, own & ~lp.CLONE_NEWPID)
-    posix.close(fds.init)
-    if plan.namespaces & lp.CLONE_NEWUSER:  # not before: the cgroup may be the caller's, whose ids these are no more
-        _become_root()
-    env, path, peer = _set(plan, fds, proc_fd, root_fd)
-    filtered = filtered_early(plan.process)
-    _clone_process(fds, filtered)
-    _become(plan, fds, env, path, peer, filtered)
-
-
-def _import_all(process: ProcessPlan) -> None:
-    """Import what the rest of the road needs, then take away the means to."""
+def import_all(process: ProcessPlan) -> None:
+    """Import all that the setter and the process will need."""
     if process.terminal:
         import gpurun.engine.terminal  # noqa: F401
     if process.knobs is not None:
@@ -134,7 +121,6 @@ def _import_all(process: ProcessPlan) -> None:
         import gpurun.security.lsm  # noqa: F401
     if process.seccomp is not None:
         import gpurun.linux.seccomp  # noqa: F401
-    end_imports()
 
 
 def _become_root() -> None:
@@ -143,8 +129,11 @@ def _become_root() -> None:
     posix.setresuid(0, 0, 0)
 
 
-def _join(init: int, namespaces: int) -> None:
-    """Enter these namespaces of the container's init, all at once or none (setns(2) with a pidfd)."""
+def join(init: int, namespaces: int) -> None:
+    """Enter these namespaces of the container's init, all at once or none (setns(2) with a pidfd).
+
+    Raises :class:`GpurunError` where the init has ended, :class:`StepError` for what the kernel refuses.
+    """
     if not namespaces:
         return
     try:
@@ -155,19 +144,17 @@ def _join(init: int, namespaces: int) -> None:
         raise StepError("join the namespaces of", "the container's init", e.errno) from None
 
 
-def _clone_setter(fds: ExecDescriptors, names: tuple[str, ...]) -> int:
-    """The setter, born in the container's cgroup, a child of our parent: its pid, or 0 in it.
+def clone_into_cgroup(fds: ExecDescriptors, relation: int, move: Callable[[str, int, int], None]) -> int:
+    """A copy of this process in the container's cgroup, a sibling (*relation* CLONE_PARENT) or a child (0): its pid, or 0
+    in it.
 
     Where the container has made cgroups of its own for its processes (as systemd does), its own can take none: then the
-    cgroup that its init is in now takes this one too.
+    cgroup that its init is in now takes this one too.  ``move(name, pid, dead)`` is what :func:`gpurun.ns.birth.clone_into`
+    calls, *name* that of the descriptor.
     """
 
     def clone(name: str, cgroup: int) -> int:
-        def move(pid: int, dead: int) -> None:
-            messages.report(fds.channel, "move", pid, dead, names.index(name))
-            _expect_go(fds)
-
-        return clone_into(lp.CLONE_PARENT, cgroup, move)[0]
+        return clone_into(relation, cgroup, lambda pid, dead: move(name, pid, dead))[0]
 
     with Step("start a process in", "the container's cgroup"):
         if fds.cgroup >= 0:
@@ -221,7 +208,7 @@ def _set(plan: ExecPlan, fds: ExecDescriptors, proc_fd: int, root_fd: int) -> tu
 
         apply_knobs(process.knobs, born_with=True)
     messages.report(fds.channel, "ready")
-    _expect_go(fds)
+    expect_go(fds)
     path = become_process(process, env)
     lp.prctl(lp.PR_SET_DUMPABLE, 0)  # a change of the user has set it to what fs.suid_dumpable says
     return env, path, peer
@@ -254,10 +241,10 @@ def _clone_process(fds: ExecDescriptors, filtered: bool) -> None:
         posix._exit(0)
 
 
-def _become(plan: ExecPlan, fds: ExecDescriptors, env: dict[str, str], path: str, peer: int, filtered: bool) -> None:
+def _become(plan: ExecPlan, fds: ExecDescriptors, env: dict[str, str], path: str, peer: int, filtered: bool) -> NoReturn:
     process = plan.process
     seccomp = None if filtered else process.seccomp
-    _expect_go(fds)
+    expect_go(fds)
     for resource, soft, hard in process.rlimits:
         if resource == lp.RLIMIT_NPROC:  # only now: the setter would have counted as well
             lp.set_limit(0, resource, soft, hard)
@@ -269,14 +256,15 @@ def _become(plan: ExecPlan, fds: ExecDescriptors, env: dict[str, str], path: str
     if seccomp is not None and seccomp[1] & _NEW_LISTENER:
         listener, become = notify_first(path, process.args, env, plan.preserved, seccomp)
         messages.report(fds.channel, "created", listener)
-        _expect_go(fds)
+        expect_go(fds)
         close_listener(listener, seccomp[1])
         become()
     messages.report(fds.channel, "created")
-    _expect_go(fds)
+    expect_go(fds)
     execute(path, process.args, env, plan.preserved, seccomp)
 
 
-def _expect_go(fds: ExecDescriptors) -> None:
+def expect_go(fds: ExecDescriptors) -> None:
+    """Wait for the parent's ``go``; ends the process when the parent is gone."""
     if messages.receive(fds.channel) != ("go",):
         posix._exit(1)  # the parent gave up (and has told why) or was killed

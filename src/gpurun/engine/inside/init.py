@@ -1,16 +1,13 @@
-"""The container's init, from its interpreter's start to execve(2) of the user's process.
+"""The container's init, from its birth to execve(2) of the user's process.
 
-It begins in a fresh, isolated interpreter, from a sealed executable, that create starts before it knows what is to be
-made.  With the plan this starter clones the init into the container's namespaces and cgroup, as a child of create, and ends:
-so what its interpreter takes of memory is not the container's, and none of the caller's memory is in it.  The init imports
-everything it will ever need before it leaves the host's tree: what is imported later would come from the image, with the
-host's privileges.
+It is a copy of the caller where that is sealed (engine/clone/init.py), else of a starter (init_starter.py).  What the
+interpreter takes of memory is not the container's either way.  The init has imported everything it will ever need before it
+leaves the host's tree: what is imported later would come from the image, with the host's privileges.
 """
 
 from __future__ import annotations
 
 import posix
-import sys
 
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.engine import messages
@@ -26,13 +23,12 @@ from gpurun.engine.inside.enter_process import (
     notify_first,
     null_stdio,
     open_proc,
-    set_oom_score_adj,
     write_proc,
 )
 from gpurun.engine.plan.records import InitPlan
 from gpurun.engine.signals import end_on_signals
 from gpurun.engine.state import State, state_json
-from gpurun.errors import GpurunError, Step, StepError, error_text, escaped
+from gpurun.errors import Step, StepError, error_text, escaped
 from gpurun.launcher.fresh_interpreter import end_imports
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC
@@ -45,8 +41,6 @@ from gpurun.ns.mount import import_stand_ins, may_have_long_options
 from gpurun.ns.mount_plan import is_late
 from gpurun.ns.namespaces import NamespacePlan
 from gpurun.ns.path import make_dirs
-from gpurun.ns.spawn import spawn
-from gpurun.record import from_wire, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,84 +55,50 @@ if TYPE_CHECKING:
 _NEW_LISTENER = 8  # SECCOMP_FILTER_FLAG_NEW_LISTENER
 
 
-def main() -> NoReturn:
-    """Entry point of the child interpreter: ``argv[1]`` is the descriptor of the socket."""
-    channel = int(sys.argv[1])
-    posix.set_inheritable(channel, False)
-    lp.set_name("gpurun:[start]")
-    lp.set_command_line("gpurun init")
+def become_init(plan: InitPlan, fds: messages.Descriptors, opened: Opened | None) -> NoReturn:
+    """The init, once it is in its namespaces: wait for ``go``, and all the rest.  Never returns; what goes wrong the parent
+    is told.  *opened* is what the device edits bring from the host, opened already."""
     try:
-        plan, fds, opened = _become_init(channel)
+        lp.set_name("gpurun:[init]")
+        _expect_go(fds)
         _Init(plan, fds, opened).run()
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # the parent has given up, and tells why
-    except BaseException as e:  # nothing may leave here but by _exit: the parent tells the error
+    except BaseException as e:  # nothing may leave here but by _exit
+        fail(fds.channel, e)
+
+
+def fail(channel: int, error: BaseException) -> NoReturn:
+    """End, having told the parent why; one that has given up tells that itself."""
+    if not isinstance(error, (BrokenPipeError, ConnectionResetError)):
+        text = error_text(error)
         try:
-            messages.report(channel, "failed", error_text(e))
+            messages.report(channel, "failed", text)
         except OSError:
-            posix.write(2, f"gpurun init: {escaped(error_text(e))}\n".encode())
+            posix.write(2, f"gpurun init: {escaped(text)}\n".encode())
     posix._exit(1)
 
 
-def _become_init(channel: int) -> tuple[InitPlan, messages.Descriptors, Opened | None]:
-    """The starter's part: make the init and end; returns in the init, where the parent has lent it what it lends.
+def open_edits(
+    edits: ContainerEdits, rootfs_path: str, propagation: pivot.Propagation, label: str
+) -> tuple[int, Opened | None]:
+    """What can be opened for device edits before there is an init: the rootfs as a mount tree, -1 where that fails (the init
+    will try, and tell what is wrong), and what the edits bring from the host.  Returns (tree, opened)."""
+    from gpurun.hook.apply import open_sources
 
-    The third thing is what the device edits bring from the host, opened already.
-    """
-    received = messages.receive_files(channel)
-    edits: ContainerEdits | None = None
-    opened: Opened | None = None
     root = -1
-    while received is not None and received[0][0] != "plan":
-        _import_for_edits()  # while the parent looks for the devices
-        if received[0][0] == "edits":
-            from gpurun.hook.apply import open_sources
+    try:  # before the sources: mountinfo is in the order in which mounts are made, and df looks for the root first
+        root = pivot.root_tree(rootfs_path, propagation)
+    except StepError:
+        pass
+    return root, open_sources(edits, label)
 
-            _, edits_wire, rootfs_path, propagation, label = received[0]
-            edits = from_wire(edits_wire)
-            try:  # before the sources: mountinfo is in the order in which mounts are made, and df looks for the root first
-                root = pivot.root_tree(rootfs_path, propagation)
-            except StepError:
-                pass  # the parent will look, and tell what is wrong with it
-            opened = open_sources(edits, label)  # while it makes what the plan says
-        received = messages.receive_files(channel)
-    if received is None:
-        posix._exit(1)  # the parent has refused what it was asked for, and told why
-    (_, oom_score_adj, namespaces_wire, plan_wire, names, edits_came), files = received
-    if len(names) != len(files):
-        raise GpurunError(f"{len(files)} of {len(names)} descriptors arrived: the limit RLIMIT_NOFILE is too low")
-    named = dict(zip(names, files))  # noqa: B905 - as many: looked at above
-    namespaces: NamespacePlan = from_wire(namespaces_wire)
-    joins = tuple([(join, named.pop(f"{join.type} namespace")) for join in namespaces.joins])
-    cgroup = named.pop("cgroup", -1)
-    set_oom_score_adj(oom_score_adj)
-    # A user namespace that is joined may hold somebody who waits for us: there is to be no moment to look into the init.
-    # Of one that may not be looked into, not even its parent could write the id maps and clock offsets of new namespaces.
-    lent = namespaces.new & (lp.CLONE_NEWUSER | lp.CLONE_NEWTIME)
-    if not lent:
-        lp.prctl(lp.PR_SET_DUMPABLE, 0)
-    pid = spawn(namespaces, joins, cgroup, lambda pid: messages.report(channel, "child", pid))
-    if pid:
-        messages.report(channel, "spawned", pid)
-        posix._exit(0)
-    lp.set_name("gpurun:[init]")
-    if lent:
-        lp.prctl(lp.PR_SET_DUMPABLE, 0)
-    for join, fd in joins:
-        if join.flag == lp.CLONE_NEWNS:
-            named["mount_namespace"] = fd
-        else:
-            posix.close(fd)
-    if cgroup >= 0:
-        posix.close(cgroup)
-    fds = messages.Descriptors(channel, root=root, **named)
-    plan: InitPlan = from_wire(plan_wire)  # while the parent lends what it lends
-    if edits_came:
-        if edits is None:
-            raise GpurunError("the device edits did not come before the plan")
-        plan = replace(plan, edits=edits)
-    _expect_go(fds)
-    return plan, fds, opened
+
+def lent(namespaces: NamespacePlan) -> int:
+    """Those of the new namespaces for which the parent writes files of the init's in /proc: id maps and clock offsets.
+
+    Of an init that may not be looked into, not even its parent could.  Without them it is made so before it is born: a user
+    namespace that is joined may hold somebody who waits for the moment in which it can be looked into.
+    """
+    return namespaces.new & (lp.CLONE_NEWUSER | lp.CLONE_NEWTIME)
 
 
 class _Init:
@@ -196,7 +156,8 @@ class _Init:
 
     def _close_the_rest(self) -> ApplyEdits | None:
         """Import all that is needed, then close every descriptor that is not on the list; returns what applies the edits."""
-        apply_edits = _import_all(self.plan, self.fds)
+        apply_edits = import_all(self.plan, self.fds.trees >= 0)
+        end_imports()
         sources = self.opened.descriptors if self.opened else ()
         lent = [getattr(self.fds, name) for name in type(self.fds)._fields]
         close_others((*lent, self.proc_fd, *sources, *self.plan.preserved))
@@ -342,8 +303,8 @@ def _wait_for_start(fifo: int) -> None:
         posix._exit(1)
 
 
-def _import_all(plan: InitPlan, fds: messages.Descriptors) -> ApplyEdits | None:
-    """Import what the rest of the road needs, then take away the means to; returns what applies the edits, if any."""
+def import_all(plan: InitPlan, has_trees: bool) -> ApplyEdits | None:
+    """Import all that the init will need; returns what applies the edits, if any."""
     apply: ApplyEdits | None = None
     if plan.edits != ContainerEdits():
         from gpurun.engine.inside.device_edits import apply_plan
@@ -356,7 +317,7 @@ def _import_all(plan: InitPlan, fds: messages.Descriptors) -> ApplyEdits | None:
         import gpurun.ns.long_options  # noqa: F401
     if plan.process.terminal:
         import gpurun.engine.terminal  # noqa: F401
-    if fds.trees >= 0:
+    if has_trees:
         import gpurun.ns.sources  # noqa: F401
     if plan.process.knobs is not None:
         import gpurun.engine.inside.scheduling  # noqa: F401
@@ -364,11 +325,11 @@ def _import_all(plan: InitPlan, fds: messages.Descriptors) -> ApplyEdits | None:
         import gpurun.security.lsm  # noqa: F401
     if plan.process.seccomp is not None:
         import gpurun.linux.seccomp  # noqa: F401
-    end_imports()
     return apply
 
 
-def _import_for_edits() -> None:
+def import_for_edits() -> None:
+    """Import what device edits need, ahead of the plan."""
     import gpurun.engine.inside.device_edits  # noqa: F401
 
 

@@ -116,6 +116,13 @@ class Plan(Record):
     seccomp: SeccompPlan | None = None  # create compiles it into init.process.seccomp
     hook_outputs: tuple[str, str] = ("", "")  # the files that annotations name for the hooks' stdout and stderr
 
+    @property
+    def edits_come_first(self) -> bool:
+        """Whether the sources of the device edits are opened before there is an init, in the host's mount namespace and
+        with the caller's privileges: not for an init that joins another mount namespace, nor for one in a user namespace,
+        which is to have no more of a mount than it could make."""
+        return bool(self.init.edits.mounts and self.namespaces.new & CLONE_NEWNS) and not self.init.user_namespace
+
 
 class PlanOptions(Record):
     """What a plan depends on besides the config and the host: what the caller of create says."""

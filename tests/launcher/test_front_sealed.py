@@ -1,7 +1,8 @@
-"""The process that the compiled front starts for create, run and exec, before an interpreter could."""
+"""The interpreter that the compiled front seals for create, run and exec, and what becomes of the environment there."""
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import os
 import shutil
@@ -18,23 +19,20 @@ from tests.launcher.front import run
 pytestmark = pytest.mark.skipif(not compiler(), reason="there is no C compiler here")
 
 
-CHILD_PROBE = """
+PROBE = """
 from __future__ import annotations
+import os
 import posix
-import sys
-import time
-from gpurun.engine.caller.start_init import dismiss, start_child
 from gpurun.engine.caller.preserved import preserved_fds
-INIT_ENTRY = "gpurun.engine.inside.init:main"
+from gpurun.launcher import sealed
 def create(invocation):
-    given = "gpurun-child" in sys._xoptions
-    started = start_child(INIT_ENTRY, preserved_fds(invocation.number("preserve-fds")))
-    words, end = [""], time.monotonic() + 60
-    while words[:1] != ["gpurun init"] and time.monotonic() < end:  # an interpreter's at first, and none in execve
-        words = open(f"/proc/{started.pid}/cmdline").read().split(chr(0))
-    name = open(f"/proc/{started.pid}/comm").read().strip()
-    said = (words[0], name, posix.readlink(f"/proc/{started.pid}/exe"), posix.get_inheritable(started.channel), given)
-    dismiss(started)
+    own = sorted(name.decode() for name in posix.environ)
+    program = posix.readlink("/proc/self/exe")
+    handed = preserved_fds(invocation.number("preserve-fds"))
+    everything = sorted(name.decode() for name in sealed.all_variables())
+    sealed.drop_the_rest()
+    said = (sealed.is_sealed(), program, own, everything, sorted(name.decode() for name in sealed.all_variables()), handed)
+    said += (os.statvfs("/proc/self/exe").f_flag & os.ST_RDONLY,)
     posix.write(1, repr(said).encode() + bytes([10]))
     return 0
 """
@@ -58,24 +56,37 @@ def _children() -> set[int]:
     return {int(pid) for pid in Path("/proc/thread-self/children").read_text().split()}
 
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the front starts a child only where it may make mounts")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the front seals an interpreter only where it may make mounts")
 
 
-@needs_root
-@pytest.mark.parametrize("options", [[], ["--preserve-fds", "0"]])
-def test_the_launcher_uses_the_child_of_the_front(tmp_path: Path, orphans: None, options: list[str]) -> None:
-    """With the option that hands descriptors down the launcher starts one itself, which is another one in nothing."""
+@pytest.fixture
+def probe(tmp_path: Path) -> Path:
+    """A program whose create says how it was started."""
     package = shutil.copytree(PACKAGE, tmp_path / "gpurun", ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "commands/lifecycle.py").write_text(CHILD_PROBE)
+    (package / "commands/lifecycle.py").write_text(PROBE)
     program = tmp_path / "program"
     program.write_bytes(
         join(compile_front(compiler()), assemble(real_interpreter(), sources=read_sources(package), base=BASE))
     )
     program.chmod(0o755)
-    done = run(program, "create", *options, "x")
+    return program
+
+
+@needs_root
+def test_create_is_sealed_and_has_the_environment_elsewhere(probe: Path, orphans: None) -> None:
+    """Nothing can be written by /proc/PID/exe, and the process has those variables alone that gpurun reads."""
+    env = {"HOME": "/root", "TOKEN": "secret", "GPURUN_SYSROOT": "/nowhere", "PYTHONPATH": "/nowhere", "EMPTY": ""}
+    done = run(probe, "create", "--preserve-fds", "1000", "x", env=env)
     assert (done.returncode, done.stderr) == (0, "")
-    # The program it runs is the root of a mount of its own: sealed.
-    assert done.stdout == repr(("gpurun init", "gpurun:[start]", "/", False, not options)) + "\n"
+    own = ["GPURUN_SYSROOT", "HOME"]
+    said = (True, "/", own, ["EMPTY", *own, "TOKEN"], own, (), os.ST_RDONLY)
+    assert ast.literal_eval(done.stdout) == said
+
+
+@needs_root
+def test_no_environment_at_all(probe: Path) -> None:
+    done = run(probe, "create", "x")
+    assert ast.literal_eval(done.stdout)[2:5] == ([], [], [])
 
 
 @needs_root
@@ -92,7 +103,7 @@ def test_the_launcher_uses_the_child_of_the_front(tmp_path: Path, orphans: None,
         ["exec", "--preserve-fds", "1", "missing", "true"],
     ],
 )
-def test_refused_commands_leave_no_child(places: Path, tmp_path: Path, orphans: None, words: list[str]) -> None:
+def test_refused_commands_leave_no_process(places: Path, tmp_path: Path, orphans: None, words: list[str]) -> None:
     store_words = ["--log", str(tmp_path / "log"), "--root", str(tmp_path / "none"), *words]
     whole, pure = [run(places / name, *store_words) for name in ("whole", "pure")]
     assert (whole.returncode, whole.stdout, whole.stderr) == (pure.returncode, pure.stdout, pure.stderr)
@@ -100,7 +111,7 @@ def test_refused_commands_leave_no_child(places: Path, tmp_path: Path, orphans: 
 
 
 @needs_root
-def test_an_8_bit_locale_keeps_the_child(places: Path, tmp_path: Path, orphans: None) -> None:
+def test_an_8_bit_locale(places: Path, tmp_path: Path, orphans: None) -> None:
     env = {"LC_ALL": "de_DE.ISO-8859-1", "LANG": "de_DE.ISO-8859-1"}
     done = run(places / "whole", "--root", tmp_path / "none", "exec", "missing", "true", env=env)
     assert done.returncode == 255
