@@ -186,7 +186,7 @@ def _userspace(root: Path, o: Options) -> None:
     _write(root / drivers / "nvidia_drv.so", shared_library("", (), o.machine))
     _write(root / extensions / f"libglxserver_nvidia.so.{v}", shared_library("", (), o.machine))
     _socket(root / "run/nvidia-persistenced/socket")
-    _link(root / "var/run", "/run")
+    _link(root / "var/run", "../run")
     if o.mps:
         (root / "tmp/nvidia-mps").mkdir(parents=True)
         _write(root / "tmp/nvidia-mps/control", b"")
