@@ -18,7 +18,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from gpurun.cgroup import tree  # noqa: E402
 from gpurun.cgroup.oom import parse_kills  # noqa: E402
-from gpurun.engine.caller import exec, mount_hint  # noqa: E402
+from gpurun.engine.caller import exec_cgroup, mount_hint  # noqa: E402
 from gpurun.engine.checkpoint import checkpoint_devices  # noqa: E402
 from gpurun.errors import GpurunError  # noqa: E402
 from gpurun.gpu.edits import injected  # noqa: E402
@@ -152,7 +152,7 @@ def test_cgroups(made: list[tuple[str, str]]) -> None:
     with reads(data), patch.object(tree, "read_file", lambda path: data):
         assert procfs.cgroups(77) == made
         assert tree.cgroup_of(77) == (unified.removesuffix(" (deleted)") or "/")
-        assert exec._cgroup_of(77) == ("" if unified == "/" or unified.startswith("/..") else unified)
+        assert exec_cgroup._cgroup_of(77) == ("" if unified == "/" or unified.startswith("/..") else unified)
         longest = max([path for _, path in made], key=len)
         assert container_nodes.cgroup_of(77) == (unified if unified not in ("", "/") else longest)
         names.of_cgroup(unified)

@@ -44,7 +44,7 @@ IN_THE_IMAGE = (
 OF_NO_IMAGE = {
     "cgroup/manager.py": "the cgroup tree",
     "cgroup/stats.py": "the cgroup tree",
-    "engine/caller/exec.py": "the cgroup tree",
+    "engine/caller/exec_cgroup.py": "the cgroup tree",
     "engine/caller/update.py": "the cgroup tree",
     "gpu/leases/files.py": "leases of other users, by O_PATH",
     "gpu/host/libraries.py": "where the driver is installed",

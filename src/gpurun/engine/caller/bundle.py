@@ -10,7 +10,6 @@ from gpurun.cdi.edits import ContainerEdits
 from gpurun.cgroup import tree
 from gpurun.document_cache import keep_documents
 from gpurun.engine.caller.preserved import listen_fds
-from gpurun.engine.caller.start_init import tell
 from gpurun.engine.gpus.device_edits import device_edits, injected_devices, own_environment
 from gpurun.engine.plan.container import Host, Plan, PlanOptions, make_plan
 from gpurun.engine.site_config import read_site, site_path
@@ -145,6 +144,8 @@ def plan_bundle(
     """
     data, config = read_bundle(options.bundle, options.config)
     if started is not None and (may_ask(config.process.env) or has_gpus(injected_devices(config))):
+        from gpurun.engine.caller.start_init import tell
+
         tell(started, "devices")
 
     if check is None or granted is None:

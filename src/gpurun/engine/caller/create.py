@@ -16,9 +16,9 @@ from gpurun.engine import messages
 from gpurun.engine import state as store
 from gpurun.engine.caller import cgroup, host_resources
 from gpurun.engine.caller.bundle import CreateOptions, plan_bundle
+from gpurun.engine.caller.children import kill_children
 from gpurun.engine.caller.rollback import PROCESSES, ROOT_MOUNT, ROOTFS, STARTER, STATE_DIRECTORY, Rollback
 from gpurun.engine.caller.serve_init import serve_init
-from gpurun.engine.caller.start_init import await_init, dismiss, kill_children, start_child, tell
 from gpurun.engine.clone.init import can_clone_init, clone_init
 from gpurun.engine.hook_output import open_outputs
 from gpurun.engine.plan.container import STAYS_WRITABLE, Plan
@@ -70,9 +70,13 @@ def create(options: CreateOptions, started: Started | None) -> Created:
         granted: list[GrantedLease] = []
         data, plan = plan_bundle(options, check, started, granted)
         if started is None and not can_clone_init(plan):
+            from gpurun.engine.caller.start_init import start_child
+
             started = start_child(INIT_ENTRY, options.preserved)
             _will_dismiss(started, rollback)
         if started is not None and plan.edits_come_first:
+            from gpurun.engine.caller.start_init import tell
+
             tell(started, "edits", to_wire(plan.init.edits), plan.rootfs, plan.init.propagation, plan.init.mount_label)
         plan = with_secret_keyring(with_filter(plan, options.root))
         log.debug(f"planned: rootfs {plan.rootfs}, cgroup {plan.cgroup.path or 'of the caller'}")
@@ -83,6 +87,8 @@ def create(options: CreateOptions, started: Started | None) -> Created:
 
 
 def _will_dismiss(started: Started, rollback: Rollback) -> None:
+    from gpurun.engine.caller.start_init import dismiss
+
     rollback.add(STARTER, lambda: dismiss(started))
 
 
@@ -188,6 +194,8 @@ class _Creation:
             done: tuple[int, ...] = ()
             pid = self._clone_init(files, joins)
         else:
+            from gpurun.engine.caller.start_init import await_init
+
             self._send_plan(self.started, files)
             pid, done = await_init(self.started, self.rollback)
         pidfd = lp.pidfd_open(pid)

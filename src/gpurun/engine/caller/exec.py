@@ -8,31 +8,21 @@ touches nothing of the container.
 from __future__ import annotations
 
 import posix
-from errno import EINVAL, ENODEV, ENOENT, ENOSYS, EPERM
 
 from gpurun import log
 from gpurun.cgroup import control
-from gpurun.cgroup.manager import add_process
 from gpurun.engine import messages
 from gpurun.engine import state as store
+from gpurun.engine.caller.children import end_all_children, kill_child
+from gpurun.engine.caller.exec_cgroup import open_cgroups, without_way_up
 from gpurun.engine.caller.lifecycle import wait_foreground
-from gpurun.engine.caller.start_init import dismiss, end_all_children, kill_child, start_child
 from gpurun.engine.clone.setter import clone_setter, may_clone_setter
 from gpurun.engine.signals import block_signals
-from gpurun.errors import ConfigError, GpurunError, Step, StepError
+from gpurun.errors import ConfigError, GpurunError
 from gpurun.launcher.fresh_interpreter import EXEC_ENTRY
 from gpurun.linux import process as lp
-from gpurun.linux.files import Fd, read_file
-from gpurun.linux.fs import (
-    RESOLVE_BENEATH,
-    RESOLVE_NO_MAGICLINKS,
-    RESOLVE_NO_SYMLINKS,
-    RESOLVE_NO_XDEV,
-    openat2,
-)
-from gpurun.linux.mount import MOUNT_ATTR_RDONLY
-from gpurun.linux.procfs import cgroups, open_pidfd
-from gpurun.ns.mount import import_stand_ins, private_copy
+from gpurun.linux.files import read_file
+from gpurun.linux.procfs import open_pidfd
 from gpurun.oci.reader import as_object, parse_json
 from gpurun.record import replace, to_wire
 
@@ -81,6 +71,8 @@ class _Exec:
             for pid in self.made:
                 kill_child(pid)
             if self.started is not None:
+                from gpurun.engine.caller.start_init import dismiss
+
                 dismiss(self.started)
             end_all_children()
             raise
@@ -105,7 +97,7 @@ class _Exec:
             enter(state.manager, self.started.pid)  # else nothing that it makes could be in the container's cgroup
         cgroups = dict(zip(("cgroup", "other_cgroup"), open_cgroups(state, options.cgroup), strict=True))
         ours, its = _console(options)
-        files = {"init": init, **{name: _without_way_up(fd) for name, fd in cgroups.items()}, "console": its}
+        files = {"init": init, **{name: without_way_up(fd) for name, fd in cgroups.items()}, "console": its}
         files = {name: fd for name, fd in files.items() if fd >= 0}
         try:
             plan, warnings = _plan(options, state)
@@ -123,6 +115,8 @@ class _Exec:
         return warnings, pidfd, master
 
     def _start_starter(self) -> None:
+        from gpurun.engine.caller.start_init import start_child
+
         self.started = start_child(EXEC_ENTRY, self.options.preserved)
         self.channel = self.started.channel
 
@@ -141,6 +135,8 @@ class _Exec:
                 cgroups[name] = -1
 
         def move(name: str, pid: int, dead: int) -> None:
+            from gpurun.cgroup.manager import add_process
+
             self.made.append(pid)
             if dead:  # else none was born where it belongs (gpurun.ns.birth)
                 posix.waitpid(dead, 0)
@@ -196,72 +192,6 @@ def _root_of(state: store.State) -> tuple[int, int] | None:
         return None
     root = (found.st_dev, found.st_ino)
     return root if root == (rootfs.st_dev, rootfs.st_ino) else None
-
-
-def open_cgroups(state: store.State, sub: str) -> tuple[int, int]:
-    """Descriptors of the cgroup that the process is to be born in, and of the one to take when that cannot be (-1: none).
-
-    *sub*, a path below the container's cgroup, is the caller's own choice: then there is no other.  A container that has
-    none (--cgroup-manager disabled, or a caller that may make none) leaves its processes in the caller's.  Returns (cgroup
-    to be born in, other cgroup).  Raises :class:`StepError` when none can be opened.
-    """
-    if not state.cgroup and not sub:
-        return -1, -1
-    try:
-        cgroup = posix.open(state.cgroup, control.DIRECTORY)
-    except OSError as e:
-        if sub or e.errno not in (ENOENT, ENODEV):
-            raise StepError("open the cgroup", state.cgroup, e.errno) from None
-        cgroup = -1  # removed by the container, which has a tree of its own
-    if sub:
-        return _open_sub_cgroup(cgroup, sub), -1
-    own = _cgroup_of(state.pid)
-    if cgroup >= 0 and (not own or state.cgroup.endswith(own)):
-        return cgroup, -1
-    if not own:
-        raise StepError("open the cgroup", state.cgroup, ENOENT)
-    from gpurun.cgroup.tree import find_tree, join_root
-
-    try:
-        return cgroup, posix.open(join_root(find_tree().root, own), control.DIRECTORY)
-    except OSError:
-        if cgroup < 0:
-            raise StepError("open the cgroup", state.cgroup, ENOENT) from None
-        return cgroup, -1
-
-
-def _without_way_up(cgroup: int) -> int:
-    """The open *cgroup* as a read-only mount of its own: the new process is born with it, and who in the container may look
-    into that process finds no ``..`` to the host's tree, and no file to write to, which /sys/fs/cgroup does not give either.
-    To be born there needs no more.  Where we may make no mounts it stays as it is."""
-    if cgroup < 0:
-        return cgroup
-    import_stand_ins()
-    try:
-        return private_copy(cgroup, "", MOUNT_ATTR_RDONLY, recursive=False)
-    except OSError as e:
-        if e.errno not in (EPERM, ENOSYS, EINVAL):  # EINVAL: of a mount that is unbindable
-            raise StepError("copy the mount of the cgroup", "", e.errno) from None
-        return cgroup
-
-
-def _open_sub_cgroup(cgroup: int, sub: str) -> int:
-    """The cgroup *sub* below the one that is open; the container may have written there, so no link leads anywhere."""
-    path = sub.strip("/") or "."
-    if ".." in path.split("/"):
-        raise GpurunError(f"bad sub cgroup path: {sub}")
-    resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
-    with Fd(cgroup), Step("open the sub cgroup", sub):
-        return openat2(cgroup, path, control.DIRECTORY, resolve)
-
-
-def _cgroup_of(pid: int) -> str:
-    """The cgroup of *pid*, absolute in our tree; empty when it is outside of what we see."""
-    try:
-        path = next((path for controllers, path in cgroups(pid) if not controllers), "")
-    except OSError:
-        return ""  # it has ended; joining its namespaces will say so
-    return "" if path.startswith("/..") or path == "/" else path
 
 
 def _console(options: ExecOptions) -> tuple[int, int]:
@@ -361,6 +291,8 @@ class _Conversation:
         others do."""
         if self.setter:
             return False
+        from gpurun.cgroup.manager import add_process
+
         moved, dead, index = numbers
         self.made.append(messages.check_child(moved))
         if dead:  # else none was born where it belongs (gpurun.ns.birth)

@@ -11,13 +11,13 @@ import posix
 from errno import EACCES, EINVAL, ENOSYS, EPERM
 from fcntl import fcntl
 
+from gpurun.engine.caller.children import kill_child, kill_children
 from gpurun.engine.caller.rollback import PROCESSES
 from gpurun.engine.messages import channel, check_child, hang_up, receive_report, send
-from gpurun.engine.signals import SIGKILL, send_signal
 from gpurun.errors import GpurunError, Step, StepError
 from gpurun.launcher.fresh_interpreter import Child, child_command
 from gpurun.linux import mount as lm
-from gpurun.linux.files import Fd, read_file
+from gpurun.linux.files import Fd
 from gpurun.linux.fs import CLOSE_RANGE_CLOEXEC, close_range
 from gpurun.record import Record
 
@@ -181,48 +181,3 @@ def dismiss(started: Started) -> None:
     except GpurunError:
         pass  # nothing that any of them says
     posix.close(started.channel)
-
-
-def end_all_children() -> None:
-    """End all children of this process and reap them: also one that has been made for us, whose maker was ended before it
-    could tell us.  A kernel that does not list them (CONFIG_PROC_CHILDREN) leaves such a one to who waits for orphans."""
-    try:
-        pids = read_file("/proc/thread-self/children").split()
-    except OSError:
-        return
-    kill_children([int(pid) for pid in pids])
-
-
-def kill_children(pids: list[int]) -> None:
-    """:func:`kill_child` for each of *pids*; raises OSError when one of them could not be ended."""
-    failed: OSError | None = None
-    for pid in pids:
-        try:
-            kill_child(pid)
-        except OSError as e:  # the others are ended all the same
-            failed = e
-    if failed is not None:
-        raise failed
-
-
-def kill_child(pid: int) -> None:
-    """SIGKILL our child *pid* and reap it; one that has been reaped is not ours to touch any more."""
-    try:
-        if posix.waitpid(pid, posix.WNOHANG)[0] == 0:
-            posix.kill(pid, SIGKILL)
-            posix.waitpid(pid, 0)
-    except ChildProcessError:
-        pass
-
-
-def end_child(pid: int, pidfd: int) -> None:
-    """Kill our child *pid*, wait for it, and close its *pidfd*."""
-    try:
-        send_signal(pidfd, SIGKILL)
-    except ProcessLookupError:
-        pass  # it has ended by itself
-    try:
-        posix.waitpid(pid, 0)
-    except ChildProcessError:
-        pass  # it has been waited for
-    posix.close(pidfd)

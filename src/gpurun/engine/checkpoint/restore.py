@@ -19,9 +19,9 @@ from gpurun.criu.swrk import FIRST_EXTRA, Swrk, find_criu
 from gpurun.engine import state as store
 from gpurun.engine.caller import cgroup, host_resources
 from gpurun.engine.caller.bundle import CreateOptions, plan_checked, read_bundle
+from gpurun.engine.caller.children import end_child
 from gpurun.engine.caller.create import Created, check_rootfs, record, with_filter, with_secret_keyring
 from gpurun.engine.caller.rollback import CHECKPOINT, POSTSTOP_HOOKS, PROCESSES, ROOTFS, Rollback
-from gpurun.engine.caller.start_init import end_child
 from gpurun.engine.checkpoint.criu_options import (
     DESCRIPTORS,
     EXTERNAL_NAMESPACES,
