@@ -71,10 +71,10 @@ TAIL = """
 ## What the tables cannot show
 
 - **A copy of the caller** (without a starter: the init, and exec's setter) has until its first step what the caller has
-  open: the log, the launcher's file, and the descriptors that are its own. Nobody may look into it from its birth on. Its
-  memory is a copy of the caller's: config.json, what was read of the host (mounts, the driver's files), and of the
-  environment what gpurun itself reads. `tests/attacks/test_caller_secrets.py` looks for a token of the caller's
-  environment there.
+  open: the log, the launcher's file, the file with the environment where hooks on the host will need it, and the
+  descriptors that are its own. Nobody may look into it from its birth on. Its memory is a copy of the caller's:
+  config.json, what was read of the host (mounts, the driver's files), and of the environment what gpurun itself reads.
+  `tests/attacks/test_caller_secrets.py` looks for a token of the caller's environment there.
 - **Hooks** of config.json run with what the specification gives them: those on the host's side with the caller's
   privileges, those of the container's side with the init's. Their programs are chosen by who writes config.json.
 - **NVML's helper** (`gpu/host/nvml_process.py`) loads the driver's own library, as root, on the host, because a
