@@ -9,10 +9,12 @@ import os
 import posix
 import shutil
 from collections.abc import Callable
+from errno import EBUSY
 from pathlib import Path
 
 import pytest
 
+from gpurun.errors import Stays
 from gpurun.linux.files import mkdir_p
 from gpurun.linux.procfs import boot_id
 from gpurun.ns import journal_disk
@@ -265,3 +267,17 @@ def test_the_last_journal_takes_its_directories_along(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(journal_disk, "mkdir_p", removed_meanwhile)
     assert os.path.isfile(journal_disk.make_file("/run/gpurun", "a", str(tmp_path / "rootfs"))) and removed
+
+
+def test_a_journal_that_cannot_be_removed_is_told_of(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it tells of has been taken back all the same."""
+    before = host.files()
+    created = host.create()
+
+    def refused(path: str) -> None:
+        raise OSError(EBUSY, "")
+
+    monkeypatch.setattr(journal_disk, "remove", refused)
+    (warning,) = undo_traces(str(host.root), "c")
+    assert isinstance(warning, Stays) and f"{host.journals()[0]}" in warning and warning.endswith("device or resource busy")
+    assert host.files() == before and not os.path.lexists(created)

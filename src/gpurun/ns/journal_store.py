@@ -13,7 +13,7 @@ from __future__ import annotations
 import posix
 from errno import EEXIST
 
-from gpurun.errors import GpurunError, Stays
+from gpurun.errors import GpurunError, Stays, strerror_lower
 from gpurun.linux.files import O_CLOEXEC, Fd, read_fd, read_file, write_all
 from gpurun.linux.fs import O_DIRECTORY
 
@@ -119,7 +119,7 @@ def undo_traces(root: str, container_id: str, force: bool = False, whole: bool =
         warnings: tuple[str, ...] = ()
         if traces and _still_it(path, rootfs, rest) and not _leave_to_another(root, container_id, rootfs, traces):
             warnings = _undo_in(rootfs, traces, force)
-        _remove(path)
+        warnings = (*warnings, *_remove(path))
         return (*warnings, _lost("is damaged", rootfs)) if damaged else warnings
 
 
@@ -163,15 +163,25 @@ def _is_it(rootfs_fd: int, rest: bytes) -> bool:
     return found.encode("utf-8", "surrogateescape") == rest
 
 
-def _remove(path: str) -> None:
-    """Remove the journal *path*: what it links to first, so that what is left by a kill is a link to nothing."""
+def _remove(path: str) -> tuple[str, ...]:
+    """Remove the journal *path*: what it links to first, so that what is left by a kill is a link to nothing.  Returns a
+    warning when the journal stays."""
     from gpurun.ns.journal_disk import remove
 
+    stays: tuple[str, ...] = ()
     try:
-        remove(posix.readlink(path))
+        kept = posix.readlink(path)
     except OSError:
-        pass  # it is the journal itself, or another has removed it
+        kept = ""  # it is the journal itself
+    try:
+        if kept:
+            remove(kept)
+    except FileNotFoundError:
+        pass  # another has removed it
+    except OSError as e:
+        stays = (Stays(f"the journal {kept} of what was made in the rootfs cannot be removed: {strerror_lower(e.errno)}"),)
     posix.unlink(path)
+    return stays
 
 
 def undo_earlier_boots(rootfs: str, container: tuple[str, str] = ("", "")) -> tuple[str, ...]:
