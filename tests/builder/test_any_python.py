@@ -175,7 +175,7 @@ def test_of_two_at_once_one_compiles(program: Path, kept: str) -> None:
     """The other waits for the lock, and then finds what is kept."""
     script = f"""mkdir {CACHE}; umask 077; exec 9>{CACHE}/.lock; flock 9
         "$1" --version 9>&- & call=$!
-        until ls -l /proc/$call/fd | grep -q "{CACHE}/.lock"; do sleep 0.02; done
+        until ls -l /proc/$call/fd 2>&1 | grep -q "{CACHE}/.lock"; do sleep 0.02; done
         umask 022; printf '#!/bin/sh -ISBcprint("kept")\\n# child: x\\n' >"$2".new; mv "$2".new "$2"; wait $call"""
     done = run(script, program, f"{CACHE}/{kept}")
     assert (done.stdout, done.stderr) == ("kept\n", "")

@@ -18,9 +18,9 @@ def test_optional_fields_and_escapes() -> None:
         "37 22 0:31 / /proc rw shared:5 master:2 - proc proc rw\n"
     )
     assert parse_mounts(text) == [
-        MountEntry("22", "/", "/", "ext4", "8:1"),
-        MountEntry("36", "/a b", "/mnt/x\\y\nz", "tmpfs", "0:30"),
-        MountEntry("37", "/", "/proc", "proc", "0:31"),
+        MountEntry("22", "/", "/", "ext4", "8:1", "1"),
+        MountEntry("36", "/a b", "/mnt/x\\y\nz", "tmpfs", "0:30", "22"),
+        MountEntry("37", "/", "/proc", "proc", "0:31", "22"),
     ]
 
 
