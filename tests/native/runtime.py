@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from tests.native.bed import Bed
 from tests.native.bundle import Bundle
-from tests.native.refusing import refuse
 
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 #: System calls that a filter refuses to the runtime and all that it starts, in any test: REFUSED=clone3,mount_setattr
@@ -181,6 +180,8 @@ class Runtime:
         if preexec is None and not REFUSED:
             argv, before_exec = self.bed.command(argv, cwd)
         elif preexec is None:
+            from tests.native.refusing import refuse  # of gpurun's own modules, which documents are made without
+
             before_exec = self._before_exec(self.bed.enter(cwd), refuse(REFUSED, ENOSYS))
         else:
             before_exec = self._before_exec(self.bed.enter(cwd), preexec)
