@@ -191,7 +191,7 @@ static void become_sealed(char **words)
 /* Become the launcher, with the arguments that we were given; `sealed`, where that can be. */
 static _Noreturn void become_launcher(bool sealed)
 {
-	static char header[LINE_MAX_BYTES + 1];
+	static char header[LINE_MAX_BYTES + 1], code[2 * LINE_MAX_BYTES];
 	static struct way way;
 	const char *self = (const char *)getauxval(AT_EXECFN);
 	char **words = calloc((size_t)argument_count + 7, sizeof *words), *blank, *end;
@@ -220,7 +220,12 @@ static _Noreturn void become_launcher(bool sealed)
 				words[count++] = "-X";
 				words[count++] = called;
 			}
-			words[count++] = blank + 1;
+			/* The code of the line, with a sentence for a file that cannot be read. */
+			snprintf(code, sizeof code,
+				 "-ISBcimport posix\ntry:\n %s\nexcept OSError as e:\n"
+				 " posix.write(2,f'gpurun cannot read its own program: {e.strerror.lower()}\\n'.encode());posix._exit(1)",
+				 blank + 1 + strlen("-ISBc"));
+			words[count++] = strncmp(blank + 1, "-ISBc", strlen("-ISBc")) == 0 ? code : blank + 1;
 			words[count++] = way.file;
 			for (int i = 1; i < argument_count; i++)
 				words[count++] = arguments[i];
