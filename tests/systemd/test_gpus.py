@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.gpu.mps.node_service import NodeProgram, NodeService, end_all, ensure, is_served
-from tests.conftest import MakeBundle
+from tests.conftest import MakeBundle, runtime_path
 from tests.gpu.leases.conftest import MakeHost, make_host  # noqa: F401
 from tests.kubernetes.mps import mps_programs
 from tests.native.bed import Bed
@@ -107,12 +107,13 @@ def test_the_mps_daemon_of_a_clusters_pods_is_a_service(scopes: Driver, tmp_path
     def daemon() -> int:
         return int(Path(f"{log}.pid").read_text() or 0)
 
-    ensure(directory, NodeService(("GPU-1",), programs=programs), NodeProgram())
+    program = NodeProgram((runtime_path(),))  # compiled: in an emulated guest the sources alone take half a minute to import
+    ensure(directory, NodeService(("GPU-1",), programs=programs), program)
     (line,) = units()
     unit, first = line.split()[0], daemon()
     assert f"/{unit}" in Path(f"/proc/{first}/cgroup").read_text(), "it is in no pod and in no other service"
     os.kill(int(systemctl("show", unit, "-p", "MainPID").strip().partition("=")[2]), signal.SIGKILL)
     wait_until(lambda: daemon() not in (0, first) and is_served(directory))
-    assert end_all(str(tmp_path / "mps"), NodeProgram()) == []
+    assert end_all(str(tmp_path / "mps"), program) == []
     wait_until(lambda: not units())
     assert not Path(directory).exists()
