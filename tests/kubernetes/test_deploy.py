@@ -102,7 +102,10 @@ def test_the_device_plugin_of_a_node_that_names_its_configuration() -> None:
         (made.directory / "own").write_text("flags: {nonsense: 1}\n")
         (made.kubelet_dir / "device-plugins").mkdir(parents=True)
         process = subprocess.Popen(
-            command(made, "device-plugin", "--config-dir", str(made.directory), "--kubelet-dir", str(made.kubelet_dir)),
+            [
+                *command(made, "device-plugin", "--config-dir", str(made.directory), "--kubelet-dir", str(made.kubelet_dir)),
+                *("--cdi-dir", str(made.cdi_dir)),
+            ],
             env=environment(made), stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert process.stderr is not None
