@@ -7,12 +7,14 @@ lead elsewhere, and leaves no descriptor behind.
 from __future__ import annotations
 
 import posix
+import sys
 from _stat import S_ISBLK, S_ISCHR
 from errno import EACCES, EINVAL, EPERM, EROFS
 
 from gpurun.engine.inside.lookup import check_cwd, find_executable, home_directory
+from gpurun.engine.messages import report
 from gpurun.engine.signals import default_signals, end_on_signals
-from gpurun.errors import GpurunError, Step, StepError, escaped, oserror_text, strerror_lower
+from gpurun.errors import GpurunError, Step, StepError, error_text, escaped, oserror_text, strerror_lower
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC, Fd, write_all
 from gpurun.linux.fs import (
@@ -45,6 +47,28 @@ if TYPE_CHECKING:
 _CAP_SYS_ADMIN = 1 << 21
 #: No link is followed, and nothing that is mounted on a file of procfs is written to in its place.
 _ON_PROC = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
+
+
+def begin_starter(command: str) -> int:
+    """What a starter does first of all: its names in ps(1), by the *command* that it works for; returns its socket, of which
+    ``argv[1]`` is the descriptor."""
+    channel = int(sys.argv[1])
+    posix.set_inheritable(channel, False)
+    lp.set_name("gpurun:[start]")
+    lp.set_command_line(f"gpurun {command}")
+    return channel
+
+
+def fail(channel: int, command: str, error: BaseException) -> NoReturn:
+    """End, having told the parent why; one that has given up tells that itself.  *command* is who says it on stderr where
+    nobody listens any more."""
+    if not isinstance(error, (BrokenPipeError, ConnectionResetError)):
+        text = error_text(error)
+        try:
+            report(channel, "failed", text)
+        except OSError:
+            posix.write(2, f"gpurun {command}: {escaped(text)}\n".encode())
+    posix._exit(1)
 
 
 def open_proc() -> int:

@@ -24,13 +24,14 @@ from gpurun.engine.inside.enter_process import (
     close_listener,
     environment,
     execute,
+    fail,
     filtered_early,
     notify_first,
     null_stdio,
     open_proc,
 )
 from gpurun.engine.plan.records import ExecPlan, ProcessPlan
-from gpurun.errors import GpurunError, Step, StepError, error_text, escaped
+from gpurun.errors import GpurunError, Step, StepError
 from gpurun.linux import process as lp
 from gpurun.linux import sched
 from gpurun.linux.files import O_CLOEXEC
@@ -97,18 +98,7 @@ def become_setter(setter: Setter) -> NoReturn:
         _clone_process(fds, filtered)
         _become(plan, fds, env, path, peer, filtered)
     except BaseException as e:  # nothing may leave here but by _exit
-        fail(fds.channel, e)
-
-
-def fail(channel: int, error: BaseException) -> NoReturn:
-    """End, having told the parent why; one that has given up tells that itself."""
-    if not isinstance(error, (BrokenPipeError, ConnectionResetError)):
-        text = error_text(error)
-        try:
-            messages.report(channel, "failed", text)
-        except OSError:
-            posix.write(2, f"gpurun exec: {escaped(text)}\n".encode())
-    posix._exit(1)
+        fail(fds.channel, "exec", e)
 
 
 def import_all(process: ProcessPlan) -> None:

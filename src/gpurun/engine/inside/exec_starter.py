@@ -6,17 +6,15 @@ It begins outside the container, in the caller's cgroup, and holds none of the c
 from __future__ import annotations
 
 import posix
-import sys
 
 from gpurun.engine import messages
-from gpurun.engine.inside.enter_process import set_oom_score_adj
+from gpurun.engine.inside.enter_process import begin_starter, fail, set_oom_score_adj
 from gpurun.engine.inside.exec_init import (
     ExecDescriptors,
     Setter,
     become_setter,
     clone_into_cgroup,
     expect_go,
-    fail,
     import_all,
     join,
     open_host,
@@ -35,15 +33,12 @@ if TYPE_CHECKING:
 
 
 def main() -> NoReturn:
-    """Entry point of the starter's interpreter: ``argv[1]`` is the descriptor of the socket."""
-    channel = int(sys.argv[1])
-    posix.set_inheritable(channel, False)
-    lp.set_name("gpurun:[start]")
-    lp.set_command_line("gpurun exec")
+    """Entry point of the starter's interpreter."""
+    channel = begin_starter("exec")
     try:
         setter = _make_setter(channel)
     except BaseException as e:  # nothing may leave here but by _exit
-        fail(channel, e)
+        fail(channel, "exec", e)
     become_setter(setter)
 
 

@@ -19,6 +19,7 @@ from gpurun.engine.inside.enter_process import (
     environment,
     execute,
     execve_filtered,
+    fail,
     filtered_early,
     notify_first,
     null_stdio,
@@ -28,7 +29,7 @@ from gpurun.engine.inside.enter_process import (
 from gpurun.engine.plan.records import InitPlan
 from gpurun.engine.signals import end_on_signals
 from gpurun.engine.state import State, state_json
-from gpurun.errors import Step, StepError, error_text, escaped
+from gpurun.errors import Step, StepError
 from gpurun.launcher.fresh_interpreter import end_imports
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC
@@ -63,18 +64,7 @@ def become_init(plan: InitPlan, fds: messages.Descriptors, opened: Opened | None
         _expect_go(fds)
         _Init(plan, fds, opened).run()
     except BaseException as e:  # nothing may leave here but by _exit
-        fail(fds.channel, e)
-
-
-def fail(channel: int, error: BaseException) -> NoReturn:
-    """End, having told the parent why; one that has given up tells that itself."""
-    if not isinstance(error, (BrokenPipeError, ConnectionResetError)):
-        text = error_text(error)
-        try:
-            messages.report(channel, "failed", text)
-        except OSError:
-            posix.write(2, f"gpurun init: {escaped(text)}\n".encode())
-    posix._exit(1)
+        fail(fds.channel, "init", e)
 
 
 def open_edits(

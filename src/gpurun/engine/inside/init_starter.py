@@ -7,11 +7,10 @@ cgroup, as a child of create, and ends.  None of the caller's memory is in it.
 from __future__ import annotations
 
 import posix
-import sys
 
 from gpurun.engine import messages
-from gpurun.engine.inside.enter_process import set_oom_score_adj
-from gpurun.engine.inside.init import become_init, fail, import_for_edits, lent, open_edits
+from gpurun.engine.inside.enter_process import begin_starter, fail, set_oom_score_adj
+from gpurun.engine.inside.init import become_init, import_for_edits, lent, open_edits
 from gpurun.errors import GpurunError
 from gpurun.linux import process as lp
 from gpurun.ns.namespaces import NamespacePlan
@@ -28,15 +27,12 @@ if TYPE_CHECKING:
 
 
 def main() -> NoReturn:
-    """Entry point of the starter's interpreter: ``argv[1]`` is the descriptor of the socket."""
-    channel = int(sys.argv[1])
-    posix.set_inheritable(channel, False)
-    lp.set_name("gpurun:[start]")
-    lp.set_command_line("gpurun init")
+    """Entry point of the starter's interpreter."""
+    channel = begin_starter("init")
     try:
         plan, fds, opened = _make_init(channel)
     except BaseException as e:  # nothing may leave here but by _exit
-        fail(channel, e)
+        fail(channel, "init", e)
     become_init(plan, fds, opened)
 
 
