@@ -12,7 +12,7 @@ _LIBRARY = {
     "ConfigError": "gpurun.errors",
     "Container": "gpurun.library.container",
     "ContainerNotFound": "gpurun.errors",
-    "Gpu": "gpurun.gpu.host.gpus",
+    "Gpu": "gpurun.gpu.nvidia.host.gpus",
     "GpuError": "gpurun.errors",
     "GpurunError": "gpurun.errors",
     "Plan": "gpurun.engine.plan.container",

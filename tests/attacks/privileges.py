@@ -77,10 +77,10 @@ TAIL = """
   `tests/attacks/test_caller_secrets.py` looks for a token of the caller's environment there.
 - **Hooks** of config.json run with what the specification gives them: those on the host's side with the caller's
   privileges, those of the container's side with the init's. Their programs are chosen by who writes config.json.
-- **NVML's helper** (`gpu/host/nvml_process.py`) loads the driver's own library, as root, on the host, because a
+- **NVML's helper** (`gpu/nvidia/host/nvml_process.py`) loads the driver's own library, as root, on the host, because a
   library that is broken or hangs must not take gpurun with it. It is told nothing of the container, and it is ended
   after its answer. Before it loads the library it takes from itself what asking a driver has no use for
-  (`gpu/host/nvml_confined.py`): all capabilities but SYS_ADMIN, which the driver asks for before it tells of other
+  (`gpu/nvidia/host/nvml_confined.py`): all capabilities but SYS_ADMIN, which the driver asks for before it tells of other
   users' processes; by Landlock all writing but to NVIDIA's own nodes, running programs, TCP and signals to others; by
   a filter mounts, namespaces, modules, tracing, changes of owners and modes, and sockets that are not local. A
   library that tries all of that is in the tests (`tests/nvml/hostile.c`). A kernel without Landlock, or a host

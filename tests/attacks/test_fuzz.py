@@ -27,8 +27,8 @@ from gpurun.engine.plan.container import make_plan  # noqa: E402
 from gpurun.errors import GpurunError  # noqa: E402
 from gpurun.formats import dbus, gvariant, ldcache, ldconf, protobuf, toml  # noqa: E402
 from gpurun.formats.elf import read_elf, read_note  # noqa: E402
-from gpurun.gpu.request.environment import read_request  # noqa: E402
-from gpurun.gpu.request.records import Policy  # noqa: E402
+from gpurun.gpu.nvidia.request.environment import read_request  # noqa: E402
+from gpurun.gpu.nvidia.request.records import Policy  # noqa: E402
 from gpurun.ns import journal  # noqa: E402
 from gpurun.oci.config import read_config  # noqa: E402
 from gpurun.oci.default_spec import default_spec  # noqa: E402

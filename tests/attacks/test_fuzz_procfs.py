@@ -21,10 +21,10 @@ from gpurun.cgroup.oom import parse_kills  # noqa: E402
 from gpurun.engine.caller import exec_cgroup, mount_hint  # noqa: E402
 from gpurun.engine.checkpoint import checkpoint_devices  # noqa: E402
 from gpurun.errors import GpurunError  # noqa: E402
-from gpurun.gpu.edits import injected  # noqa: E402
-from gpurun.gpu.host import driver, gpus, mig, modprobe, nodes  # noqa: E402
-from gpurun.gpu.host.roots import Roots  # noqa: E402
 from gpurun.gpu.leases import container_nodes, names  # noqa: E402
+from gpurun.gpu.nvidia.edits import injected  # noqa: E402
+from gpurun.gpu.nvidia.host import driver, gpus, mig, modprobe, nodes  # noqa: E402
+from gpurun.gpu.nvidia.host.roots import Roots  # noqa: E402
 from gpurun.linux import procfs  # noqa: E402
 from gpurun.linux.mountinfo import MountEntry, parse_mounts  # noqa: E402
 from gpurun.ns.idmap import same_map, tidy  # noqa: E402

@@ -47,9 +47,9 @@ OF_NO_IMAGE = {
     "engine/caller/exec_cgroup.py": "the cgroup tree",
     "engine/caller/update.py": "the cgroup tree",
     "gpu/leases/files.py": "leases of other users, by O_PATH",
-    "gpu/host/libraries.py": "where the driver is installed",
-    "gpu/mps/programs.py": "where the driver is installed",
-    "gpu/platforms/tegra.py": "where the driver is installed",
+    "gpu/nvidia/host/libraries.py": "where the driver is installed",
+    "gpu/nvidia/mps/programs.py": "where the driver is installed",
+    "gpu/nvidia/platforms/tegra.py": "where the driver is installed",
     "library/host_checks.py": "a program of a config is looked for, by O_PATH",
 }
 #: Flags with which an open does nothing to a device, or makes a new file.

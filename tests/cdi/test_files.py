@@ -12,8 +12,8 @@ import pytest
 
 from gpurun.cdi.files import read_registry, read_spec_file, resolve_conflicts
 from gpurun.errors import ConfigError
-from gpurun.gpu.cdi.stale import driver_versions, stale_files
-from gpurun.gpu.host.roots import Roots
+from gpurun.gpu.nvidia.cdi.stale import driver_versions, stale_files
+from gpurun.gpu.nvidia.host.roots import Roots
 from tests.simdriver import VERSION, SimulatedDriver
 
 Write = Callable[..., Path]

@@ -7,7 +7,7 @@ import pytest
 from gpurun.cdi.document import CdiDevice, CdiEdits, CdiHook, CdiMount, CdiNode, CdiSpec
 from gpurun.cdi.transform import move_path, transform_root
 from gpurun.errors import UsageError
-from tests.gpu.cdi.generating import made
+from tests.gpu.nvidia.cdi.generating import made
 from tests.simdriver import SimulatedDriver
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpurun.cdi.edits import ContainerEdits
-from gpurun.gpu.request.settings import Settings
+from gpurun.gpu.nvidia.request.settings import Settings
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from tests.simdriver import SimulatedDriver
 

@@ -84,14 +84,14 @@ ELSEWHERE = {
         "clients/test_cdi.py::test_one_gpu",
     ),
     22: (
-        "gpu/cdi/test_containers.py::test_annotations_in_mode_cdi",
+        "gpu/nvidia/cdi/test_containers.py::test_annotations_in_mode_cdi",
         "gpu/test_containers.py::test_nvidias_own_hook_is_replaced",
     ),
-    23: ("gpu/cdi/test_generate.py::test_twice_the_same_bytes",),
+    23: ("gpu/nvidia/cdi/test_generate.py::test_twice_the_same_bytes",),
     24: (
         "cdi/test_document.py::test_a_file_as_nvidias_generator_writes_it",
         "clients/test_cdi.py::test_one_gpu",
-        "gpu/cdi/test_containers.py::test_our_hooks_under_another_runtime",
+        "gpu/nvidia/cdi/test_containers.py::test_our_hooks_under_another_runtime",
     ),
     25: ("gpu/test_containers.py::test_no_driver_on_the_host",),
 }

@@ -17,9 +17,9 @@ from gpurun import cachefile, log
 from gpurun.cachefile import save
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.errors import GpurunError
-from gpurun.gpu.host import driver
 from gpurun.gpu.host import facts as looked
-from gpurun.gpu.request.records import VOLUME_MOUNTS
+from gpurun.gpu.nvidia.host import driver
+from gpurun.gpu.nvidia.request.records import VOLUME_MOUNTS
 from gpurun.gpu.resolve import Inquiry, gpu_edits, no_check
 from tests.nvml import compile_stub
 from tests.simdriver import VERSION, Options, SimulatedDriver, bus_id, make

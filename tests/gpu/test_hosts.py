@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import GpuError
-from gpurun.gpu.request.settings import Settings
+from gpurun.gpu.nvidia.request.settings import Settings
 from tests.gpu.planning import paths, plan
 from tests.gpu.rendering import rendered, same_plan
 from tests.simdriver import Options, SimulatedDriver, bus_id, make, make_tegra, make_thor, make_wsl, mig_uuid, uuid

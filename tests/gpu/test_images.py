@@ -13,7 +13,7 @@ import pytest
 
 from gpurun.formats.ldcache import parse
 from tests.conftest import MakeBundle
-from tests.gpu.host.real_driver import host_with_real_userspace
+from tests.gpu.nvidia.host.real_driver import host_with_real_userspace
 from tests.native.bundle import Bundle
 from tests.native.images import debian_tar, package, unpack
 from tests.native.leaks import Leaks

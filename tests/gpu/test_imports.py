@@ -24,15 +24,15 @@ print(json.dumps(sorted(name[7:] for name in files)))
 """
 #: What answers "these GPUs, these capabilities" on a host in order.
 PLAIN = {
-    "gpu.resolve", "gpu.driver_answer", "gpu.request.injected", "gpu.host.device_numbers",
-    "gpu.request.environment", "gpu.request.records", "gpu.request.selection", "gpu.request.settings",
-    "gpu.host.driver", "gpu.host.file_names", "gpu.host.files", "gpu.host.gpus", "gpu.host.libraries", "gpu.host.nodes",
-    "gpu.host.reads", "gpu.host.roots",
-    "gpu.edits.driver", "gpu.edits.files", "gpu.edits.proc_files",
+    "gpu.resolve", "gpu.nvidia.driver_answer", "gpu.nvidia.request.injected", "gpu.nvidia.host.device_numbers",
+    "gpu.nvidia.request.environment", "gpu.nvidia.request.records", "gpu.nvidia.request.selection",
+    "gpu.nvidia.request.settings", "gpu.nvidia.host.driver", "gpu.nvidia.host.file_names", "gpu.nvidia.host.files",
+    "gpu.nvidia.host.gpus", "gpu.nvidia.host.libraries", "gpu.nvidia.host.nodes", "gpu.host.reads",
+    "gpu.nvidia.host.roots", "gpu.nvidia.edits.driver", "gpu.nvidia.edits.files", "gpu.nvidia.edits.proc_files",
     "cdi.edits", "formats.elf", "formats.ldcache", "formats.ldconf",
 }  # fmt: skip
 #: What the engine imports, whatever a container asks.
-ALWAYS = {"gpu.resolve", "gpu.request.injected", "gpu.host.device_numbers"}
+ALWAYS = {"gpu.resolve", "gpu.nvidia.request.injected", "gpu.nvidia.host.device_numbers"}
 
 
 def imported(host: SimulatedDriver, *env: str) -> set[str]:
@@ -47,10 +47,10 @@ def imported(host: SimulatedDriver, *env: str) -> set[str]:
         (("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"), set()),
         (("NVIDIA_VISIBLE_DEVICES=3,5",), set()),
         (("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"), set()),
-        (("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=11"), {"gpu.request.require"}),
+        (("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=11"), {"gpu.nvidia.request.require"}),
         (
             ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_GDS=enabled"),
-            {"gpu.request.extras", "gpu.host.extras", "gpu.edits.extras", "gpu.host.mig"},
+            {"gpu.nvidia.request.extras", "gpu.nvidia.host.extras", "gpu.nvidia.edits.extras", "gpu.nvidia.host.mig"},
         ),
     ],
 )

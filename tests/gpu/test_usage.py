@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpurun.gpu.host.device_numbers import node_minors
+from gpurun.gpu.nvidia.host.device_numbers import node_minors
 from gpurun.gpu.usage import of_gpu
 from gpurun.oci.config import Device
 

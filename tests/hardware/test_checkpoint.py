@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.gpu.cuda_checkpoint import missing
-from gpurun.gpu.host.driver import Driver
-from gpurun.gpu.host.gpus import Gpu
+from gpurun.gpu.nvidia.cuda_checkpoint import missing
+from gpurun.gpu.nvidia.host.driver import Driver
+from gpurun.gpu.nvidia.host.gpus import Gpu
 
 from .place import PROGRAM, Place
 from .test_gpu import DRIVER, driver, gpus, place  # noqa: F401

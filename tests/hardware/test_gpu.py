@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from gpurun.gpu.host.driver import Driver, read_driver
-from gpurun.gpu.host.gpus import Gpu
-from gpurun.gpu.host.nvml import USAGE, find_nvml, query
-from gpurun.gpu.host.roots import Roots
+from gpurun.gpu.nvidia.host.driver import Driver, read_driver
+from gpurun.gpu.nvidia.host.gpus import Gpu
+from gpurun.gpu.nvidia.host.nvml import USAGE, find_nvml, query
+from gpurun.gpu.nvidia.host.roots import Roots
 
 from .place import Place, Unavailable, runtime
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.gpu.host.gpus import Gpu
+from gpurun.gpu.nvidia.host.gpus import Gpu
 
 from .place import Place
 from .test_gpu import DRIVER, driver, gpus, place  # noqa: F401

@@ -13,8 +13,8 @@ import pytest
 
 from gpurun.cdi.edits import ForwardCompat
 from gpurun.formats.elf import read_note
-from gpurun.gpu.edits.driver import plan_compat
-from gpurun.gpu.request.settings import Settings
+from gpurun.gpu.nvidia.edits.driver import plan_compat
+from gpurun.gpu.nvidia.request.settings import Settings
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from gpurun.hook.compat import Note, compat_libraries, is_newer
 from tests.simdriver import Options, SimulatedDriver

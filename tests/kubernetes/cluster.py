@@ -19,8 +19,8 @@ from typing import Any
 
 import grpc
 
-from gpurun.gpu.host.roots import Roots
-from gpurun.gpu.mps.node_service import NodeProgram, end_all
+from gpurun.gpu.nvidia.host.roots import Roots
+from gpurun.gpu.nvidia.mps.node_service import NodeProgram, end_all
 from gpurun.kubernetes.api import Api, connect
 from gpurun.kubernetes.dra.service import DraDriver, DraPlaces
 from gpurun.kubernetes.dra.slices import DRIVER

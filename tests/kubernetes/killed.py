@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpurun.gpu.host.roots import Roots
+from gpurun.gpu.nvidia.host.roots import Roots
 from gpurun.kubernetes.dra.checkpoint import Checkpoint
 from gpurun.kubernetes.dra.claim import Allocated, Claim
 from gpurun.kubernetes.dra.prepare import Preparer

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import gpurun
-from gpurun.gpu.host.roots import Roots
-from gpurun.gpu.mps.node_service import NodeProgram, end_all
+from gpurun.gpu.nvidia.host.roots import Roots
+from gpurun.gpu.nvidia.mps.node_service import NodeProgram, end_all
 from gpurun.kubernetes.config import PluginConfig
 from gpurun.kubernetes.device_plugin.manager import Manager, Places
 from gpurun.kubernetes.probes import Probes

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from gpurun.cdi.files import read_registry
-from gpurun.gpu.mps.node_service import is_served
+from gpurun.gpu.nvidia.mps.node_service import is_served
 from gpurun.kubernetes.config import PluginConfig, Replicated, Sharing
 from gpurun.kubernetes.protocols import deviceplugin_pb2 as messages
 from gpurun.record import replace

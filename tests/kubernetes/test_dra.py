@@ -17,7 +17,7 @@ import pytest
 
 from gpurun.cdi.files import read_registry
 from gpurun.errors import GpurunError
-from gpurun.gpu.mps.node_service import is_served
+from gpurun.gpu.nvidia.mps.node_service import is_served
 from gpurun.kubernetes.dra.checkpoint import Checkpoint
 from gpurun.kubernetes.protocols import dra_health_v1alpha1_pb2 as health
 from gpurun.kubernetes.protocols import dra_health_v1alpha1_pb2_grpc as health_services

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.gpu.host.nvml_watch import XidEvent
+from gpurun.gpu.nvidia.host.nvml_watch import XidEvent
 from gpurun.kubernetes.health import CALM_LOOKS, HealthState, XidFilter, xid_filter
 from gpurun.kubernetes.node import NodeGpus
 from gpurun.record import replace

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gpurun.cgroup.stats import stats
 from gpurun.engine.state import State
 from gpurun.errors import UsageError
-from gpurun.gpu.host.nvml import query
+from gpurun.gpu.nvidia.host.nvml import query
 from gpurun.kubernetes.pod_resources import Owner, owners_in
 from gpurun.kubernetes.protocols import podresources_pb2 as messages
 from gpurun.metrics.containers import Used, container_samples, labels_of

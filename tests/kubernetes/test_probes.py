@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import GpurunError
-from gpurun.gpu.host.roots import Roots
+from gpurun.gpu.nvidia.host.roots import Roots
 from gpurun.kubernetes.config import PluginConfig
 from gpurun.kubernetes.node import has_hardware
 from gpurun.kubernetes.probes import Probes, served

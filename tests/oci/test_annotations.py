@@ -18,9 +18,9 @@ _TABLE = "gpurun.oci.annotations"
 #: Parts of keys by which a text in the source is known for an annotation.
 _KEYS = ("dev.gpurun.", "run.oci.", "org.criu.", "org.systemd.property", "cdi.k8s.", "io.kubernetes.", "nerdctl/")
 #: What has "annotations" that are not a container's: those of CDI files, of Python, and of answers to the kubelet.
-_OTHER_ANNOTATIONS = ("cdi/", "builder/", "record.py", "oci/schema.py", "kubernetes/", "gpu/cdi/coherent.py")
+_OTHER_ANNOTATIONS = ("cdi/", "builder/", "record.py", "oci/schema.py", "kubernetes/", "gpu/nvidia/cdi/coherent.py")
 #: Functions that are given beginnings of keys, which are the site's own, by NVIDIA's config.toml.
-_GIVEN = {("gpu/cdi/named_devices.py", "prefixes")}
+_GIVEN = {("gpu/nvidia/cdi/named_devices.py", "prefixes")}
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.gpu.mps.node_service import NodeProgram, NodeService, end_all, ensure, is_served
+from gpurun.gpu.nvidia.mps.node_service import NodeProgram, NodeService, end_all, ensure, is_served
 from tests.conftest import MakeBundle, runtime_path
 from tests.gpu.leases.conftest import MakeHost, make_host  # noqa: F401
 from tests.kubernetes.mps import mps_programs

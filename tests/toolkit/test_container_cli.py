@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from gpurun.cdi.edits import ContainerEdits
-from gpurun.gpu.host.driver import Driver, read_driver
-from gpurun.gpu.host.gpus import Gpu
-from gpurun.gpu.host.nodes import HostNode
-from gpurun.gpu.host.nvml_library import BRANDS
-from gpurun.gpu.host.roots import Roots
+from gpurun.gpu.nvidia.host.driver import Driver, read_driver
+from gpurun.gpu.nvidia.host.gpus import Gpu
+from gpurun.gpu.nvidia.host.nodes import HostNode
+from gpurun.gpu.nvidia.host.nvml_library import BRANDS
+from gpurun.gpu.nvidia.host.roots import Roots
 from gpurun.toolkit import container_cli
 from gpurun.toolkit.container_cli import _configure_parser as configure_parser
 from gpurun.toolkit.container_cli import info_csv, info_text, request_variables

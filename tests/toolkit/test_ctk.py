@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.gpu.request.settings import Settings, read_settings
+from gpurun.gpu.nvidia.request.settings import Settings, read_settings
 from gpurun.toolkit.config_file import DEFAULT, set_values
 from tests.simdriver import MAJORS, Options, SimulatedDriver, make, minor
 

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from gpurun.cli.parse import parse_command, parse_globals
-from gpurun.gpu.cdi.known_hooks import COMMANDS
+from gpurun.gpu.nvidia.cdi.known_hooks import COMMANDS
 from gpurun.toolkit import ctk
 from gpurun.toolkit.ctk_cdi import VARIABLES, translate_options
 from tests.simdriver import SimulatedDriver, uuid

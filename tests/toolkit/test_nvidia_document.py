@@ -10,11 +10,11 @@ import click
 import pytest
 
 from gpurun.cli import rows as cli_rows
-from gpurun.gpu.cdi import known_hooks
-from gpurun.gpu.cdi.known_hooks import INTERFACE_VERSION
-from gpurun.gpu.edits.features import FEATURES, HOOKS
-from gpurun.gpu.request import settings
-from gpurun.gpu.request.settings import MODES, UNUSED
+from gpurun.gpu.nvidia.cdi import known_hooks
+from gpurun.gpu.nvidia.cdi.known_hooks import INTERFACE_VERSION
+from gpurun.gpu.nvidia.edits.features import FEATURES, HOOKS
+from gpurun.gpu.nvidia.request import settings
+from gpurun.gpu.nvidia.request.settings import MODES, UNUSED
 from gpurun.toolkit import config_file, container_cli, ctk
 from gpurun.toolkit.container_list import list_parser
 from gpurun.toolkit.ctk_cdi import ALIASES, VARIABLES

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.gpu.cdi.known_hooks import INTERFACE_VERSION
+from gpurun.gpu.nvidia.cdi.known_hooks import INTERFACE_VERSION
 from tests.native.bundle import base_config
 from tests.simdriver import SimulatedDriver
 

@@ -45,7 +45,7 @@ LINE_MAX = 255  # the kernel's BINPRM_BUF_SIZE, less the newline
 #: Rooms whose modules stand in the second index, which is read for a module that is not in the first: what shims call every
 #: day needs none of them, and reading 400 places takes 0.4 ms.
 _LATE_ROOMS = (
-    *("clients", "criu", "engine.checkpoint", "gpu.mps", "images", "kubernetes"),
+    *("clients", "criu", "engine.checkpoint", "gpu.nvidia.mps", "images", "kubernetes"),
     *("library", "metrics", "network", "toolkit"),
 )
 LATE = tuple([f"gpurun.{room}" for room in _LATE_ROOMS])

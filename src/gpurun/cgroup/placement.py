@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     from gpurun.cgroup.tree import Tree
 
-#: Annotations with that prefix that are read by :mod:`gpurun.gpu.request.share` and :mod:`gpurun.gpu.request.restore`.
+#: Annotations with that prefix that are read by :mod:`gpurun.gpu.request.share` and
+#: :mod:`gpurun.gpu.nvidia.request.restore`.
 _ELSEWHERE = tuple([name[len(GPURUN) :] for name in (GPU_MEMORY, GPU_THREADS, GPU_RESTORE)])
 MEMORY_HIGH_SHARE = 0.87
 _PARTITIONS = {"true": "root", "root": "root", "isolated": "isolated"}

@@ -76,8 +76,8 @@ class _Gpus(click.ParamType):  # type: ignore[type-arg] # generic from click 8.4
 
 def _gpu_words() -> list[tuple[str, str]]:
     """(what a GPU of this host is called, which one that is)."""
-    from gpurun.gpu.host.gpus import read_gpus
-    from gpurun.gpu.request.settings import roots_of, site_settings
+    from gpurun.gpu.nvidia.host.gpus import read_gpus
+    from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
 
     try:
         gpus = read_gpus(roots_of(os.environ, site_settings(os.environ)))

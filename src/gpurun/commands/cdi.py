@@ -16,10 +16,10 @@ from gpurun.commands.cdi_refresh import refresh
 from gpurun.commands.groups import check_options
 from gpurun.errors import ConfigError, GpurunError, UsageError, strerror_lower
 from gpurun.formats.jsontext import dumps
-from gpurun.gpu.cdi.named_devices import generate_advice, spec_dirs
-from gpurun.gpu.cdi.stale import stale_files
-from gpurun.gpu.host.roots import roots_from_environment
-from gpurun.gpu.request.settings import read_settings, settings_path
+from gpurun.gpu.nvidia.cdi.named_devices import generate_advice, spec_dirs
+from gpurun.gpu.nvidia.cdi.stale import stale_files
+from gpurun.gpu.nvidia.host.roots import roots_from_environment
+from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
 from gpurun.output import write_lines, write_stderr, write_stdout
 
 TYPE_CHECKING = False

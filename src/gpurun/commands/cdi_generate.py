@@ -11,16 +11,16 @@ import sys
 
 from gpurun.cdi.write import to_text
 from gpurun.errors import UsageError
-from gpurun.gpu.cdi.coherent import by_coherence
-from gpurun.gpu.cdi.generate import generate
-from gpurun.gpu.cdi.generated import Generated, GenerateOptions
-from gpurun.gpu.cdi.modes import MODES, generate_mode
-from gpurun.gpu.cdi.platforms import PLATFORMS, generate_platform
-from gpurun.gpu.edits.features import COHERENT
-from gpurun.gpu.host.gpus import has_cards_alone
-from gpurun.gpu.host.roots import Roots, dev_root, roots_from_environment
-from gpurun.gpu.platforms.platform import detect
-from gpurun.gpu.request.settings import read_settings, settings_path
+from gpurun.gpu.nvidia.cdi.coherent import by_coherence
+from gpurun.gpu.nvidia.cdi.generate import generate
+from gpurun.gpu.nvidia.cdi.generated import Generated, GenerateOptions
+from gpurun.gpu.nvidia.cdi.modes import MODES, generate_mode
+from gpurun.gpu.nvidia.cdi.platforms import PLATFORMS, generate_platform
+from gpurun.gpu.nvidia.edits.features import COHERENT
+from gpurun.gpu.nvidia.host.gpus import has_cards_alone
+from gpurun.gpu.nvidia.host.roots import Roots, dev_root, roots_from_environment
+from gpurun.gpu.nvidia.platforms.platform import detect
+from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
 from gpurun.linux.files import write_atomically
 from gpurun.output import write_document, write_stderr
 from gpurun.record import replace

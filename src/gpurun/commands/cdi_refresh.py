@@ -7,10 +7,10 @@ import posix
 from gpurun.cdi.files import read_spec_file
 from gpurun.commands.cdi_generate import format_asked, generate_as_asked, spec_text, write_spec
 from gpurun.errors import ConfigError, GpurunError, UsageError
-from gpurun.gpu.cdi.stale import driver_versions
-from gpurun.gpu.host.driver import module_version
-from gpurun.gpu.host.roots import roots_from_environment
-from gpurun.gpu.request.settings import read_settings, settings_path
+from gpurun.gpu.nvidia.cdi.stale import driver_versions
+from gpurun.gpu.nvidia.host.driver import module_version
+from gpurun.gpu.nvidia.host.roots import roots_from_environment
+from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
 from gpurun.linux.files import read_file
 from gpurun.output import write_stderr
 

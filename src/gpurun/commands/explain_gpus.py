@@ -6,12 +6,12 @@ from gpurun.engine import state as store
 from gpurun.engine.gpus.attached import load_attached
 from gpurun.engine.gpus.device_edits import own_environment
 from gpurun.errors import GpurunError
-from gpurun.gpu.cdi.stale import library_version
-from gpurun.gpu.host.device_numbers import MAX_GPU_MINOR, NVIDIA_MAJOR
 from gpurun.gpu.leases.choice import units_of
 from gpurun.gpu.leases.container_nodes import nodes_of
 from gpurun.gpu.leases.survey import survey
-from gpurun.gpu.request.settings import roots_of, site_settings
+from gpurun.gpu.nvidia.cdi.stale import library_version
+from gpurun.gpu.nvidia.host.device_numbers import MAX_GPU_MINOR, NVIDIA_MAJOR
+from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
 from gpurun.linux.mountinfo import mounts
 from gpurun.record import Record
 

@@ -89,8 +89,8 @@ def _containers(roots: tuple[str, ...], env: dict[str, str]) -> list[Finding]:
     """What is wrong with containers that run already."""
     from gpurun.commands.gpu_use import containers_of, with_another_driver
     from gpurun.gpu.doctor_host import Finding
-    from gpurun.gpu.host.driver import module_version
-    from gpurun.gpu.host.roots import roots_from_environment
+    from gpurun.gpu.nvidia.host.driver import module_version
+    from gpurun.gpu.nvidia.host.roots import roots_from_environment
 
     loaded = module_version(roots_from_environment(env))
     if not loaded:

@@ -11,10 +11,10 @@ from gpurun.cli.terminal import write_folded
 from gpurun.errors import GpurunError, UsageError
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.explain import Item, Question, edit_items, missing_items
-from gpurun.gpu.host.driver import read_driver
-from gpurun.gpu.host.file_names import library_capabilities
-from gpurun.gpu.request.environment import read_request
-from gpurun.gpu.request.settings import roots_of, site_settings
+from gpurun.gpu.nvidia.host.driver import read_driver
+from gpurun.gpu.nvidia.host.file_names import library_capabilities
+from gpurun.gpu.nvidia.request.environment import read_request
+from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
 from gpurun.gpu.resolve import Inquiry, gpu_edits, may_share
 from gpurun.output import write_stdout
 from gpurun.paths import absolute_path
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from gpurun.gpu.request.records import GpuRequest
-    from gpurun.gpu.request.settings import Settings
+    from gpurun.gpu.nvidia.request.records import GpuRequest
+    from gpurun.gpu.nvidia.request.settings import Settings
 
 _TITLES = {
     "environment": "environment",

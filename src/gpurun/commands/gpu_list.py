@@ -21,16 +21,16 @@ from gpurun.engine.gpus.leases import open_store
 from gpurun.errors import GpurunError, shown
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.doctor_host import other_cards
-from gpurun.gpu.host.driver import module_version
-from gpurun.gpu.host.gpus import read_gpus
-from gpurun.gpu.host.health import unwell
-from gpurun.gpu.host.nvml import USAGE, find_nvml, query
-from gpurun.gpu.host.roots import PROC
 from gpurun.gpu.leases.container_nodes import cgroup_of
 from gpurun.gpu.leases.names import of_cgroup
 from gpurun.gpu.leases.survey import survey
-from gpurun.gpu.platforms.platform import TEGRA, WSL, detect
-from gpurun.gpu.request.settings import Settings, roots_of, site_settings
+from gpurun.gpu.nvidia.host.driver import module_version
+from gpurun.gpu.nvidia.host.gpus import read_gpus
+from gpurun.gpu.nvidia.host.health import unwell
+from gpurun.gpu.nvidia.host.nvml import USAGE, find_nvml, query
+from gpurun.gpu.nvidia.host.roots import PROC
+from gpurun.gpu.nvidia.platforms.platform import TEGRA, WSL, detect
+from gpurun.gpu.nvidia.request.settings import Settings, roots_of, site_settings
 from gpurun.gpu.request.share import share_text
 from gpurun.output import one_line, write_stderr, write_stdout
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from gpurun.gpu.host.gpus import Gpu
-    from gpurun.gpu.host.mig import MigDevice
-    from gpurun.gpu.host.nodes import HostNode
-    from gpurun.gpu.host.roots import Roots
     from gpurun.gpu.leases.lease import Lease
+    from gpurun.gpu.nvidia.host.gpus import Gpu
+    from gpurun.gpu.nvidia.host.mig import MigDevice
+    from gpurun.gpu.nvidia.host.nodes import HostNode
+    from gpurun.gpu.nvidia.host.roots import Roots
 
     Row = dict[str, Any]
 

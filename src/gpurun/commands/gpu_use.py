@@ -11,9 +11,9 @@ import stat
 
 from gpurun.engine import state as store
 from gpurun.errors import GpurunError
-from gpurun.gpu.cdi.stale import library_version
 from gpurun.gpu.leases.container_nodes import cgroup_of, containers_with_nodes, mount_namespace, nodes_of
 from gpurun.gpu.leases.grants import Grants
+from gpurun.gpu.nvidia.cdi.stale import library_version
 from gpurun.linux.files import read_file
 from gpurun.linux.mountinfo import mounts
 from gpurun.linux.procfs import cgroups

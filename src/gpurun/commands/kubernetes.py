@@ -56,8 +56,8 @@ def kubernetes(invocation: Invocation) -> int:
 
 
 def _mps_daemon(invocation: Invocation, arguments: list[str]) -> int:
-    """What the device plugin and the DRA driver call on the node; see :mod:`gpurun.gpu.mps.node_service`."""
-    from gpurun.gpu.mps.node_service import launch
+    """What the device plugin and the DRA driver call on the node; see :mod:`gpurun.gpu.nvidia.mps.node_service`."""
+    from gpurun.gpu.nvidia.mps.node_service import launch
 
     if len(arguments) != 1 or not arguments[0].startswith("/"):
         raise UsageError("kubernetes mps-daemon: needs the directory of the daemon, an absolute path")

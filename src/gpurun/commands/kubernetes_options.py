@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from gpurun.commands.cdi_generate import hook_program
 from gpurun.decimals import decimal
 from gpurun.errors import UsageError
-from gpurun.gpu.request.settings import roots_of, site_settings
+from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
 from gpurun.invocation import Invocation
 from gpurun.kubernetes.extra import need
 from gpurun.record import replace

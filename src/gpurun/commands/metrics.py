@@ -13,8 +13,8 @@ from gpurun import log
 from gpurun.commands.gpu_use import state_roots
 from gpurun.commands.kubernetes_options import host_of, listen_address, until_signal
 from gpurun.errors import GpurunError, strerror_lower
-from gpurun.gpu.host.nvml import METRICS, find_nvml, query
-from gpurun.gpu.host.nvml_watch import XidEvent
+from gpurun.gpu.nvidia.host.nvml import METRICS, find_nvml, query
+from gpurun.gpu.nvidia.host.nvml_watch import XidEvent
 from gpurun.invocation import Invocation
 from gpurun.kubernetes.extra import need
 from gpurun.output import write_stdout

@@ -22,9 +22,9 @@ from gpurun.engine import state as store
 from gpurun.engine.caller.events import parse_duration
 from gpurun.errors import ContainerNotFound, GpurunError
 from gpurun.formats.jsontext import dumps
-from gpurun.gpu.host.nvml import USAGE, find_nvml, query
-from gpurun.gpu.host.roots import roots_from_environment
-from gpurun.gpu.request.settings import read_settings, settings_path
+from gpurun.gpu.nvidia.host.nvml import USAGE, find_nvml, query
+from gpurun.gpu.nvidia.host.roots import roots_from_environment
+from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
 from gpurun.gpu.usage import TIMEOUT_S, of_gpu
 from gpurun.library.stats import stats_of
 from gpurun.linux.files import read_file

@@ -14,9 +14,10 @@
     [restore]
     gpus = "free"
 
-``[leases]`` and ``[shares]`` are of :mod:`gpurun.gpu.leases.policy`, ``[restore]`` of :mod:`gpurun.gpu.request.restore`.
-Names and values of ``[placement]`` are those of the annotations without their prefix (:mod:`gpurun.cgroup.placement`).
-GPURUN_CONFIG in the environment of gpurun itself names another file, which must be there.
+``[leases]`` and ``[shares]`` are of :mod:`gpurun.gpu.leases.policy`, ``[restore]`` of
+:mod:`gpurun.gpu.nvidia.request.restore`. Names and values of ``[placement]`` are those of the annotations without their
+prefix (:mod:`gpurun.cgroup.placement`). GPURUN_CONFIG in the environment of gpurun itself names another file, which must be
+there.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from gpurun.cgroup.placement import Site
     from gpurun.gpu.leases.policy import LeasePolicy, SharePolicy
-    from gpurun.gpu.request.restore import RestorePolicy
+    from gpurun.gpu.nvidia.request.restore import RestorePolicy
 
 DEFAULT_PATH = "/etc/gpurun/config.toml"
 _TABLE = "placement."
@@ -123,7 +124,7 @@ def read_shares(path: str) -> SharePolicy:
 
 def read_restore(path: str) -> RestorePolicy:
     """What the file *path* says of restored containers; raises as :func:`read_site`."""
-    from gpurun.gpu.request.restore import read_restore_policy
+    from gpurun.gpu.nvidia.request.restore import read_restore_policy
 
     return read_restore_policy(_values(path) or {}, path)
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from gpurun.errors import GpurunError
 from gpurun.gpu.doctor_host import Finding, cdi_files, device_program, mig, modules, nodes, other_cards
-from gpurun.gpu.host.driver import Driver, module_version, read_driver
-from gpurun.gpu.host.gpus import read_gpus
-from gpurun.gpu.host.health import unwell
-from gpurun.gpu.host.nvml import USAGE, find_nvml, query
-from gpurun.gpu.host.roots import Roots
-from gpurun.gpu.request.settings import read_settings, settings_path
+from gpurun.gpu.nvidia.host.driver import Driver, module_version, read_driver
+from gpurun.gpu.nvidia.host.gpus import read_gpus
+from gpurun.gpu.nvidia.host.health import unwell
+from gpurun.gpu.nvidia.host.nvml import USAGE, find_nvml, query
+from gpurun.gpu.nvidia.host.roots import Roots
+from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpurun.gpu.host.gpus import Gpu
+    from gpurun.gpu.nvidia.host.gpus import Gpu
 
 
 def examine(env: Mapping[str, str]) -> tuple[Finding, ...]:
@@ -130,7 +130,7 @@ def _persistence(driver: Driver) -> list[Finding]:
 
 
 def _checkpoint(version: str) -> Finding:
-    from gpurun.gpu.cuda_checkpoint import missing
+    from gpurun.gpu.nvidia.cuda_checkpoint import missing
 
     lacks = missing(version)
     if not lacks:

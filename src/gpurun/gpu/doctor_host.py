@@ -6,10 +6,10 @@ import posix
 from errno import EACCES, EPERM
 
 from gpurun.errors import GpurunError
-from gpurun.gpu.host.gpus import Gpu, read_gpus
-from gpurun.gpu.host.nodes import HostNode, read_majors
 from gpurun.gpu.host.reads import names_in, read_text
-from gpurun.gpu.host.roots import Roots, dev_root
+from gpurun.gpu.nvidia.host.gpus import Gpu, read_gpus
+from gpurun.gpu.nvidia.host.nodes import HostNode, read_majors
+from gpurun.gpu.nvidia.host.roots import Roots, dev_root
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -126,9 +126,9 @@ def _mig_of(gpu: Gpu) -> Finding:
 def cdi_files(env: Mapping[str, str]) -> list[Finding]:
     """The CDI files of this host: those that no runtime can read, and those of another driver than the loaded one."""
     from gpurun.cdi.files import read_registry
-    from gpurun.gpu.cdi.named_devices import spec_dirs
-    from gpurun.gpu.cdi.stale import stale_files
-    from gpurun.gpu.request.settings import roots_of, site_settings
+    from gpurun.gpu.nvidia.cdi.named_devices import spec_dirs
+    from gpurun.gpu.nvidia.cdi.stale import stale_files
+    from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
 
     try:
         settings = site_settings(env)

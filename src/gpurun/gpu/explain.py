@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpurun.gpu.host.file_names import BINARIES, CONFIGS, UNVERSIONED, VERSIONED
+from gpurun.gpu.nvidia.host.file_names import BINARIES, CONFIGS, UNVERSIONED, VERSIONED
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpurun.cdi.edits import ContainerEdits
-    from gpurun.gpu.host.driver import Driver
-    from gpurun.gpu.request.injected import Injected
+    from gpurun.gpu.nvidia.host.driver import Driver
+    from gpurun.gpu.nvidia.request.injected import Injected
 
 
 class Question(Record):

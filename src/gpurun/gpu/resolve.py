@@ -9,7 +9,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.errors import GpuError
-from gpurun.gpu.request.injected import CDI_PROGRAMS, has_gpus
+from gpurun.gpu.nvidia.request.injected import CDI_PROGRAMS, has_gpus
 from gpurun.oci.annotations import GPU_MEMORY, GPU_THREADS
 from gpurun.record import Record, replace
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gpurun.cdi.edits import ContainerEdits
-    from gpurun.gpu.driver_answer import Check
-    from gpurun.gpu.request.injected import Injected
-    from gpurun.gpu.request.records import GpuRequest
-    from gpurun.gpu.request.settings import Settings
+    from gpurun.gpu.nvidia.driver_answer import Check
+    from gpurun.gpu.nvidia.request.injected import Injected
+    from gpurun.gpu.nvidia.request.records import GpuRequest
+    from gpurun.gpu.nvidia.request.settings import Settings
     from gpurun.gpu.request.share import Share
 
     Allocate = Callable[[GpuRequest, Settings], GpuRequest]
@@ -120,7 +120,7 @@ def replace_engine_hooks(injected: Injected, own_env: Mapping[str, str]) -> Cont
     """The edits that are made in the place of an engine's own CDI hooks, and of mounts that those are about, if any."""
     if not any(hook.path.rpartition("/")[2] in CDI_PROGRAMS for hook in injected.hooks):
         return None
-    from gpurun.gpu.cdi.hook_work import take_over
+    from gpurun.gpu.nvidia.cdi.hook_work import take_over
 
     return take_over(injected.hooks, injected.mounts, injected.devices, own_env)
 
@@ -143,11 +143,11 @@ def no_check(edits: ContainerEdits) -> None:
 
 def _without_compat(made: ContainerEdits, taken: ContainerEdits | None, asked: Inquiry) -> ContainerEdits:
     """*made* without newer CUDA libraries where the container wants none, or the site: also those of an engine's hook."""
-    from gpurun.gpu.request.environment import wants_newer_libraries
+    from gpurun.gpu.nvidia.request.environment import wants_newer_libraries
 
     settings = asked.settings
     if settings is None and taken is not None:
-        from gpurun.gpu.request.settings import site_settings
+        from gpurun.gpu.nvidia.request.settings import site_settings
 
         settings = site_settings(asked.own_env)
     if wants_newer_libraries(asked.env) and (settings is None or settings.forward_compat):
@@ -156,17 +156,17 @@ def _without_compat(made: ContainerEdits, taken: ContainerEdits | None, asked: I
 
 
 def _with_filter(made: ContainerEdits | None, injected: Injected, asked: Inquiry) -> ContainerEdits | None:
-    """*made*, and /proc/driver/nvidia with the GPUs of *injected* (see :mod:`gpurun.gpu.edits.injected`)."""
-    from gpurun.gpu.request.settings import roots_of
+    """*made*, and /proc/driver/nvidia with the GPUs of *injected* (see :mod:`gpurun.gpu.nvidia.edits.injected`)."""
+    from gpurun.gpu.nvidia.request.settings import roots_of
 
     settings = asked.settings
     if settings is None:
-        from gpurun.gpu.request.settings import site_settings
+        from gpurun.gpu.nvidia.request.settings import site_settings
 
         settings = site_settings(asked.own_env)
     if not settings.filter_engine_devices:
         return made
-    from gpurun.gpu.edits.injected import with_filter
+    from gpurun.gpu.nvidia.edits.injected import with_filter
 
     return with_filter(made, injected, roots_of(asked.own_env, settings))
 
@@ -201,11 +201,11 @@ def _answer(asked: Inquiry) -> GpuAnswer:
     """What the container's own request brings, the site's settings being read."""
     own_env, settings = asked.own_env, asked.settings
     if settings is None:
-        from gpurun.gpu.request.settings import site_settings
+        from gpurun.gpu.nvidia.request.settings import site_settings
 
         settings = site_settings(own_env)
-    from gpurun.gpu.request.environment import read_request
-    from gpurun.gpu.request.records import DEVICES, is_free
+    from gpurun.gpu.nvidia.request.environment import read_request
+    from gpurun.gpu.nvidia.request.records import DEVICES, is_free
 
     request = read_request(asked.env, asked.annotations, asked.privileged, settings.policy, asked.mounts)
     if request is None or not request.devices or not is_free(request.devices[0]):
@@ -230,8 +230,8 @@ def _with_warnings(answer: GpuAnswer, settings: Settings) -> GpuAnswer:
 
 def _served(asked: Inquiry, request: GpuRequest | None, settings: Settings) -> GpuAnswer:
     """As :func:`_answer`, the request being read: by CDI files, by the driver, or by both."""
-    from gpurun.gpu.request.environment import names_capabilities
-    from gpurun.gpu.request.settings import roots_of
+    from gpurun.gpu.nvidia.request.environment import names_capabilities
+    from gpurun.gpu.nvidia.request.settings import roots_of
 
     env, own_env = asked.env, asked.own_env
     names: tuple[str, ...] = ()
@@ -239,11 +239,11 @@ def _served(asked: Inquiry, request: GpuRequest | None, settings: Settings) -> G
     if (settings.mode == "cdi" and asked.files) or (request is not None and request.qualified):
         if not asked.files:
             raise GpuError(WRONG_MODE)
-        from gpurun.gpu.cdi.named_devices import route
+        from gpurun.gpu.nvidia.cdi.named_devices import route
 
         request, names = route(request, asked.annotations, settings, env, roots_of(own_env, settings))
         if names and names_capabilities(env):
-            from gpurun.gpu.request.environment import read_needs
+            from gpurun.gpu.nvidia.request.environment import read_needs
 
             capabilities = read_needs(env, settings.policy).capabilities
     if names:
@@ -258,13 +258,13 @@ def _served(asked: Inquiry, request: GpuRequest | None, settings: Settings) -> G
 
 
 def _from_driver(request: GpuRequest, settings: Settings, asked: Inquiry) -> GpuAnswer:
-    from gpurun.gpu.driver_answer import ask_driver
-    from gpurun.gpu.host.file_names import MPS_REASON
+    from gpurun.gpu.nvidia.driver_answer import ask_driver
+    from gpurun.gpu.nvidia.host.file_names import MPS_REASON
 
     answer = ask_driver(request, settings, asked.own_env, asked.prepare)
     pipes = [mount for mount in answer.edits.mounts if mount.reason == MPS_REASON]
     if pipes:
-        from gpurun.gpu.edits.mps import with_mps
+        from gpurun.gpu.nvidia.edits.mps import with_mps
 
         return GpuAnswer(with_mps(answer.edits, pipes[0], asked.env, asked.mounts))
     cacheable = answer.cacheable and settings.gpu_cache and not settings.policy.swarm_resource
@@ -280,14 +280,14 @@ def _from_files(
 ) -> ContainerEdits:
     """The edits of CDI devices, and of those that the driver is to serve beside them."""
     from gpurun.cdi.edits import combine
-    from gpurun.gpu.cdi.named_devices import cdi_edits
-    from gpurun.gpu.request.settings import roots_of
+    from gpurun.gpu.nvidia.cdi.named_devices import cdi_edits
+    from gpurun.gpu.nvidia.request.settings import roots_of
 
     own_env = asked.own_env
     found = cdi_edits(names, settings, own_env, roots_of(own_env, settings), capabilities)
     if request is None:
         return found
-    from gpurun.gpu.driver_answer import ask_driver
+    from gpurun.gpu.nvidia.driver_answer import ask_driver
 
     return combine(ask_driver(request, settings, own_env, asked.prepare).edits, found)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpurun.gpu.host.nvml import USAGE, find_nvml, query
-from gpurun.gpu.host.roots import roots_from_environment
-from gpurun.gpu.request.settings import read_settings, settings_path
+from gpurun.gpu.nvidia.host.nvml import USAGE, find_nvml, query
+from gpurun.gpu.nvidia.host.roots import roots_from_environment
+from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
 """``nvidia-cdi-hook``: the hooks that our CDI files name, for containers that another runtime makes.
 
-Under gpurun itself this program never runs (see :mod:`gpurun.gpu.cdi.hook_work`).  Elsewhere it is an OCI createContainer
-hook: the container's state comes on stdin, the process is in the container's mount namespace, and the same edits are made
-by the same code: which libraries there are is read from the bundle's config.json and the host, and no file of the
-image is executed, trusted or reached by a path that could lead out of it.
+Under gpurun itself this program never runs (see :mod:`gpurun.gpu.nvidia.cdi.hook_work`).  Elsewhere it is an OCI
+createContainer hook: the container's state comes on stdin, the process is in the container's mount namespace, and the same
+edits are made by the same code: which libraries there are is read from the bundle's config.json and the host, and no file
+of the image is executed, trusted or reached by a path that could lead out of it.
 
 Exit codes: 0 done or nothing to do, also for a command that is not known (a newer file must not break older programs),
 1 failed, with the reason on stderr.
@@ -16,8 +16,8 @@ import sys
 
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.errors import ConfigError, GpurunError, Step, error_text
-from gpurun.gpu.cdi.hook_work import hook_work
-from gpurun.gpu.cdi.known_hooks import COMMANDS, INTERFACE_VERSION, parse_call
+from gpurun.gpu.nvidia.cdi.hook_work import hook_work
+from gpurun.gpu.nvidia.cdi.known_hooks import COMMANDS, INTERFACE_VERSION, parse_call
 from gpurun.hook.apply import apply_edits
 from gpurun.hook.rootfs_target import Target
 from gpurun.launcher.fresh_interpreter import end_imports
@@ -47,7 +47,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpurun.gpu.cdi.known_hooks import HookCall
+    from gpurun.gpu.nvidia.cdi.known_hooks import HookCall
 
 _HELP = ("-h", "--help", "-help")
 _LIMIT = 64 << 20

@@ -14,7 +14,7 @@ import sys
 
 from gpurun.cgroup.tree import UNIFIED_MOUNTPOINT, find_tree, join_root, parse_own_cgroup
 from gpurun.errors import ConfigError, GpuError, GpurunError, StepError, error_text, oserror_text
-from gpurun.gpu.request.settings import Settings, read_settings, settings_path
+from gpurun.gpu.nvidia.request.settings import Settings, read_settings, settings_path
 from gpurun.gpu.resolve import WRONG_MODE, Inquiry, gpu_edits, no_check
 from gpurun.hook.apply import apply_edits
 from gpurun.hook.device_program import allow_devices
@@ -83,7 +83,7 @@ def _run(words: list[str]) -> int:
             write_stdout(_USAGE)
             return 0
         if name == "version":
-            from gpurun.gpu.cdi.known_hooks import INTERFACE_VERSION
+            from gpurun.gpu.nvidia.cdi.known_hooks import INTERFACE_VERSION
 
             write_stdout(f"NVIDIA Container Runtime Hook version {INTERFACE_VERSION} (gpurun)\n")
             return 0

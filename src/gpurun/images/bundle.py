@@ -10,7 +10,7 @@ import tempfile
 
 from gpurun.engine.site_config import read_leases, site_path
 from gpurun.errors import GpurunError, oserror_text, shown
-from gpurun.gpu.request.settings import site_settings
+from gpurun.gpu.nvidia.request.settings import site_settings
 from gpurun.images.config import NO_SITE, SiteLabels, container_config, reader
 from gpurun.images.source import read_source
 from gpurun.images.unpack import Limits, unpack

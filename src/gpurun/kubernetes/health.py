@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpurun.gpu.host.nvml_watch import XidEvent
+from gpurun.gpu.nvidia.host.nvml_watch import XidEvent
 from gpurun.kubernetes.node import NodeGpu, NodeGpus
 from gpurun.record import Record
 

@@ -1,7 +1,7 @@
 """The node's GPUs as everything below needs them: what procfs, sysfs and NVML say, in one record.
 
-Pure but for :func:`read_node`.  There is no second discovery: :mod:`gpurun.gpu.host` is asked, and this puts its answers
-together.
+Pure but for :func:`read_node`.  There is no second discovery: this puts the answers of
+:mod:`gpurun.gpu.nvidia.host` together.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import os
 from typing import Any
 
 from gpurun.errors import GpuError
-from gpurun.gpu.host.driver import module_version
-from gpurun.gpu.host.gpus import Gpu, read_gpus
-from gpurun.gpu.host.nvml import DETAILS, find_nvml, query
 from gpurun.gpu.host.reads import read_bytes, read_text
-from gpurun.gpu.host.roots import Roots, bus_order
-from gpurun.gpu.host.vgpu import CONFIG_SPACE, hypervisor_driver
+from gpurun.gpu.nvidia.host.driver import module_version
+from gpurun.gpu.nvidia.host.gpus import Gpu, read_gpus
+from gpurun.gpu.nvidia.host.nvml import DETAILS, find_nvml, query
+from gpurun.gpu.nvidia.host.roots import Roots, bus_order
+from gpurun.gpu.nvidia.host.vgpu import CONFIG_SPACE, hypervisor_driver
 from gpurun.record import Record
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpurun.errors import GpurunError
-from gpurun.gpu.mps.node_service import NodeProgram
-from gpurun.gpu.mps.programs import Program, find_driver_program
+from gpurun.gpu.nvidia.mps.node_service import NodeProgram
+from gpurun.gpu.nvidia.mps.programs import Program, find_driver_program
 from gpurun.kubernetes.specs import NodeHost
 
 

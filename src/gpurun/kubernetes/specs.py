@@ -1,4 +1,4 @@
-"""CDI files of the node's GPUs: made by :mod:`gpurun.gpu.cdi.generate`, kept in a directory that container engines read."""
+"""CDI files of the node's GPUs (:mod:`gpurun.gpu.nvidia.cdi.generate`), kept in a directory that container engines read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gpurun.cdi.document import CdiDevice, CdiEdits, CdiMount, CdiSpec, minimum_
 from gpurun.cdi.transform import transform_root
 from gpurun.cdi.write import to_text
 from gpurun.errors import GpurunError, strerror_lower
-from gpurun.gpu.cdi.generate import generate
-from gpurun.gpu.cdi.generated import GenerateOptions
-from gpurun.gpu.cdi.modes import generate_mode
-from gpurun.gpu.host.roots import Roots, dev_root
+from gpurun.gpu.nvidia.cdi.generate import generate
+from gpurun.gpu.nvidia.cdi.generated import GenerateOptions
+from gpurun.gpu.nvidia.cdi.modes import generate_mode
+from gpurun.gpu.nvidia.host.roots import Roots, dev_root
 from gpurun.linux.files import write_atomically
 from gpurun.record import Record, replace
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from gpurun import log
 from gpurun.errors import GpurunError
-from gpurun.gpu.host.nvml import find_nvml
-from gpurun.gpu.host.nvml_watch import EventWatch, XidEvent
-from gpurun.gpu.host.roots import Roots
+from gpurun.gpu.nvidia.host.nvml import find_nvml
+from gpurun.gpu.nvidia.host.nvml_watch import EventWatch, XidEvent
+from gpurun.gpu.nvidia.host.roots import Roots
 
 #: Seconds until NVML's process is started again after it has ended: at first, and at most.
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0

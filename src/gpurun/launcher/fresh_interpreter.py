@@ -20,13 +20,13 @@ INIT_ENTRY = "gpurun.engine.inside.init_starter:main"
 EXEC_ENTRY = "gpurun.engine.inside.exec_starter:main"
 
 
-NVML_ENTRY = "gpurun.gpu.host.nvml_process:main"
+NVML_ENTRY = "gpurun.gpu.nvidia.host.nvml_process:main"
 
 
-MPS_ENTRY = "gpurun.gpu.mps.supervisor:main"
+MPS_ENTRY = "gpurun.gpu.nvidia.mps.supervisor:main"
 
 
-NODE_MPS_ENTRY = "gpurun.gpu.mps.node_supervisor:main"
+NODE_MPS_ENTRY = "gpurun.gpu.nvidia.mps.node_supervisor:main"
 
 
 MONITOR_ENTRY = "gpurun.library.monitor:main"

@@ -8,7 +8,7 @@ from gpurun.decimals import decimal
 from gpurun.engine.plan.container import Plan
 from gpurun.engine.plan.process import RLIMITS
 from gpurun.gpu.host.access import is_confined
-from gpurun.gpu.host.device_numbers import device_name
+from gpurun.gpu.nvidia.host.device_numbers import device_name
 from gpurun.linux import mount as lm
 from gpurun.linux.process import CAP_SYS_ADMIN, has_capabilities
 from gpurun.ns.mount_plan import MountStep

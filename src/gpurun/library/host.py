@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpurun.gpu.host.gpus import Gpu, read_gpus
-from gpurun.gpu.request.settings import roots_of, site_settings
+from gpurun.gpu.nvidia.host.gpus import Gpu, read_gpus
+from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpurun.decimals import decimal
-from gpurun.gpu.host.device_numbers import NVIDIA_MAJOR, device_name, node_minors
+from gpurun.gpu.nvidia.host.device_numbers import NVIDIA_MAJOR, device_name, node_minors
 from gpurun.linux.mount import MOUNT_ATTR_RDONLY
 from gpurun.ns.namespaces import NAMESPACES
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpurun.errors import ConfigError, UsageError
 from gpurun.formats.toml import parse
-from gpurun.gpu.request.settings import settings_path
+from gpurun.gpu.nvidia.request.settings import settings_path
 
 #: What holds where the file says nothing; the keys are NVIDIA's.
 DEFAULT = """\

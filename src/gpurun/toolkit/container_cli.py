@@ -11,9 +11,9 @@ import os
 
 from gpurun import __version__
 from gpurun.errors import ConfigError, GpuError, GpurunError, oserror_text
-from gpurun.gpu.cdi.known_hooks import INTERFACE_VERSION
-from gpurun.gpu.request.records import Policy
-from gpurun.gpu.request.settings import COMPAT_MODES, NO_IMEX_NODES, Settings
+from gpurun.gpu.nvidia.cdi.known_hooks import INTERFACE_VERSION
+from gpurun.gpu.nvidia.request.records import Policy
+from gpurun.gpu.nvidia.request.settings import COMPAT_MODES, NO_IMEX_NODES, Settings
 from gpurun.gpu.resolve import Inquiry, gpu_edits, no_check
 from gpurun.hook.prestart import apply_here, apply_in, container_cgroup
 from gpurun.output import write_stderr, write_stdout
@@ -35,7 +35,7 @@ from gpurun.toolkit.inventory import NvmlAnswer, ask_nvml, cuda_version
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.cdi.edits import ContainerEdits
-    from gpurun.gpu.host.driver import Driver
+    from gpurun.gpu.nvidia.host.driver import Driver
 
 _COMMANDS = ("info", "list", "configure")
 _CAPABILITY_FLAGS = (

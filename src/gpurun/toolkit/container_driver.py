@@ -10,13 +10,13 @@ import os
 import sys
 
 from gpurun.errors import GpuError, GpurunError
-from gpurun.gpu.host.driver import Driver, read_driver
-from gpurun.gpu.host.file_names import CAPABILITIES
-from gpurun.gpu.host.identity import ask
-from gpurun.gpu.host.modprobe import make_present
-from gpurun.gpu.host.roots import Roots, roots_from_environment
-from gpurun.gpu.request.records import GpuRequest
-from gpurun.gpu.request.selection import Selected, select
+from gpurun.gpu.nvidia.host.driver import Driver, read_driver
+from gpurun.gpu.nvidia.host.file_names import CAPABILITIES
+from gpurun.gpu.nvidia.host.identity import ask
+from gpurun.gpu.nvidia.host.modprobe import make_present
+from gpurun.gpu.nvidia.host.roots import Roots, roots_from_environment
+from gpurun.gpu.nvidia.request.records import GpuRequest
+from gpurun.gpu.nvidia.request.selection import Selected, select
 from gpurun.output import write_stderr
 from gpurun.record import replace
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 
 from gpurun.decimals import decimal
-from gpurun.gpu.host.mig import CAPS_DIR, admin_node, read_minors
-from gpurun.gpu.host.nodes import read_majors
 from gpurun.gpu.host.reads import exists
-from gpurun.gpu.host.roots import PROC, Roots, dev_root
-from gpurun.gpu.request.extras import MAX_CHANNEL
+from gpurun.gpu.nvidia.host.mig import CAPS_DIR, admin_node, read_minors
+from gpurun.gpu.nvidia.host.nodes import read_majors
+from gpurun.gpu.nvidia.host.roots import PROC, Roots, dev_root
+from gpurun.gpu.nvidia.request.extras import MAX_CHANNEL
 from gpurun.output import write_document
 from gpurun.toolkit.container_driver import (
     Parser,
@@ -26,8 +26,8 @@ from gpurun.toolkit.container_driver import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.gpu.host.driver import Driver
-    from gpurun.gpu.request.selection import Selected
+    from gpurun.gpu.nvidia.host.driver import Driver
+    from gpurun.gpu.nvidia.request.selection import Selected
 
 _CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 _CHANNEL = "/dev/nvidia-caps-imex-channels/channel"

@@ -15,7 +15,7 @@ import click
 from gpurun import log
 from gpurun.clients.files import write
 from gpurun.errors import GpurunError, oserror_text
-from gpurun.gpu.cdi.known_hooks import INTERFACE_VERSION
+from gpurun.gpu.nvidia.cdi.known_hooks import INTERFACE_VERSION
 from gpurun.output import write_document, write_stderr
 from gpurun.toolkit import config_file, devices, engines
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from gpurun.decimals import decimal
 from gpurun.errors import GpuError, GpurunError
-from gpurun.gpu.host.driver import MINOR_CTL, MINOR_MODESET
-from gpurun.gpu.host.gpus import nvidia_major, read_gpus
-from gpurun.gpu.host.mig import CAPS_DEVICE, read_minors
-from gpurun.gpu.host.nodes import read_majors
 from gpurun.gpu.host.reads import fields
-from gpurun.gpu.host.roots import PROC, Roots
+from gpurun.gpu.nvidia.host.driver import MINOR_CTL, MINOR_MODESET
+from gpurun.gpu.nvidia.host.gpus import nvidia_major, read_gpus
+from gpurun.gpu.nvidia.host.mig import CAPS_DEVICE, read_minors
+from gpurun.gpu.nvidia.host.nodes import read_majors
+from gpurun.gpu.nvidia.host.roots import PROC, Roots
 from gpurun.record import Record
 
 _MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset")

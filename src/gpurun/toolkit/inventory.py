@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from gpurun.errors import GpurunError
-from gpurun.gpu.host.nvml import DEVICES, find_nvml, query
-from gpurun.gpu.request.require import properties
+from gpurun.gpu.nvidia.host.nvml import DEVICES, find_nvml, query
+from gpurun.gpu.nvidia.request.require import properties
 from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpurun.gpu.host.roots import Roots
+    from gpurun.gpu.nvidia.host.roots import Roots
 
 
 class NvmlAnswer(Record):

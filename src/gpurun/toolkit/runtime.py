@@ -7,13 +7,13 @@ import posix
 from gpurun import log
 from gpurun.document_cache import keep_documents
 from gpurun.errors import GpurunError
-from gpurun.gpu.request.settings import read_settings, settings_path
+from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
 from gpurun.oci import SPEC_VERSION
 
 
 def first_lines() -> str:
     """What NVIDIA's runtime says of itself before the version of the runtime that does the work."""
-    from gpurun.gpu.cdi.known_hooks import INTERFACE_VERSION
+    from gpurun.gpu.nvidia.cdi.known_hooks import INTERFACE_VERSION
 
     return f"NVIDIA Container Runtime version {INTERFACE_VERSION}\nspec: {SPEC_VERSION}\n\n"
 

@@ -13,7 +13,7 @@ from gpurun.engine.checkpoint.restore_request import map_gpus
 from gpurun.engine.checkpoint.saved_devices import SavedDevices
 from gpurun.engine.site_config import read_restore
 from gpurun.errors import ConfigError, GpurunError
-from gpurun.gpu.request.restore import RestorePolicy, gpus_policy, read_map
+from gpurun.gpu.nvidia.request.restore import RestorePolicy, gpus_policy, read_map
 from gpurun.linux.mountinfo import MountEntry
 from gpurun.oci.annotations import GPU_RESTORE
 from gpurun.oci.config import read_config

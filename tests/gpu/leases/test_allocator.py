@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import GpuError, GpurunError
-from gpurun.gpu.host.roots import Roots
 from gpurun.gpu.leases import allocator, container_nodes, queue, shares
 from gpurun.gpu.leases.allocator import Requester
 from gpurun.gpu.leases.choice import Unit
@@ -20,6 +19,7 @@ from gpurun.gpu.leases.policy import LeasePolicy
 from gpurun.gpu.leases.store import Store
 from gpurun.gpu.leases.survey import Survey
 from gpurun.gpu.leases.turns import Want
+from gpurun.gpu.nvidia.host.roots import Roots
 from gpurun.gpu.request.free import read_free_request
 from gpurun.gpu.request.share import Share
 from gpurun.linux import procfs

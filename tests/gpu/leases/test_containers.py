@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from gpurun.gpu.host.nvml import TIMEOUT_S
 from gpurun.gpu.leases.store import Store, directory
+from gpurun.gpu.nvidia.host.nvml import TIMEOUT_S
 from tests.conftest import MakeBundle
 from tests.gpu.leases.asked import end, leases
 from tests.gpu.leases.conftest import MakeHost

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.gpu.host.roots import Roots
 from gpurun.gpu.leases import container_nodes
 from gpurun.gpu.leases import survey as module
 from gpurun.gpu.leases.choice import Unit
@@ -18,6 +17,7 @@ from gpurun.gpu.leases.liveness import own_pid_namespace
 from gpurun.gpu.leases.policy import LeasePolicy
 from gpurun.gpu.leases.store import new_lease
 from gpurun.gpu.leases.survey import Survey, describe_lease, holders, is_there, survey
+from gpurun.gpu.nvidia.host.roots import Roots
 from gpurun.record import replace
 from tests.simdriver import Options, bus_id, make
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpurun.errors import ConfigError
-from gpurun.gpu.request.environment import read_request
+from gpurun.gpu.nvidia.request.environment import read_request
 from gpurun.gpu.request.free import FreeRequest, read_free_request
 
 GIB = 1 << 30

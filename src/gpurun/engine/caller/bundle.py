@@ -14,8 +14,8 @@ from gpurun.engine.gpus.device_edits import device_edits, injected_devices, own_
 from gpurun.engine.plan.container import Host, Plan, PlanOptions, make_plan
 from gpurun.engine.site_config import read_site, site_path
 from gpurun.errors import ConfigError, StepError
-from gpurun.gpu.host.device_numbers import node_minors
-from gpurun.gpu.request.injected import has_gpus
+from gpurun.gpu.nvidia.host.device_numbers import node_minors
+from gpurun.gpu.nvidia.request.injected import has_gpus
 from gpurun.gpu.resolve import may_ask, may_share
 from gpurun.linux import procfs
 from gpurun.linux.files import read_file
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from gpurun.engine.caller.start_init import Started
     from gpurun.engine.gpus.leases import GrantedLease
     from gpurun.engine.gpus.shares import Sharing
-    from gpurun.gpu.request.records import GpuRequest
-    from gpurun.gpu.request.settings import Settings
+    from gpurun.gpu.nvidia.request.records import GpuRequest
+    from gpurun.gpu.nvidia.request.settings import Settings
 
 
 class CreateOptions(Record):

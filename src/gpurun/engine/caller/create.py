@@ -23,7 +23,7 @@ from gpurun.engine.clone.init import can_clone_init, clone_init
 from gpurun.engine.hook_output import open_outputs
 from gpurun.engine.plan.container import STAYS_WRITABLE, Plan
 from gpurun.errors import ConfigError, GpurunError, oserror_text
-from gpurun.gpu.host.device_numbers import node_minors
+from gpurun.gpu.nvidia.host.device_numbers import node_minors
 from gpurun.launcher.fresh_interpreter import INIT_ENTRY
 from gpurun.linux import process as lp
 from gpurun.linux import procfs

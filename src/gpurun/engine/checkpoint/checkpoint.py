@@ -151,7 +151,7 @@ def _devices(options: CheckpointOptions, state: store.State, config: Config, for
 
     saved = saved_devices(options.root, state, config, foreign)
     if saved is not None and saved.computing:
-        from gpurun.gpu.cuda_checkpoint import obstacle
+        from gpurun.gpu.nvidia.cuda_checkpoint import obstacle
 
         why = obstacle(saved.driver, config_file(config, state.rootfs))
         if why:

@@ -18,10 +18,10 @@ from gpurun.engine.gpus.attach_view import units_had
 from gpurun.engine.gpus.attached import load_attached
 from gpurun.engine.gpus.device_edits import own_environment
 from gpurun.errors import GpuError, shown
-from gpurun.gpu.host.driver import module_version
 from gpurun.gpu.leases.container_nodes import command_of, node_paths
 from gpurun.gpu.leases.survey import survey
-from gpurun.gpu.request.settings import roots_of, site_settings
+from gpurun.gpu.nvidia.host.driver import module_version
+from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
 from gpurun.gpu.request.share import read_share
 from gpurun.linux.files import O_CLOEXEC, Fd, read_file
 from gpurun.linux.fs import O_DIRECTORY, O_PATH

@@ -15,11 +15,11 @@ from gpurun.engine.checkpoint.criu_options import config_file, path_in
 from gpurun.engine.checkpoint.saved_devices import SavedDevices, external_name
 from gpurun.engine.gpus.device_edits import own_environment
 from gpurun.errors import GpuError, Step
-from gpurun.gpu.cuda_checkpoint import obstacle
-from gpurun.gpu.host.driver import module_version
 from gpurun.gpu.leases.choice import units_of
 from gpurun.gpu.leases.survey import survey
-from gpurun.gpu.request.settings import roots_of, site_settings
+from gpurun.gpu.nvidia.cuda_checkpoint import obstacle
+from gpurun.gpu.nvidia.host.driver import module_version
+from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
 from gpurun.hook.running import DeviceChange, change
 from gpurun.linux.files import O_CLOEXEC, Fd
 from gpurun.linux.fs import O_DIRECTORY, O_PATH

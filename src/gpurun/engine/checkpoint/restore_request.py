@@ -14,9 +14,9 @@ from gpurun.errors import ConfigError, GpurunError, shown
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.leases.allocator import is_named
 from gpurun.gpu.leases.survey import describe_lease, survey
-from gpurun.gpu.request import restore
-from gpurun.gpu.request.records import DEVICES, is_free
-from gpurun.gpu.request.settings import roots_of, site_settings
+from gpurun.gpu.nvidia.request import restore
+from gpurun.gpu.nvidia.request.records import DEVICES, is_free
+from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
 from gpurun.oci.reader import as_object, parse_json
 from gpurun.record import replace
 

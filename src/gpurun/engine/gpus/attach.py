@@ -19,7 +19,7 @@ from gpurun.engine.gpus.open_devices import check_unused
 from gpurun.errors import ConfigError, GpuError, GpurunError, shown
 from gpurun.gpu.leases.choice import Unit
 from gpurun.gpu.leases.store import Store
-from gpurun.gpu.request.records import DEVICES, DRIVER_CAPABILITIES, place
+from gpurun.gpu.nvidia.request.records import DEVICES, DRIVER_CAPABILITIES, place
 from gpurun.gpu.request.share import read_share
 from gpurun.gpu.resolve import Inquiry, gpu_edits, may_share, no_check
 from gpurun.hook.running import not_there
@@ -28,8 +28,8 @@ from gpurun.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.gpu.request.records import GpuRequest
-    from gpurun.gpu.request.settings import Settings
+    from gpurun.gpu.nvidia.request.records import GpuRequest
+    from gpurun.gpu.nvidia.request.settings import Settings
 
 
 def attach(root: str, container_id: str, devices: tuple[str, ...], capabilities: str = "") -> tuple[str, ...]:

@@ -19,12 +19,12 @@ from gpurun.engine.gpus.attached import Attached, load_attached, save_attached
 from gpurun.engine.gpus.device_edits import own_environment
 from gpurun.engine.gpus.leases import leased_keys
 from gpurun.errors import GpuError, GpurunError, NotRunning, StepError, shown
-from gpurun.gpu.host.gpus import read_gpus
-from gpurun.gpu.host.roots import bus_order
 from gpurun.gpu.leases.choice import Unit, units_of
 from gpurun.gpu.leases.container_nodes import mount_namespace, nodes_of
 from gpurun.gpu.leases.survey import survey
-from gpurun.gpu.request.settings import roots_of, site_settings
+from gpurun.gpu.nvidia.host.gpus import read_gpus
+from gpurun.gpu.nvidia.host.roots import bus_order
+from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
 from gpurun.hook.device_verdicts import set_verdicts
 from gpurun.linux.files import O_CLOEXEC, read_file
 from gpurun.linux.fs import O_DIRECTORY
@@ -35,7 +35,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpurun.gpu.host.roots import Roots
+    from gpurun.gpu.nvidia.host.roots import Roots
 
     Numbers = tuple[int, int]
 

@@ -6,7 +6,7 @@ import posix
 
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.gpu.host.access import closed_nodes, is_confined
-from gpurun.gpu.request.injected import Injected
+from gpurun.gpu.nvidia.request.injected import Injected
 from gpurun.gpu.resolve import Inquiry, gpu_edits, may_share
 from gpurun.oci.annotations import CRUN_KEEP_GROUPS
 from gpurun.record import replace
@@ -15,9 +15,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpurun.gpu.driver_answer import Check
-    from gpurun.gpu.request.records import GpuRequest
-    from gpurun.gpu.request.settings import Settings
+    from gpurun.gpu.nvidia.driver_answer import Check
+    from gpurun.gpu.nvidia.request.records import GpuRequest
+    from gpurun.gpu.nvidia.request.settings import Settings
     from gpurun.gpu.resolve import Allocate, Sharer
     from gpurun.oci.config import Config
 

@@ -16,9 +16,9 @@ from gpurun.gpu.leases.liveness import cgroup_inode
 from gpurun.gpu.leases.names import of_container
 from gpurun.gpu.leases.store import Store, directory, other_directories
 from gpurun.gpu.leases.terms import expire
+from gpurun.gpu.nvidia.request.records import DEVICES
+from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
 from gpurun.gpu.request.free import read_free_request
-from gpurun.gpu.request.records import DEVICES
-from gpurun.gpu.request.settings import roots_of, site_settings
 from gpurun.linux.procfs import parent
 from gpurun.record import Record, replace
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from gpurun.engine.plan.container import Plan
     from gpurun.engine.state import State
     from gpurun.gpu.leases.policy import LeasePolicy
-    from gpurun.gpu.request.records import GpuRequest
-    from gpurun.gpu.request.settings import Settings
+    from gpurun.gpu.nvidia.request.records import GpuRequest
+    from gpurun.gpu.nvidia.request.settings import Settings
     from gpurun.oci.config import Config
 
 

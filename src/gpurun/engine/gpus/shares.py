@@ -11,13 +11,13 @@ from gpurun.cdi.edits import ContainerEdits
 from gpurun.engine.gpus.leases import GrantedLease, open_store, requester_of, site_policy
 from gpurun.engine.site_config import read_shares, site_path
 from gpurun.errors import ConfigError, GpuError
-from gpurun.gpu.edits.mps import with_host_share, with_share
 from gpurun.gpu.leases import shares
 from gpurun.gpu.leases.allocator import Requester
-from gpurun.gpu.mps.host import has_host_shm, host_daemon
-from gpurun.gpu.mps.service import Service, ensure, service_of
+from gpurun.gpu.nvidia.edits.mps import with_host_share, with_share
+from gpurun.gpu.nvidia.mps.host import has_host_shm, host_daemon
+from gpurun.gpu.nvidia.mps.service import Service, ensure, service_of
+from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
 from gpurun.gpu.request.free import read_free_request
-from gpurun.gpu.request.settings import roots_of, site_settings
 from gpurun.gpu.request.share import Share, read_share
 from gpurun.linux import procfs
 from gpurun.record import replace
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpurun.gpu.leases.policy import SharePolicy
-    from gpurun.gpu.request.injected import Injected
-    from gpurun.gpu.request.records import GpuRequest
-    from gpurun.gpu.request.settings import Settings
+    from gpurun.gpu.nvidia.request.injected import Injected
+    from gpurun.gpu.nvidia.request.records import GpuRequest
+    from gpurun.gpu.nvidia.request.settings import Settings
     from gpurun.oci.config import Config
 
 

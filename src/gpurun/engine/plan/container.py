@@ -16,7 +16,7 @@ from gpurun.engine.plan.records import InitPlan, ProcessPlan
 from gpurun.engine.state import MAX_ANNOTATIONS, MAX_BYTES
 from gpurun.errors import ConfigError
 from gpurun.formats.jsontext import dumps
-from gpurun.gpu.request.injected import is_replaced_hook
+from gpurun.gpu.nvidia.request.injected import is_replaced_hook
 from gpurun.linux.mount import MOUNT_ATTR_RDONLY, MS_PRIVATE, MS_SHARED, MS_SLAVE, MS_UNBINDABLE
 from gpurun.linux.process import CLONE_NEWCGROUP, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS
 from gpurun.ns.mount_plan import MountStep, dev_is_bind, join_path, plan_devices, plan_mounts
@@ -340,7 +340,7 @@ def _place(config: Config, host: Host, edits: ContainerEdits, writes: tuple[Cgro
     if host.site is None and not any(key.startswith(GPURUN) for key in config.annotations):
         return None
     from gpurun.cgroup.placement import Asked, Site, Topology, place, read_policies
-    from gpurun.gpu.request import restore
+    from gpurun.gpu.nvidia.request import restore
 
     restore.gpus_policy(config.annotations, restore.RestorePolicy())  # read at restore, and refused where it is written
     asked = Asked(writes, edits.numa_nodes, Topology(host.numa))

@@ -1,9 +1,10 @@
 """What the discovery looks at, written down while it does, so that its answer can be used for as long as that is the same.
 
-Everything that is read of a host goes through :mod:`gpurun.gpu.host.roots` or :mod:`gpurun.gpu.host.libraries`, and both
-tell the :class:`Listener` that listens, before they look.  What the kernel says (procfs, sysfs, device nodes) is kept whole.
-Files, links and directories are kept by device and inode; files and links, and directories in which much was missing, also
-by ctime, which any change moves, be it of content, names, owner or mode.
+Everything that is read of a host goes through :mod:`gpurun.gpu.nvidia.host.roots` or
+:mod:`gpurun.gpu.nvidia.host.libraries`, and both tell the :class:`Listener` that listens, before they look.  What the
+kernel says (procfs, sysfs, device nodes) is kept whole. Files, links and directories are kept by device and inode; files
+and links, and directories in which much was missing, also by ctime, which any change moves, be it of content, names, owner
+or mode.
 """
 
 from __future__ import annotations

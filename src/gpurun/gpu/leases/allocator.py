@@ -21,7 +21,7 @@ from gpurun.gpu.leases.survey import Survey, describe_lease, holders, survey
 from gpurun.gpu.leases.terms import end_time
 from gpurun.gpu.leases.turns import Want, available_units
 from gpurun.gpu.leases.wording import reasons, shown_lines
-from gpurun.gpu.request.records import place
+from gpurun.gpu.nvidia.request.records import place
 from gpurun.linux import procfs
 from gpurun.record import Record
 
@@ -29,8 +29,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpurun.gpu.host.roots import Roots
     from gpurun.gpu.leases.queue import Ticket
+    from gpurun.gpu.nvidia.host.roots import Roots
     from gpurun.gpu.request.free import FreeRequest
 
 #: Seconds between two looks of one who waits, at the most; the end of a container that has GPUs is noticed at once.

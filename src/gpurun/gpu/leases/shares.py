@@ -15,7 +15,7 @@ from gpurun.gpu.leases.store import new_lease
 from gpurun.gpu.leases.survey import describe_lease, holders, survey
 from gpurun.gpu.leases.turns import Want, available_units
 from gpurun.gpu.leases.wording import reasons, shown_lines
-from gpurun.gpu.request.records import place
+from gpurun.gpu.nvidia.request.records import place
 from gpurun.gpu.request.share import share_text
 from gpurun.record import Record, replace
 
@@ -23,13 +23,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpurun.gpu.host.roots import Roots
     from gpurun.gpu.leases.allocator import Requester
     from gpurun.gpu.leases.lease import Lease
     from gpurun.gpu.leases.policy import LeasePolicy
     from gpurun.gpu.leases.queue import Ticket
     from gpurun.gpu.leases.store import Store
     from gpurun.gpu.leases.survey import Survey
+    from gpurun.gpu.nvidia.host.roots import Roots
     from gpurun.gpu.request.free import FreeRequest
     from gpurun.gpu.request.share import Share
 

@@ -9,26 +9,26 @@ import posix
 
 from gpurun.errors import GpuError, shown
 from gpurun.formats.globs import matches
-from gpurun.gpu.host.gpus import gpus_of
-from gpurun.gpu.host.health import unwell
-from gpurun.gpu.host.nodes import read_majors
-from gpurun.gpu.host.nvml import LEASES, find_nvml, query
-from gpurun.gpu.host.roots import bus_order, dev_root
 from gpurun.gpu.leases import container_nodes
 from gpurun.gpu.leases.choice import Unit
 from gpurun.gpu.leases.grants import Grants
 from gpurun.gpu.leases.liveness import own_pid_namespace
 from gpurun.gpu.leases.names import of_cgroup
+from gpurun.gpu.nvidia.host.gpus import gpus_of
+from gpurun.gpu.nvidia.host.health import unwell
+from gpurun.gpu.nvidia.host.nodes import read_majors
+from gpurun.gpu.nvidia.host.nvml import LEASES, find_nvml, query
+from gpurun.gpu.nvidia.host.roots import bus_order, dev_root
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from gpurun.gpu.host.gpus import Gpu
-    from gpurun.gpu.host.roots import Roots
     from gpurun.gpu.leases.lease import Lease
     from gpurun.gpu.leases.policy import LeasePolicy
+    from gpurun.gpu.nvidia.host.gpus import Gpu
+    from gpurun.gpu.nvidia.host.roots import Roots
 
 #: Seconds that NVML may take: a GPU without persistence mode takes up to one to wake.
 TIMEOUT_S = 10.0

@@ -17,7 +17,7 @@ import time
 from gpurun import log
 from gpurun.errors import ConfigError, GpurunError, oserror_text, shown
 from gpurun.gpu.leases.liveness import is_cgroup, open_process, own_pid_namespace
-from gpurun.gpu.request.records import place
+from gpurun.gpu.nvidia.request.records import place
 from gpurun.record import replace
 
 TYPE_CHECKING = False

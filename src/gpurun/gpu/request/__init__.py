@@ -1,1 +1,1 @@
-"""What a container asks for and what the site allows: data, before anything of the host is looked at."""
+"""Requests that mean any GPU: data, before the host is looked at."""

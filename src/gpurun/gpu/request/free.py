@@ -14,7 +14,7 @@ from __future__ import annotations
 from gpurun.decimals import decimal
 from gpurun.errors import ConfigError, shown
 from gpurun.formats.globs import matches
-from gpurun.gpu.request.records import is_free, place
+from gpurun.gpu.nvidia.request.records import is_free, place
 from gpurun.record import Record
 
 #: No host has more GPUs and MIG devices than that.

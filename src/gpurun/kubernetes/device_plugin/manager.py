@@ -13,9 +13,9 @@ from queue import Empty, SimpleQueue
 from gpurun import log
 from gpurun.cdi.document import CdiEdits, CdiSpec
 from gpurun.errors import GpurunError
-from gpurun.gpu.host.nvml_watch import XidEvent
 from gpurun.gpu.host.reads import exists
-from gpurun.gpu.host.roots import dev_root
+from gpurun.gpu.nvidia.host.nvml_watch import XidEvent
+from gpurun.gpu.nvidia.host.roots import dev_root
 from gpurun.kubernetes.config import PluginConfig
 from gpurun.kubernetes.device_plugin.mps_daemons import MpsDaemons
 from gpurun.kubernetes.device_plugin.plugin import Offering

@@ -1,7 +1,7 @@
 """The MPS daemons of the resources that are shared by MPS: wanted from the node, and watched.
 
-They are the node's (:mod:`gpurun.gpu.mps.node_service`) and go on without this process: pods that compute notice nothing
-when the plugin ends, or another version of it begins.
+They are the node's (:mod:`gpurun.gpu.nvidia.mps.node_service`) and go on without this process: pods that compute notice
+nothing when the plugin ends, or another version of it begins.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import os
 
 from gpurun import log
 from gpurun.errors import GpurunError
-from gpurun.gpu.mps.daemon import replica_limits
-from gpurun.gpu.mps.node_service import NodeService, end, ensure
+from gpurun.gpu.nvidia.mps.daemon import replica_limits
+from gpurun.gpu.nvidia.mps.node_service import NodeService, end, ensure
 from gpurun.kubernetes.device_plugin.resources import Offer
 from gpurun.kubernetes.device_plugin.response import MpsPlace
 from gpurun.kubernetes.node_programs import driver_root_of, own_program

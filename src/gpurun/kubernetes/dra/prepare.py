@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from gpurun import log
 from gpurun.cdi.document import CdiSpec
 from gpurun.errors import GpurunError
-from gpurun.gpu.mps.daemon import MpsLimits
-from gpurun.gpu.mps.node_service import NodeService, end, ensure, is_served, keep
+from gpurun.gpu.nvidia.mps.daemon import MpsLimits
+from gpurun.gpu.nvidia.mps.node_service import NodeService, end, ensure, is_served, keep
 from gpurun.kubernetes.dra.checkpoint import (
     COMPLETED,
     STARTED,

@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 
 from gpurun import log
 from gpurun.errors import GpurunError
-from gpurun.gpu.host.nvml_watch import XidEvent
+from gpurun.gpu.nvidia.host.nvml_watch import XidEvent
 from gpurun.kubernetes.api import Api, ApiError
 from gpurun.kubernetes.dra.checkpoint import Checkpoint
 from gpurun.kubernetes.dra.driver import Claims, Sockets

@@ -18,7 +18,7 @@ from gpurun.clients.apply import apply_all
 from gpurun.clients.files import Change
 from gpurun.clients.install import plan_install, plan_uninstall
 from gpurun.errors import GpurunError, strerror_lower
-from gpurun.gpu.mps.node_service import MPS_ROOT, NodeProgram, end_all
+from gpurun.gpu.nvidia.mps.node_service import MPS_ROOT, NodeProgram, end_all
 from gpurun.kubernetes.install.leavings import Leavings, check_places, remove_leavings, running_parts
 from gpurun.kubernetes.install.program import containers_of, put_program, remove_program
 from gpurun.kubernetes.install.restart import restart

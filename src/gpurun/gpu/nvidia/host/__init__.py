@@ -1,0 +1,1 @@
+"""What the host has of NVIDIA's: driver, GPUs, libraries, device nodes; nothing of containers."""
