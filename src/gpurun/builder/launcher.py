@@ -178,8 +178,8 @@ def assemble(
 
         tail = marshal.dumps(placed(library))
         text_at = begin + body.size + len(tail)
-        told = (tag, build, text_at + TEXT_SIZE, len(carried), commit)
-        text = f"BASE = {base}\nBUILD = {told!r}\n".encode() + sources["gpurun/builder/any_python.py"]
+        carried_build = (tag, build, text_at + TEXT_SIZE, len(carried), commit)
+        text = f"BASE = {base}\nBUILD = {carried_build!r}\n".encode() + sources["gpurun/builder/any_python.py"]
         if len(text) > TEXT_SIZE:
             raise AssertionError("the text for any Python has outgrown its room")
         main_code = MAIN_CODE.format(size=size, start=start, tag=tag, text_size=TEXT_SIZE, text=text_at)

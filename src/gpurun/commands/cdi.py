@@ -89,14 +89,14 @@ def _validate(invocation: Invocation, env: Mapping[str, str]) -> int:
 
 def _looked_in(dirs: tuple[str, ...]) -> str:
     """What *dirs*, in which no device is, have instead, and what to do."""
-    told = []
+    looked_in = []
     for directory in dirs:
         try:
             files = sum(1 for name in os.listdir(directory) if name.endswith((".json", ".yaml")))
-            told.append(f"{directory} (files: {files})" if files else f"{directory} (no .json and no .yaml)")
+            looked_in.append(f"{directory} (files: {files})" if files else f"{directory} (no .json and no .yaml)")
         except OSError as e:
-            told.append(f"{directory} ({strerror_lower(e.errno or 0)})")
-    return f"looked in {', '.join(told)}; {generate_advice(dirs)}"
+            looked_in.append(f"{directory} ({strerror_lower(e.errno or 0)})")
+    return f"looked in {', '.join(looked_in)}; {generate_advice(dirs)}"
 
 
 def configured_dirs(env: Mapping[str, str], given: tuple[str, ...] = ()) -> tuple[str, ...]:

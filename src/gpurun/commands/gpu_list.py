@@ -188,11 +188,11 @@ def _usage(where: Roots) -> tuple[Row | None, str | None]:
         return None, str(e)
 
 
-def _add_usage(row: Row, told: Row, using: tuple[Holder, ...], held: tuple[Held, ...]) -> None:
-    total, used = told.get("memoryTotal"), told.get("memoryUsed")
+def _add_usage(row: Row, details: Row, using: tuple[Holder, ...], held: tuple[Held, ...]) -> None:
+    total, used = details.get("memoryTotal"), details.get("memoryUsed")
     row["memory"] = None if total is None else {"total": total, "used": used}
-    row["utilization"] = told.get("utilization")
-    memory = {p["pid"]: p.get("memory") for p in told.get("processes") or ()}
+    row["utilization"] = details.get("utilization")
+    memory = {p["pid"]: p.get("memory") for p in details.get("processes") or ()}
     row["processes"] = [
         {"pid": h.pid, "command": h.command, "container": h.container or None, "memory": memory.get(h.pid)} for h in using
     ]
@@ -200,7 +200,7 @@ def _add_usage(row: Row, told: Row, using: tuple[Holder, ...], held: tuple[Held,
     row["processes"] += [  # whose open files are not ours to see
         {"pid": pid, "command": None, "container": None, "memory": size} for pid, size in memory.items() if pid not in seen
     ]
-    identities = {(m["gpuInstance"], m["computeInstance"]): m for m in told.get("migDevices") or ()}
+    identities = {(m["gpuInstance"], m["computeInstance"]): m for m in details.get("migDevices") or ()}
     for mig in row["migDevices"]:
         known = identities.get((mig["gpuInstance"], mig["computeInstance"]), {})
         mig |= {name: known.get(name) for name in ("uuid", "index", "profile")}

@@ -85,8 +85,8 @@ def _vgpu(node: NodeGpus) -> dict[str, str]:
     if not virtual:
         return {}
     version, branch = virtual[-1]
-    told = {"host-driver-version": version, "host-driver-branch": branch}
-    return {f"{PREFIX}/vgpu.present": "true"} | {f"{PREFIX}/vgpu.{name}": value(text) for name, text in told.items() if text}
+    vgpu = {"host-driver-version": version, "host-driver-branch": branch}
+    return {f"{PREFIX}/vgpu.present": "true"} | {f"{PREFIX}/vgpu.{name}": value(text) for name, text in vgpu.items() if text}
 
 
 def _gpu(gpu: NodeGpu, count: int, config: PluginConfig | None) -> dict[str, str]:

@@ -113,45 +113,45 @@ def has_hardware(roots: Roots) -> bool:
 
 def node_of(roots: Roots, version: str, gpus: tuple[Gpu, ...], answer: dict[str, Any], problem: str) -> NodeGpus:
     """The record of *gpus*, with NVML's *answer* to ``details``, or the *problem* with it."""
-    told = {bus_order(str(gpu["busId"])): gpu for gpu in answer["gpus"] if gpu.get("busId")}
+    by_nvml = {bus_order(str(gpu["busId"])): gpu for gpu in answer["gpus"] if gpu.get("busId")}
     failed = {int(gpu["index"]): str(gpu["error"]) for gpu in answer["gpus"] if gpu.get("error")}
-    made = [_gpu(roots, gpu, told.get(bus_order(gpu.bus_id), {}), failed.get(gpu.index, "")) for gpu in gpus]
+    made = [_gpu(roots, gpu, by_nvml.get(bus_order(gpu.bus_id), {}), failed.get(gpu.index, "")) for gpu in gpus]
     return NodeGpus(version, str(answer.get("cudaVersion") or ""), tuple(made), problem)
 
 
-def _gpu(roots: Roots, gpu: Gpu, told: dict[str, Any], problem: str) -> NodeGpu:
+def _gpu(roots: Roots, gpu: Gpu, details: dict[str, Any], problem: str) -> NodeGpu:
     pci = f"{roots.sysroot}/sys/bus/pci/devices/{gpu.bus_id.lower()}"
     number = read_text(f"{pci}/class").strip()
-    architecture = str(told.get("architecture") or "")
+    architecture = str(details.get("architecture") or "")
     return NodeGpu(
         index=gpu.index,
         minor=gpu.minor,
-        uuid=gpu.uuid if "?" not in gpu.uuid else str(told.get("uuid") or gpu.uuid),
+        uuid=gpu.uuid if "?" not in gpu.uuid else str(details.get("uuid") or gpu.uuid),
         bus_id=gpu.bus_id.lower(),
-        model=str(told.get("name") or gpu.model),
+        model=str(details.get("name") or gpu.model),
         numa=gpu.numa_node,
-        memory=int(told.get("memoryTotal") or 0),
-        compute=str(told.get("computeCapability") or ""),
+        memory=int(details.get("memoryTotal") or 0),
+        compute=str(details.get("computeCapability") or ""),
         architecture=architecture,
-        brand=str(told.get("brand") or ""),
+        brand=str(details.get("brand") or ""),
         pcie_root=_pcie_root(pci),
         pci_class=int(number, 16) if number.startswith("0x") else 0,
-        mig_enabled=bool(told.get("migMode")) or bool(gpu.mig),
-        mig_capable=told.get("migMode") is not None or bool(gpu.mig),
-        migs=_migs(gpu, told),
-        peers=_peers(told),
+        mig_enabled=bool(details.get("migMode")) or bool(gpu.mig),
+        mig_capable=details.get("migMode") is not None or bool(gpu.mig),
+        migs=_migs(gpu, details),
+        peers=_peers(details),
         paths=(gpu.node.path,),
         present=gpu.node.exists,
         problem=problem,
-        recovery=str(told.get("recoveryAction") or ""),
-        clique=str(told.get("clique") or ""),
+        recovery=str(details.get("recoveryAction") or ""),
+        clique=str(details.get("clique") or ""),
         hypervisor=hypervisor_driver(read_bytes(f"{pci}/config", CONFIG_SPACE) or b""),
     )
 
 
-def _migs(gpu: Gpu, told: dict[str, Any]) -> tuple[NodeMig, ...]:
+def _migs(gpu: Gpu, details: dict[str, Any]) -> tuple[NodeMig, ...]:
     """The MIG devices that both the kernel and NVML have: one that NVML does not name cannot be asked for."""
-    named = {(mig["gpuInstance"], mig["computeInstance"]): mig for mig in told.get("migDevices") or ()}
+    named = {(mig["gpuInstance"], mig["computeInstance"]): mig for mig in details.get("migDevices") or ()}
     made = []
     for mig in gpu.mig:
         known = named.get((mig.gi, mig.ci), {})
@@ -186,10 +186,10 @@ def nearness(links: int, topology: str) -> int:
     return 100 * links + _PCI.get(topology, 0)
 
 
-def _peers(told: dict[str, Any]) -> tuple[tuple[str, int], ...]:
+def _peers(details: dict[str, Any]) -> tuple[tuple[str, int], ...]:
     """NVLinks to a GPU count for it; those to NVSwitches reach every other GPU."""
-    topology: dict[str, str] = told.get("topology") or {}
-    links: dict[str, int] = told.get("links") or {}
+    topology: dict[str, str] = details.get("topology") or {}
+    links: dict[str, int] = details.get("links") or {}
     switched = sum(count for bus, count in links.items() if bus not in topology)
     return tuple(sorted((bus, nearness(links.get(bus, 0) or switched, how)) for bus, how in topology.items()))
 

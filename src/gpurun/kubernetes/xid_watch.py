@@ -16,13 +16,13 @@ _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 
 
 class XidWatch:
-    """Calls *told* with each event, from its own thread, between :meth:`start` and :meth:`stop`.
+    """Calls *on_event* with each event, from its own thread, between :meth:`start` and :meth:`stop`.
 
     The driver may be loaded later, hang or crash meanwhile: then it is asked again.
     """
 
-    def __init__(self, roots: Roots, told: Callable[[XidEvent], None]) -> None:
-        self._roots, self._told = roots, told
+    def __init__(self, roots: Roots, on_event: Callable[[XidEvent], None]) -> None:
+        self._roots, self._on_event = roots, on_event
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="xid-watch", daemon=True)
 
@@ -47,7 +47,7 @@ class XidWatch:
                 try:
                     while not self._stop.is_set():
                         for event in watch.wait(0.5):
-                            self._told(event)
+                            self._on_event(event)
                         if watch.watching is not None:
                             retry, said = _RETRY_S, ""
                     return

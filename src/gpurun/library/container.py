@@ -93,11 +93,11 @@ class Container:
             raise GpurunError(f"container {self.id} has been created already: make another Container")
         self._directory = tempfile.mkdtemp(prefix="gpurun-")
         pid_file = f"{self._directory}/pid"
-        told, tell = os.pipe()
+        read_end, write_end = os.pipe()
         create = self._words(self._directory, "create", "--bundle", self.bundle, "--pid-file", pid_file, self.id)
         child = child_command(MONITOR_ENTRY)
-        kept = (tell,) if child.fd is None else (tell, child.fd)
-        words = (*child.argv, pid_file, str(tell), *create)
+        kept = (write_end,) if child.fd is None else (write_end, child.fd)
+        words = (*child.argv, pid_file, str(write_end), *create)
         try:
             monitor = subprocess.Popen(
                 words,
@@ -111,8 +111,8 @@ class Container:
                 start_new_session=True,  # Ctrl-C at this program's terminal is not the container's
             )
         finally:
-            os.close(tell)
-        with os.fdopen(told, "rb") as said:
+            os.close(write_end)
+        with os.fdopen(read_end, "rb") as said:
             made = said.read(1)
         if not made:
             monitor.wait()

@@ -35,11 +35,11 @@ def as_svg(steps: list[Step], title: str) -> str:
         x, width = _LEFT + step.start * scale, max(step.length * scale, 1.5)
         colour = _COLOURS.get(step.process, _OTHER)
         most = ", ".join([f"{name} {count}" for name, count in step.most])
-        told = f"{step.process}: {step.name}: {step.length:.2f} ms, {step.calls} system calls ({most})"
+        tooltip = f"{step.process}: {step.name}: {step.length:.2f} ms, {step.calls} system calls ({most})"
         parts.append(f'<text x="8" y="{y + 13}" fill="{colour}">{escape(step.process)}</text>')
         parts.append(
             f'<rect x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="{_ROW - 6}" fill="{colour}">'
-            f"<title>{escape(told)}</title></rect>"
+            f"<title>{escape(tooltip)}</title></rect>"
         )
         parts.append(f'<text x="{_place(x, width):.1f}" y="{y + 13}">{escape(step.name)} ({step.length:.1f} ms)</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"

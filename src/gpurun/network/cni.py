@@ -113,9 +113,9 @@ def _call(
 ) -> dict[str, Any]:
     kind = str(plugin["type"])
     version = str(network.document.get("cniVersion", "1.0.0"))
-    told = {**plugin, "name": network.name, "cniVersion": version}
+    configuration = {**plugin, "name": network.name, "cniVersion": version}
     if result is not None:
-        told["prevResult"] = result
+        configuration["prevResult"] = result
     env = {
         "CNI_COMMAND": command,
         "CNI_CONTAINERID": attachment.id,
@@ -127,7 +127,7 @@ def _call(
     what = f"network {network.name}: the plugin {shown(kind)}"
     try:
         done = subprocess.run(
-            [_program(kind, network, directories)], input=json.dumps(told).encode(), env=env, timeout=_TIMEOUT_S,
+            [_program(kind, network, directories)], input=json.dumps(configuration).encode(), env=env, timeout=_TIMEOUT_S,
             capture_output=True, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:

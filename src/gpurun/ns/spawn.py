@@ -63,19 +63,19 @@ def spawn(
     plan: NamespacePlan,
     joins: tuple[tuple[Join, int], ...],
     cgroup_fd: int,
-    told: Callable[[int], None],
+    report_pid: Callable[[int], None],
     relation: int = CLONE_PARENT,
 ) -> int:
     """Make a process in the namespaces of *plan*, born in the cgroup; returns its pid, and 0 in the process itself.
 
     It is a sibling of this process (*relation* CLONE_PARENT) or a child (0, which is for a plan that needs no helper).
-    ``told(pid)`` is called for each process that is made, at once, so that our parent can end and reap it; after an error
-    (raised in the caller) all have been told.  A mount namespace to join is left to the new process: it still has to see the
-    host's files.  Raises :class:`GpurunError` when a process cannot be made or cannot enter a namespace.
+    ``report_pid(pid)`` is called for each process that is made, at once, so that our parent can end and reap it; after an
+    error (raised in the caller) all have been reported.  A mount namespace to join is left to the new process: it still has
+    to see the host's files.  Raises :class:`GpurunError` when a process cannot be made or cannot enter a namespace.
     """
-    made = _spawn(plan, joins, cgroup_fd, True, told, relation)
+    made = _spawn(plan, joins, cgroup_fd, True, report_pid, relation)
     if made < 0 and cgroup_fd >= 0:
-        made = _spawn(plan, joins, cgroup_fd, False, told, relation)
+        made = _spawn(plan, joins, cgroup_fd, False, report_pid, relation)
     if made < 0:
         raise GpurunError("the process of the container ended while its namespaces were made")
     return made
@@ -86,7 +86,7 @@ def _spawn(
     joins: tuple[tuple[Join, int], ...],
     cgroup_fd: int,
     inside: bool,
-    told: Callable[[int], None],
+    report_pid: Callable[[int], None],
     relation: int,
 ) -> int:
     """As :func:`spawn`; the child is born *inside* the cgroup, or moved there.  -1 when it ended without an answer."""
@@ -114,7 +114,7 @@ def _spawn(
         return 0
     for fd in (pidfd, ask_w, answer_r):
         posix.close(fd)
-    told(pid)
+    report_pid(pid)
     with Fd(ask_r), Fd(answer_w):
         try:
             made = _serve(plan, pid, ask_r, answer_w, cgroup_fd)
@@ -122,7 +122,7 @@ def _spawn(
             posix.kill(pid, SIGKILL)
             raise
     if made not in (pid, -1):
-        told(made)
+        report_pid(made)
     return made
 
 

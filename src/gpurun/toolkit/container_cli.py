@@ -142,17 +142,17 @@ def info_csv(driver: Driver, nvml: NvmlAnswer) -> str:
 def _rows(driver: Driver, nvml: NvmlAnswer) -> list[list[tuple[str, str]]]:
     rows = []
     for gpu in driver.gpus:
-        told = nvml.gpus.get(gpu.bus_id.lower(), {})
+        details = nvml.gpus.get(gpu.bus_id.lower(), {})
         domain, _, rest = gpu.bus_id.partition(":")
         rows.append(
             [
                 ("Device Index", str(gpu.index)),
                 ("Device Minor", str(gpu.minor)),
                 ("Model", gpu.model),
-                ("Brand", _BRANDS.get(str(told.get("brand")), "Unknown")),
-                ("GPU UUID", str(told.get("uuid") or gpu.uuid)),
+                ("Brand", _BRANDS.get(str(details.get("brand")), "Unknown")),
+                ("GPU UUID", str(details.get("uuid") or gpu.uuid)),
                 ("Bus Location", f"{domain:0>8}:{rest}"),  # as NVML writes it
-                ("Architecture", str(told.get("computeCapability") or "unknown")),
+                ("Architecture", str(details.get("computeCapability") or "unknown")),
             ]
         )
     return rows

@@ -132,11 +132,11 @@ def follow(root: str, container_id: str, interval: float, write: Callable[[str],
                 posix.close(fd)
 
 
-def _tell_kills(container_id: str, told: int, count: int, write: Callable[[str], None]) -> int:
-    """Write the kills of *count* that have not been *told*; returns how many are now."""
-    for _ in range(count - told):
+def _tell_kills(container_id: str, reported: int, count: int, write: Callable[[str], None]) -> int:
+    """Write the kills of *count* that have not been *reported*; returns how many are now."""
+    for _ in range(count - reported):
         write(event("oom", container_id))
-    return max(told, count)
+    return max(reported, count)
 
 
 def _open(path: str) -> int:

@@ -101,8 +101,8 @@ def preview(request: GpuRequest, settings: Settings, own_env: Mapping[str, str],
     if config is not None:
         requester = requester_of(config, "", "", request.source)
     choice = allocator.preview(free_request, roots_of(own_env, settings), site_policy(), open_store(own_env), requester)
-    told = (allocator.preview_text(free_request, choice),)
-    return replace(request, devices=tuple([unit.name for unit in choice.chosen]), warnings=request.warnings + told)
+    warning = (allocator.preview_text(free_request, choice),)
+    return replace(request, devices=tuple([unit.name for unit in choice.chosen]), warnings=request.warnings + warning)
 
 
 def bind(granted: GrantedLease, state: State) -> None:

@@ -53,23 +53,23 @@ def survey(roots: Roots, ask_nvml: bool = True) -> Survey:
     """Look at the GPUs below *roots*."""
     majors = read_majors(roots)
     gpus = gpus_of(roots, dev_root(roots), majors, graphics=False)
-    told: dict[tuple[int, ...], dict[str, Any]] = {}
+    by_nvml: dict[tuple[int, ...], dict[str, Any]] = {}
     answer: dict[str, Any] | None = None
     problem = "" if ask_nvml else "NVML was not asked"
     if ask_nvml and gpus:
         try:
             answer = query(find_nvml(roots), LEASES, TIMEOUT_S)
-            told = {bus_order(str(gpu["busId"])): gpu for gpu in answer["gpus"] if gpu.get("busId")}
+            by_nvml = {bus_order(str(gpu["busId"])): gpu for gpu in answer["gpus"] if gpu.get("busId")}
         except GpuError as e:
             problem = str(e)
     ill = unwell(roots, gpus, answer, silent=ask_nvml and answer is None)
-    numbers = {gpu.get("index"): bus for bus, gpu in told.items()}
+    numbers = {gpu.get("index"): bus for bus, gpu in by_nvml.items()}
     by_bus = {bus_order(gpu.bus_id): gpu.index for gpu in gpus}
     units: list[Unit] = []
     computing: list[tuple[str, int]] = []
     loads: list[tuple[str, str]] = []
     for gpu in gpus:
-        known = told.get(bus_order(gpu.bus_id), {})
+        known = by_nvml.get(bus_order(gpu.bus_id), {})
         peers = [by_bus.get(numbers.get(n, ()), -1) for n in known.get("nvlinks") or ()]
         key = gpu.bus_id.lower()
         made = _units(gpu, known, tuple(sorted([peer for peer in peers if peer >= 0])))

@@ -27,11 +27,11 @@ def nearness_of(node: NodeGpus) -> dict[tuple[str, str], int]:
     numa = {gpu.bus_id: gpu.numa for gpu in node.gpus}
     found: dict[tuple[str, str], int] = {}
     for gpu in node.gpus:
-        told = dict(gpu.peers)
+        links = dict(gpu.peers)
         for other in node.gpus:
             if other.bus_id != gpu.bus_id:
                 same = gpu.numa >= 0 and gpu.numa == numa[other.bus_id]
-                value = told.get(other.bus_id, 0) + (_SAME_NUMA if same else 0)
+                value = links.get(other.bus_id, 0) + (_SAME_NUMA if same else 0)
                 found[gpu.bus_id, other.bus_id] = max(value, found.get((other.bus_id, gpu.bus_id), 0))
                 found[other.bus_id, gpu.bus_id] = found[gpu.bus_id, other.bus_id]
     return found

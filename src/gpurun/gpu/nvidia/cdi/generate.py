@@ -108,10 +108,10 @@ def generate(roots: Roots, options: GenerateOptions, own_env: Mapping[str, str])
     if COHERENT in options.features:
         from gpurun.gpu.nvidia.cdi.coherent import annotated
 
-        known = {bus_order(i.bus_id): i.coherent for i in identities}
+        coherent = {bus_order(i.bus_id): i.coherent for i in identities}
         gpus = [gpu for gpu, mig in wanted if not mig]
-        whole = [(device_names(gpu, None, options.strategies), known.get(bus_order(gpu.bus_id))) for gpu in gpus]
-        spec = annotated(spec, {name: told for names, told in whole if told is not None for name in names})
+        whole = [(device_names(gpu, None, options.strategies), coherent.get(bus_order(gpu.bus_id))) for gpu in gpus]
+        spec = annotated(spec, {name: known for names, known in whole if known is not None for name in names})
     return Generated(spec, warnings)
 
 

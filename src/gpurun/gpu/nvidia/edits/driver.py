@@ -131,9 +131,9 @@ def _check_requirements(request: GpuRequest, driver: Driver, gpus: tuple[Gpu, ..
             found = {bus_order(i.bus_id): i for i in resolver()} if resolver is not None else {}
         except GpuError:
             return known  # an answer would have been better; without one nothing is held against the container
-        told = [found.get(bus_order(gpu.bus_id)) for gpu in gpus]
+        asked = [found.get(bus_order(gpu.bus_id)) for gpu in gpus]
         return tuple(
-            [p if i is None else with_nvml_properties(p, i.cuda, i.arch, i.brand) for p, i in zip(known, told, strict=True)]
+            [p if i is None else with_nvml_properties(p, i.cuda, i.arch, i.brand) for p, i in zip(known, asked, strict=True)]
         )
 
     check(request.requirements, known, learn if gpus and resolver is not None else None)

@@ -59,13 +59,13 @@ def _is_off_the_bus(roots: Roots, bus_id: str) -> bool:
 
 def of_answer(bus_ids: Sequence[str], answer: Mapping[str, Any]) -> dict[str, str]:
     """What NVML's *answer* says against the GPUs with these *bus_ids*.  Pure."""
-    told = {bus_order(str(gpu["busId"])): gpu for gpu in answer["gpus"] if gpu.get("busId")}
+    by_bus = {bus_order(str(gpu["busId"])): gpu for gpu in answer["gpus"] if gpu.get("busId")}
     errors = sorted({str(gpu["error"]) for gpu in answer["gpus"] if gpu.get("error")})
-    if not told and not errors:
+    if not by_bus and not errors:
         return {}  # a driver that tells no bus ids
     found = {}
     for bus_id in bus_ids:
-        known = told.get(bus_order(bus_id))
+        known = by_bus.get(bus_order(bus_id))
         if known is None:
             found[bus_id.lower()] = f"NVML cannot use it: {'; '.join(errors) or 'it is not in its list'}"
         elif known.get("recoveryAction") not in (None, "none"):

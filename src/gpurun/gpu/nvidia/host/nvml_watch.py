@@ -74,17 +74,17 @@ class EventWatch:
 
     def _event(self, line: bytes) -> XidEvent | None:
         try:
-            told = as_object(parse_json(line, "NVML"), "NVML")
+            answer = as_object(parse_json(line, "NVML"), "NVML")
         except ConfigError:
             raise GpuError(f"NVML's process wrote an invalid line ({self._library})") from None
-        if "error" in told:
-            raise GpuError(f"NVML error: {told['error']} ({self._library})")
-        if "watching" in told:
-            self.watching = tuple(told["watching"])
-        if "xid" not in told:
+        if "error" in answer:
+            raise GpuError(f"NVML error: {answer['error']} ({self._library})")
+        if "watching" in answer:
+            self.watching = tuple(answer["watching"])
+        if "xid" not in answer:
             return None
-        gi, ci = [-1 if told.get(name) is None else int(told[name]) for name in ("gpuInstance", "computeInstance")]
-        return XidEvent(told.get("uuid") or "", int(told["xid"]), gi, ci)
+        gi, ci = [-1 if answer.get(name) is None else int(answer[name]) for name in ("gpuInstance", "computeInstance")]
+        return XidEvent(answer.get("uuid") or "", int(answer["xid"]), gi, ci)
 
     def close(self) -> None:
         """End the helper."""
