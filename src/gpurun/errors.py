@@ -207,8 +207,8 @@ def _escape(c: str) -> str:
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
-def shown(text: str, limit: int = 200) -> str:
-    """*text* of an image for a message or a log: control characters escaped, cut at *limit* characters."""
+def clean(text: str, limit: int = 200) -> str:
+    """*text* of an image, clean enough for a message or a log: control characters escaped, cut at *limit* characters."""
     found = escaped(text, keep='"')
     return found if len(found) <= limit else found[:limit] + "..."
 

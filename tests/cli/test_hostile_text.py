@@ -20,7 +20,7 @@ from gpurun.commands import gpu, gpu_explain, gpu_leases, gpu_list, tables
 from gpurun.commands.all_containers import Listed, as_json, rows
 from gpurun.commands.control import ps_lines
 from gpurun.commands.stats import row, stats_table
-from gpurun.errors import escaped, shown
+from gpurun.errors import clean, escaped
 from gpurun.formats.jsontext import dumps, quote, visible
 from gpurun.gpu.doctor_host import Finding
 from gpurun.gpu.leases.lease import Lease, Leased
@@ -260,7 +260,7 @@ def test_what_stays_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out == text
     write_stderr("a\x1bb\nc")
     assert capfd.readouterr().err == "a\\x1bb\\nc\n"
-    assert shown('a"b\\c') == 'a"b\\\\c'
+    assert clean('a"b\\c') == 'a"b\\\\c'
 
 
 @pytest.mark.parametrize(

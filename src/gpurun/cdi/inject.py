@@ -14,7 +14,7 @@ from _stat import S_IFBLK, S_IFCHR, S_IFIFO, S_IFMT, S_ISDIR
 
 from gpurun.cdi.document import NO_PERMISSIONS
 from gpurun.cdi.edits import PROCESS_ID, ContainerEdits, DeviceNode, EditMount, Hook
-from gpurun.errors import ConfigError, GpuError, shown
+from gpurun.errors import ConfigError, GpuError, clean
 from gpurun.linux.files import O_CLOEXEC, Fd
 from gpurun.linux.fs import O_PATH
 from gpurun.oci.config import Mount
@@ -44,7 +44,7 @@ def resolve(names: tuple[str, ...], registry: Registry, advice: tuple[str, str] 
     there = [name for name in registry.devices if name.partition("=")[0] in kinds]
     hints = [text for where, text in registry.errors if where in missing or where.startswith("/")]
     more = f" and {len(missing) - _MAX_TOLD} more" if len(missing) > _MAX_TOLD else ""
-    text = f"unresolvable CDI devices {', '.join([shown(name) for name in missing[:_MAX_TOLD]])}{more}"
+    text = f"unresolvable CDI devices {', '.join([clean(name) for name in missing[:_MAX_TOLD]])}{more}"
     if there:
         text += f": of that kind there are {', '.join(sorted(there)[:_MAX_TOLD])}"
     notes = [*([f"looked in {', '.join(registry.dirs)}"] if registry.dirs else []), *hints[:4]]

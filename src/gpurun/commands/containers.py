@@ -11,7 +11,7 @@ from gpurun.commands.gpu_use import state_roots
 from gpurun.engine import state as store
 from gpurun.engine.gpus.device_edits import own_environment
 from gpurun.engine.gpus.leases import open_store
-from gpurun.errors import GpurunError, shown
+from gpurun.errors import GpurunError, clean
 from gpurun.gpu.leases.container_nodes import cgroup_of
 from gpurun.gpu.leases.names import of_cgroup, of_container
 from gpurun.linux.files import read_file
@@ -37,7 +37,7 @@ def find(word: str, roots: tuple[str, ...]) -> tuple[str, str]:
         return found[0]
     if not found:
         raise GpurunError(
-            f"container does not exist: {shown(word)} is neither an id nor the name of a container in {', '.join(roots)}"
+            f"container does not exist: {clean(word)} is neither an id nor the name of a container in {', '.join(roots)}"
         )
     raise _ambiguous(word, found)
 
@@ -79,7 +79,7 @@ def _known(root: str, container_id: str) -> tuple[Known, ...]:
 
 def _ambiguous(word: str, found: list[tuple[str, str]]) -> GpurunError:
     listed = ", ".join([container_id[:64] for _, container_id in found])
-    return GpurunError(f"{shown(word)} is the name of {len(found)} containers: {listed}")
+    return GpurunError(f"{clean(word)} is the name of {len(found)} containers: {listed}")
 
 
 def with_name(invocation: Invocation) -> Invocation:
@@ -97,7 +97,7 @@ def with_name(invocation: Invocation) -> Invocation:
     root, container_id = found[0]
     if invocation.command == "delete" and invocation.flag("force"):
         where = f"gpurun --root {root} delete --force {container_id}"
-        log.warning(f"no container has the id {shown(invocation.args[0])}: `{where}` removes the one of that name")
+        log.warning(f"no container has the id {clean(invocation.args[0])}: `{where}` removes the one of that name")
         return invocation
     args = (container_id, *invocation.args[1:])
     return replace(invocation, args=args, globals=replace(options, root=root))

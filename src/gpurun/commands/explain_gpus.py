@@ -47,7 +47,7 @@ def gpus_of_container(root: str, state: store.State, alive: bool) -> tuple[Conta
         known |= numbers
         since = "attach" if numbers & attached else "create" if numbers & made else "inside"
         since = since if numbers <= now else "hidden"
-        found.append(ContainerGpu(unit.shown, unit.name, f"/dev/nvidia{unit.minor}", since))
+        found.append(ContainerGpu(unit.label, unit.name, f"/dev/nvidia{unit.minor}", since))
     for major, minor in sorted((made | attached) - known):  # the host has had another driver since, or none
         if major == NVIDIA_MAJOR and minor <= MAX_GPU_MINOR:
             since = "attach" if (major, minor) in attached else "create"

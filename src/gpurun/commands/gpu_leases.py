@@ -14,7 +14,7 @@ import time
 from gpurun.commands.tables import table
 from gpurun.engine.gpus.leases import open_store, site_policy
 from gpurun.engine.signals import send_signal
-from gpurun.errors import GpurunError, UsageError, shown
+from gpurun.errors import GpurunError, UsageError, clean
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.leases.queue import tickets
 from gpurun.gpu.leases.terms import clock_time, expire
@@ -91,7 +91,7 @@ def _cells(lease: Lease) -> tuple[str, ...]:
         asked = f"share: {share_text(lease.memory, lease.threads)}"
     if lease.until:
         asked = f"{asked}, until {time.strftime('%Y-%m-%d %H:%M:%S', _clock(lease))}"
-    return gpus, shown(lease.shown, 60), lease.engine or "-", since, shown(asked, 60)
+    return gpus, clean(lease.label, 60), lease.engine or "-", since, clean(asked, 60)
 
 
 def _clock(lease: Lease) -> time.struct_time:
@@ -111,14 +111,14 @@ def release(words: tuple[str, ...], env: Mapping[str, str], asked: bool) -> int:
         if not found:
             for lease in store.foreign_leases():
                 if _is_meant(lease, words[0]):
-                    raise GpurunError(f"{shown(words[0])}: the lease is one of user {lease.user}, who can release it")
+                    raise GpurunError(f"{clean(words[0])}: the lease is one of user {lease.user}, who can release it")
             raise GpurunError(
-                f"{shown(words[0])}: no container with this id or name has a lease: `gpurun gpu leases` "
+                f"{clean(words[0])}: no container with this id or name has a lease: `gpurun gpu leases` "
                 f"lists those that have one"
             )
         if len(found) > 1:
-            listed = ", ".join([lease.shown for lease in found])
-            raise GpurunError(f"{shown(words[0])}: {len(found)} containers with leases have this name: {shown(listed)}")
+            listed = ", ".join([lease.label for lease in found])
+            raise GpurunError(f"{clean(words[0])}: {len(found)} containers with leases have this name: {clean(listed)}")
         # Kept until the container is gone: what is in its /dev does not count any more.
         store.save(replace(found[0], kind="released"))
     return 0

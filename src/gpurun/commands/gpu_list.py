@@ -18,7 +18,7 @@ from gpurun.commands.gpu_leases import row as lease_row
 from gpurun.commands.gpu_use import Held, Holder, containers_of, holders, other_containers
 from gpurun.commands.tables import aligned
 from gpurun.engine.gpus.leases import open_store
-from gpurun.errors import GpurunError, shown
+from gpurun.errors import GpurunError, clean
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.doctor_host import other_cards
 from gpurun.gpu.leases.container_nodes import cgroup_of
@@ -177,7 +177,7 @@ def _holder(one: Held) -> Row:
 def _called(holders: list[Row]) -> str:
     """The names of containers, for people: by name, else by as much of the id as engines show."""
     names = [one["name"] or short_id(one["id"] or "") or f"process {one['pid']}" for one in holders]
-    return ",".join([shown(name) for name in names])
+    return ",".join([clean(name) for name in names])
 
 
 def _usage(where: Roots) -> tuple[Row | None, str | None]:

@@ -14,7 +14,7 @@ import select
 import time
 
 from gpurun.engine.signals import SIGKILL, default_signals
-from gpurun.errors import GpurunError, shown, strerror_lower
+from gpurun.errors import GpurunError, clean, strerror_lower
 from gpurun.linux.files import O_CLOEXEC, Fd
 from gpurun.linux.fs import close_range
 from gpurun.oci.config import OciHook
@@ -60,7 +60,7 @@ def name_program(hook: OciHook, failure: str) -> str:
     if failure.startswith(hook.path):
         return failure
     how, comma, output = failure.partition(", stdout: ")
-    return f"{how} ({shown(hook.path)}){comma}{output}"
+    return f"{how} ({clean(hook.path)}){comma}{output}"
 
 
 def run_hook(

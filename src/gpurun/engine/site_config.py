@@ -25,7 +25,7 @@ from __future__ import annotations
 import posix
 from errno import ENOENT, ENOTDIR
 
-from gpurun.errors import ConfigError, GpurunError, StepError, shown
+from gpurun.errors import ConfigError, GpurunError, StepError, clean
 from gpurun.linux.files import read_file
 
 TYPE_CHECKING = False
@@ -55,7 +55,7 @@ def site_path(environ: Mapping[bytes, bytes]) -> str:
         posix.stat(path)
     except OSError as e:
         if e.errno in (ENOENT, ENOTDIR):
-            raise ConfigError("GPURUN_CONFIG", f"there is no file {shown(path)}") from None
+            raise ConfigError("GPURUN_CONFIG", f"there is no file {clean(path)}") from None
     return path
 
 

@@ -23,7 +23,7 @@ from errno import ENODEV, ENOENT, ENOTDIR, ENOTEMPTY
 
 from gpurun.decimals import decimal
 from gpurun.engine.state_root import make_root, remedy
-from gpurun.errors import ContainerExists, ContainerNotFound, GpurunError, Step, StepError, shown
+from gpurun.errors import ContainerExists, ContainerNotFound, GpurunError, Step, StepError, clean
 from gpurun.formats.jsontext import dumps, visible
 from gpurun.linux.files import read_file, read_regular, write_atomically
 from gpurun.linux.procfs import in_user_namespace, is_alive
@@ -93,7 +93,7 @@ def check_id(container_id: str) -> str:
         raise GpurunError("container id cannot be empty")
     if container_id[0] == "." or not _ID_CHARACTERS.issuperset(container_id):  # names with a dot are the store's own
         text = "letters, digits and _ + - . are allowed, and no dot at the beginning"
-        raise GpurunError(f'invalid container ID format: "{shown(container_id)}": {text}')
+        raise GpurunError(f'invalid container ID format: "{clean(container_id)}": {text}')
     return container_id
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpurun.errors import ConfigError, shown
+from gpurun.errors import ConfigError, clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
     except ValueError as e:  # TOMLDecodeError, and what int() says of thousands of digits
         reason, _, place = str(e).partition(" (at ")
         line = place.partition(",")[0] if place.startswith("line ") else "" if not place else f"line {_last_line(text)}"
-        raise ConfigError(f"{source}: {line}" if line else source, f"is not valid TOML: {shown(reason)}") from None
+        raise ConfigError(f"{source}: {line}" if line else source, f"is not valid TOML: {clean(reason)}") from None
     values: dict[str, Any] = {}
     _flatten(document, "", source, values, 0)
     return values
@@ -45,8 +45,8 @@ def _flatten(table: dict[str, Any], prefix: str, source: str, values: dict[str, 
             _flatten(value, f"{key}.", source, values, depth + 1)
             continue
         if key in values:  # "a.b" in quotes, and b in the table a
-            raise ConfigError(f"{source}: {shown(key)}", "is given twice")
-        _check_plain(value, f"{source}: {shown(key)}", depth)
+            raise ConfigError(f"{source}: {clean(key)}", "is given twice")
+        _check_plain(value, f"{source}: {clean(key)}", depth)
         values[key] = value
 
 

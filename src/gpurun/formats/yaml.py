@@ -7,7 +7,7 @@ Plain scalars are those of YAML 1.1 (``0666`` is octal); the writer of CDI files
 
 from __future__ import annotations
 
-from gpurun.errors import ConfigError, shown
+from gpurun.errors import ConfigError, clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def read_yaml(data: bytes, source: str) -> Any:
     except yaml.MarkedYAMLError as e:
         mark = e.problem_mark or e.context_mark
         where = f"{source}: line {mark.line + 1}" if mark else source
-        raise ConfigError(where, f"is not valid YAML: {shown(e.problem or e.context or '')}") from None
+        raise ConfigError(where, f"is not valid YAML: {clean(e.problem or e.context or '')}") from None
     except yaml.YAMLError as e:
-        raise ConfigError(source, f"is not valid YAML: {shown(str(e).splitlines()[0])}") from None
+        raise ConfigError(source, f"is not valid YAML: {clean(str(e).splitlines()[0])}") from None
     except RecursionError:
         raise ConfigError(source, "is nested too deeply") from None
     except (ValueError, OverflowError):  # of chr() and int() in PyYAML

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 
 from gpurun.engine.site_config import read_leases, site_path
-from gpurun.errors import GpurunError, oserror_text, shown
+from gpurun.errors import GpurunError, clean, oserror_text
 from gpurun.gpu.nvidia.request.settings import site_settings
 from gpurun.images.config import NO_SITE, SiteLabels, container_config, reader
 from gpurun.images.source import read_source
@@ -82,9 +82,9 @@ def make_bundle(asked: BundleRequest, environ: Mapping[str, str]) -> tuple[str, 
     except BaseException as e:
         shutil.rmtree(directory, ignore_errors=True)
         if isinstance(e, OSError):
-            raise GpurunError(f"{shown(asked.source)}: {oserror_text(e)}") from None
+            raise GpurunError(f"{clean(asked.source)}: {oserror_text(e)}") from None
         raise
     if not left_out:
         return ()
-    names = ", ".join([shown(key) for key in left_out[:_NAMED]]) + (", ..." if len(left_out) > _NAMED else "")
+    names = ", ".join([clean(key) for key in left_out[:_NAMED]]) + (", ..." if len(left_out) > _NAMED else "")
     return (f"labels of the image that would instruct the runtime are left out: {names}",)

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from gpurun.decimals import decimal
-from gpurun.errors import ConfigError, shown
+from gpurun.errors import ConfigError, clean
 from gpurun.ns.path import open_file
 from gpurun.oci.annotations import CDI_PREFIX, split_labels
 from gpurun.oci.default_spec import default_spec
@@ -103,7 +103,7 @@ def _labels(made: dict[str, Any]) -> dict[str, str]:
     labels = made.get("Labels") or {}
     if not isinstance(labels, dict):
         raise ConfigError("config.Labels", "is not an object of strings")
-    return {_text(key, "config.Labels"): _text(value, f"config.Labels.{shown(key)}") for key, value in labels.items()}
+    return {_text(key, "config.Labels"): _text(value, f"config.Labels.{clean(key)}") for key, value in labels.items()}
 
 
 def _words(made: dict[str, Any], name: str) -> list[str]:
@@ -125,19 +125,19 @@ def user(text: str, read: Callable[[str], str]) -> dict[str, Any]:
     if name:
         entry = next((one for one in users if name in (one[0], one[2])), None)
         if entry is None and _id(name) is None:
-            raise ConfigError("config.User", f'the image has no user "{shown(name)}" in its /etc/passwd')
+            raise ConfigError("config.User", f'the image has no user "{clean(name)}" in its /etc/passwd')
         found_uid = _id(name) if entry is None or _id(entry[2]) is None else _id(entry[2])
         if found_uid is None:
-            raise ConfigError("config.User", f'the user "{shown(name)}" has no number in the image\'s /etc/passwd')
+            raise ConfigError("config.User", f'the user "{clean(name)}" has no number in the image\'s /etc/passwd')
         uid, gid = found_uid, (_id(entry[3]) if entry is not None else None) or 0
         name = entry[0] if entry is not None else name
     if group:
         found = next((one for one in groups if group in (one[0], one[2])), None)
         if found is None and _id(group) is None:
-            raise ConfigError("config.User", f'the image has no group "{shown(group)}" in its /etc/group')
+            raise ConfigError("config.User", f'the image has no group "{clean(group)}" in its /etc/group')
         found_gid = _id(group) if found is None or _id(found[2]) is None else _id(found[2])
         if found_gid is None:
-            raise ConfigError("config.User", f'the group "{shown(group)}" has no number in the image\'s /etc/group')
+            raise ConfigError("config.User", f'the group "{clean(group)}" has no number in the image\'s /etc/group')
         gid = found_gid
     named = [_id(one[2]) for one in groups if not group and name and name in one[3].split(",")]
     more = [g for g in named if g is not None]

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import tempfile
 
-from gpurun.errors import GpurunError, shown
+from gpurun.errors import GpurunError, clean
 from gpurun.record import Record
 
 #: skopeo's transports whose first part is a path of this host.
@@ -44,7 +44,7 @@ def read_source(text: str, tag: str = "") -> Source:
     transport, colon, rest = text.partition(":")
     if not os.path.lexists(text) and colon and transport in (*LOCAL, *_REMOTE):
         if tag:
-            raise GpurunError(f"--tag is for images in a directory or an archive: write it into {shown(text)}")
+            raise GpurunError(f"--tag is for images in a directory or an archive: write it into {clean(text)}")
         if transport not in LOCAL:
             return Source(transport, "", f":{rest}")
         path, colon, reference = rest.partition(":")
@@ -67,7 +67,7 @@ def _of_path(path: str, rest: str) -> Source:
                 return Source("dir", path)
             return Source("", os.path.realpath(path))
     except OSError as e:
-        raise GpurunError(f"{shown(path)}: {(e.strerror or '').lower()}") from None
+        raise GpurunError(f"{clean(path)}: {(e.strerror or '').lower()}") from None
     names, _ = _members(path)
     # Archives of newer engines have both: what docker-archive reads has the names of the images.
     for name, transport in (("manifest.json", "docker-archive"), ("oci-layout", "oci-archive")):
@@ -87,11 +87,11 @@ def _check_directory(path: str) -> None:
                     if entry.is_dir(follow_symlinks=False):
                         left.append(entry.path)
                     elif not entry.is_file(follow_symlinks=False):
-                        raise GpurunError(f"{shown(entry.path)} is a link or a special file, which no image's directory has")
+                        raise GpurunError(f"{clean(entry.path)} is a link or a special file, which no image's directory has")
                     if count > _MAX_FILES:
-                        raise GpurunError(f"{shown(path)}: no image's directory has more than {_MAX_FILES} files")
+                        raise GpurunError(f"{clean(path)}: no image's directory has more than {_MAX_FILES} files")
     except OSError as e:
-        raise GpurunError(f"{shown(path)}: {(e.strerror or '').lower()}") from None
+        raise GpurunError(f"{clean(path)}: {(e.strerror or '').lower()}") from None
 
 
 def _check_archive(source: Source) -> None:
@@ -100,16 +100,16 @@ def _check_archive(source: Source) -> None:
         return
     _, kinds = _members(source.path)
     if kinds - {"-", "d"}:
-        raise GpurunError(f"{shown(source.path)}: there are links or special files in it, which no archive of a layout has")
+        raise GpurunError(f"{clean(source.path)}: there are links or special files in it, which no archive of a layout has")
 
 
 def _check_regular(path: str) -> None:
     try:
         regular = stat.S_ISREG(os.stat(path).st_mode)
     except OSError as e:
-        raise GpurunError(f"{shown(path)}: {(e.strerror or '').lower()}") from None
+        raise GpurunError(f"{clean(path)}: {(e.strerror or '').lower()}") from None
     if not regular:
-        raise GpurunError(f"{shown(path)} is not a regular file")
+        raise GpurunError(f"{clean(path)} is not a regular file")
 
 
 def prlimit_command(memory: int, file_size: int = 0) -> list[str]:
@@ -158,6 +158,6 @@ def _members(path: str) -> tuple[set[str], set[str]]:
         errors.seek(0)
         said = errors.read(_LINE).decode("utf-8", "replace")
     if tar.returncode:
-        why = shown((said.strip().splitlines() or [f"status {tar.returncode}"])[0])
-        raise GpurunError(f"{shown(path)}: is neither a directory nor an archive that tar can read: {why}")
+        why = clean((said.strip().splitlines() or [f"status {tar.returncode}"])[0])
+        raise GpurunError(f"{clean(path)}: is neither a directory nor an archive that tar can read: {why}")
     return names, kinds

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 
-from gpurun.errors import ConfigError, GpurunError, shown
+from gpurun.errors import ConfigError, GpurunError, clean
 from gpurun.images.source import Source, prlimit_command
 from gpurun.linux.files import read_file
 from gpurun.oci.reader import as_object, get_array, get_object, get_string, parse_json
@@ -60,7 +60,7 @@ def unpack(
         # By a name of ours: theirs may have a colon, which ends it for skopeo.
         os.symlink(source.path, f"{scratch}/source")
         name = f"{source.transport}:source{source.rest}"
-    where = shown(source.path or name)
+    where = clean(source.path or name)
     words = ["--tmpdir", scratch, "--override-os", "linux", "--override-arch", architecture]
     # Layers of other sources that are not compressed would be called compressed all the same.
     as_they_are = ["--dest-oci-accept-uncompressed-layers"] if source.transport in ("oci", "oci-archive") else []
@@ -85,7 +85,7 @@ def _configuration(layout: str) -> dict[str, Any]:
 def _blob(layout: str, descriptor: dict[str, Any]) -> str:
     algorithm, _, value = get_string(descriptor, "digest", "").partition(":")
     if not (algorithm.isalnum() and value.isalnum() and value.isascii()):
-        raise ConfigError("digest", f'"{shown(value)}" is not a digest')
+        raise ConfigError("digest", f'"{clean(value)}" is not a digest')
     return f"{layout}/blobs/{algorithm}/{value}"
 
 
@@ -93,7 +93,7 @@ def _document(path: str) -> dict[str, Any]:
     try:
         data = read_file(path, _MAX_DOCUMENT + 1)
     except OSError as e:
-        raise GpurunError(f"{shown(path)}: {(e.strerror or '').lower()}") from None
+        raise GpurunError(f"{clean(path)}: {(e.strerror or '').lower()}") from None
     where = path.rpartition("/")[2]
     if len(data) > _MAX_DOCUMENT:
         raise ConfigError(where, f"is larger than {_MAX_DOCUMENT >> 20} MiB")
@@ -132,7 +132,7 @@ def _run(words: Sequence[str], directory: str, limits: Limits, environ: Mapping[
         lines = read_file(said, _SAID).decode("utf-8", "replace").strip().splitlines() or [f"status {child.returncode}"]
         reason = _reason(lines)
         which = " (--tag says which)" if "more than one image" in reason or "choose an image" in reason else ""
-        raise GpurunError(f"{where}: {name}: {shown(reason, 500)}{which}")
+        raise GpurunError(f"{where}: {name}: {clean(reason, 500)}{which}")
     os.unlink(said)
 
 

@@ -11,7 +11,7 @@ import json
 import posix
 from typing import Any
 
-from gpurun.errors import GpurunError, Step, oserror_text, shown
+from gpurun.errors import GpurunError, Step, clean, oserror_text
 from gpurun.linux.files import O_CLOEXEC, read_file, write_all
 from gpurun.linux.mount import MNT_DETACH, MS_BIND, mount, umount2
 from gpurun.network import cni
@@ -33,8 +33,8 @@ def attach(root: str, container_id: str, pid: int, name: str) -> None:
     configured = cni.networks()
     network = next((one for one in configured if one.name == name), None)
     if network is None:
-        names = ", ".join([shown(one.name) for one in configured]) or "none"
-        raise GpurunError(f'--network: no network "{shown(name)}" in {cni.CONFIGURATIONS}: there are {names}')
+        names = ", ".join([clean(one.name) for one in configured]) or "none"
+        raise GpurunError(f'--network: no network "{clean(name)}" in {cni.CONFIGURATIONS}: there are {names}')
     directory = f"{root}/{container_id}"
     namespace = f"{directory}/{_NAMESPACE}"
     _write(f"{directory}/{RECORD}", {"name": name, "namespace": namespace, "cni": network.document, "file": network.file})

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from gpurun.errors import GpurunError, shown
+from gpurun.errors import GpurunError, clean
 from gpurun.linux.files import read_regular
 from gpurun.record import Record
 
@@ -64,7 +64,7 @@ def networks(directory: str = CONFIGURATIONS) -> list[Network]:
 
 
 def _why(error: Exception) -> str:
-    return (error.strerror or "").lower() if isinstance(error, OSError) else shown(str(error))
+    return (error.strerror or "").lower() if isinstance(error, OSError) else clean(str(error))
 
 
 def has_plugins(directories: tuple[str, ...] = PLUGINS) -> bool:
@@ -124,7 +124,7 @@ def _call(
         "CNI_PATH": ":".join(directories),
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     }
-    what = f"network {network.name}: the plugin {shown(kind)}"
+    what = f"network {network.name}: the plugin {clean(kind)}"
     try:
         done = subprocess.run(
             [_program(kind, network, directories)], input=json.dumps(configuration).encode(), env=env, timeout=_TIMEOUT_S,
@@ -139,7 +139,7 @@ def _call(
         said = " ".join(str(answer.get(key, "")) for key in ("msg", "details")).strip() or done.stderr.decode(
             errors="replace"
         )
-        raise GpurunError(f"{what} fails at {command}: {shown(said.strip(), 500) or f'status {done.returncode}'}")
+        raise GpurunError(f"{what} fails at {command}: {clean(said.strip(), 500) or f'status {done.returncode}'}")
     return answer
 
 
@@ -153,7 +153,7 @@ def _answer(data: bytes) -> dict[str, Any]:
 
 def _program(kind: str, network: Network, directories: tuple[str, ...]) -> str:
     if not kind or "/" in kind or kind.startswith("."):
-        raise GpurunError(f'{network.file}: "{shown(kind)}" is not the name of a plugin')
+        raise GpurunError(f'{network.file}: "{clean(kind)}" is not the name of a plugin')
     for directory in directories:
         path = f"{directory}/{kind}"
         if os.access(path, os.X_OK):

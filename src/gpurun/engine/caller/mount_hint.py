@@ -8,7 +8,7 @@ from __future__ import annotations
 import posix
 from errno import ENOENT
 
-from gpurun.errors import shown
+from gpurun.errors import clean
 from gpurun.linux.files import read_file
 from gpurun.linux.procfs import in_user_namespace
 from gpurun.ns.options import likely_option
@@ -49,12 +49,12 @@ def mount_hint(text: str, mounts: tuple[MountStep, ...], mapped: bool = False) -
     if step is None:
         return ""
     if step.kind == "bind" and text.endswith("no such file or directory") and step.source.startswith("/"):
-        return "" if _exists(step.source) else f": the host has no {shown(step.source)}"
+        return "" if _exists(step.source) else f": the host has no {clean(step.source)}"
     if step.kind in ("bind", "cgroup"):
         return ""
     if text.endswith("no such device"):
         known = tuple(sorted(file_systems()))
-        return f': this kernel has no file system "{shown(step.kind)}"{_likely_type(step.kind, known)}'
+        return f': this kernel has no file system "{clean(step.kind)}"{_likely_type(step.kind, known)}'
     if not text.endswith("invalid argument"):
         return ""
     known = _OPTIONS.get(step.kind, ())
@@ -67,7 +67,7 @@ def mount_hint(text: str, mounts: tuple[MountStep, ...], mapped: bool = False) -
             continue
         likely = likely_option(word, known)
         if likely or step.kind in _OPTIONS:
-            return f': {shown(step.kind)} has no option "{shown(key)}"{likely}'
+            return f': {clean(step.kind)} has no option "{clean(key)}"{likely}'
     return ""
 
 

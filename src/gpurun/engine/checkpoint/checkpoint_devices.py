@@ -17,7 +17,7 @@ from gpurun.engine.checkpoint.saved_devices import RECORDS, SavedDevices
 from gpurun.engine.gpus.attach_view import units_had
 from gpurun.engine.gpus.attached import load_attached
 from gpurun.engine.gpus.device_edits import own_environment
-from gpurun.errors import GpuError, shown
+from gpurun.errors import GpuError, clean
 from gpurun.gpu.leases.container_nodes import command_of, node_paths
 from gpurun.gpu.leases.survey import survey
 from gpurun.gpu.nvidia.host.driver import module_version
@@ -162,7 +162,7 @@ def _computing(pids: tuple[int, ...], nodes: frozenset[str], numbers: frozenset[
     for pid in pids:
         for name, path in _open_files(pid):
             if path in nodes or _device(f"/proc/{pid}/fd/{name}") in numbers:
-                return f"process {pid} ({shown(command_of(pid) or '?')}) has {path} open"
+                return f"process {pid} ({clean(command_of(pid) or '?')}) has {path} open"
     return ""
 
 

@@ -12,7 +12,7 @@ from errno import ENOENT
 
 from gpurun.criu import rpc
 from gpurun.criu.swrk import make_directory, reasons
-from gpurun.errors import ConfigError, GpurunError, Step, StepError, shown, strerror_lower
+from gpurun.errors import ConfigError, GpurunError, Step, StepError, clean, strerror_lower
 from gpurun.formats import protobuf
 from gpurun.linux.files import O_CLOEXEC, Fd, read_file
 from gpurun.linux.fs import O_PATH
@@ -104,16 +104,16 @@ def config_file(config: Config, rootfs: str) -> str:
         return ""
     where = f"annotations.{CRIU_CONFIG}"
     if not named.startswith("/") or "\0" in named:
-        raise ConfigError(where, f'"{shown(named)}" is not an absolute path on the host')
+        raise ConfigError(where, f'"{clean(named)}" is not an absolute path on the host')
     try:
         with Fd(posix.open(named, O_PATH | O_CLOEXEC)) as fd:
             found = posix.fstat(fd)
             path = posix.readlink(f"/proc/self/fd/{fd}")
         problem = _problem(path, found, rootfs)
     except OSError as e:
-        raise ConfigError(where, f"{shown(named)}: {strerror_lower(e.errno)}") from None
+        raise ConfigError(where, f"{clean(named)}: {strerror_lower(e.errno)}") from None
     if problem:
-        raise ConfigError(where, f"{shown(named)} {problem}, and CRIU runs programs that such a file names")
+        raise ConfigError(where, f"{clean(named)} {problem}, and CRIU runs programs that such a file names")
     return path
 
 
@@ -138,7 +138,7 @@ def _problem(path: str, found: posix.stat_result, rootfs: str) -> str:
         path = path.rpartition("/")[0] or "/"
         above = posix.stat(path)
         if above.st_uid not in owners or (above.st_mode & 0o022 and not above.st_mode & S_ISVTX):
-            return f"can be replaced by others, who can write to {shown(path)}"
+            return f"can be replaced by others, who can write to {clean(path)}"
     return ""
 
 

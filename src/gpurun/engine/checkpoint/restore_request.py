@@ -10,7 +10,7 @@ from gpurun.engine.checkpoint.saved_devices import SavedDevices
 from gpurun.engine.gpus.device_edits import own_environment
 from gpurun.engine.gpus.leases import open_store
 from gpurun.engine.site_config import read_restore, site_path
-from gpurun.errors import ConfigError, GpurunError, shown
+from gpurun.errors import ConfigError, GpurunError, clean
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.leases.allocator import is_named
 from gpurun.gpu.leases.survey import describe_lease, survey
@@ -53,7 +53,7 @@ def restore_request(
     why = _against(words, saved, own)
     if not why:
         return data, config
-    log.warning(f"{why}: the container gets GPUs that are free in the place of {shown(','.join(words))}")
+    log.warning(f"{why}: the container gets GPUs that are free in the place of {clean(','.join(words))}")
     return _with_devices(data, config, f"free:{len(words)}")
 
 
@@ -74,13 +74,13 @@ def map_gpus(
     if value in _NONE:
         raise ConfigError("process.env", f"{where} replaces GPUs that {DEVICES} names, and it names none")
     if is_free(value):
-        raise ConfigError("process.env", f"{DEVICES}={shown(value)}: free GPUs are chosen anew: leave {where} out")
+        raise ConfigError("process.env", f"{DEVICES}={clean(value)}: free GPUs are chosen anew: leave {where} out")
     names = {str(index): name for index, name in saved.gpus}
     chosen: dict[str, str] = {}
     for old, new in wanted.items():
         if old not in names and old not in names.values():
             had = ", ".join([f"{index} ({name})" for index, name in saved.gpus]) or "none"
-            raise GpurunError(f"{where}: the container had no GPU {shown(old)}: its GPUs were {had}")
+            raise GpurunError(f"{where}: the container had no GPU {clean(old)}: its GPUs were {had}")
         chosen[names.get(old, old)] = new
     words = [name for _, name in saved.gpus] if value == "all" else value.split(",")
     made = []
@@ -90,8 +90,8 @@ def map_gpus(
         made.append(f"{vendor}{equals}{chosen[uuid]}" if uuid in chosen else word)
         chosen.pop(uuid, None)
     if chosen:
-        left = shown(next(iter(chosen)))
-        raise ConfigError("process.env", f"{DEVICES}={shown(value)} does not name {left}, which {where} replaces")
+        left = clean(next(iter(chosen)))
+        raise ConfigError("process.env", f"{DEVICES}={clean(value)} does not name {left}, which {where} replaces")
     if len(set(made)) < len(made):
         raise GpurunError(f"{where}: a GPU would be there twice: {','.join(made)}")
     return _with_devices(data, config, ",".join(made))
@@ -141,8 +141,8 @@ def _against(words: list[str], saved: SavedDevices, own: tuple[str, str]) -> str
         name = word.strip().rpartition("=")[2]  # of a qualified name of CDI
         unit = next((unit for unit in units if is_named(unit, (name,))), None)
         if unit is None:
-            return f"this host has no GPU {shown(name)}"
+            return f"this host has no GPU {clean(name)}"
         lease = next((held[key] for key in held if key.partition("/")[0] == unit.key), None)
         if lease is not None:
-            return f"{unit.shown} is {'leased' if lease.kind == 'lease' else 'shared'} by {shown(describe_lease(lease))}"
+            return f"{unit.label} is {'leased' if lease.kind == 'lease' else 'shared'} by {clean(describe_lease(lease))}"
     return ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.errors import ConfigError, GpurunError, Step, oserror_text, shown
+from gpurun.errors import ConfigError, GpurunError, Step, clean, oserror_text
 from gpurun.formats.jsontext import dumps
 from gpurun.linux.files import read_file, write_atomically
 from gpurun.oci.reader import as_object, parse_json
@@ -73,7 +73,7 @@ def read_devices(image_path: str) -> SavedDevices | None:
     except OSError as e:
         raise GpurunError(f"{path}: {oserror_text(OSError(e.errno, ''))}") from None
     if document.get("version") != _VERSION:
-        raise ConfigError(path, f"is of version {shown(str(document.get('version')))}: this gpurun reads {_VERSION}")
+        raise ConfigError(path, f"is of version {clean(str(document.get('version')))}: this gpurun reads {_VERSION}")
     try:
         return SavedDevices(
             _text(document["driver"]),

@@ -16,7 +16,7 @@ from gpurun.engine.gpus.attach_view import Running, find_unit
 from gpurun.engine.gpus.attached import Attached, AttachedGpu, ExecFacts, GpuChange
 from gpurun.engine.gpus.leases import GrantedLease
 from gpurun.engine.gpus.open_devices import check_unused
-from gpurun.errors import ConfigError, GpuError, GpurunError, shown
+from gpurun.errors import ConfigError, GpuError, GpurunError, clean
 from gpurun.gpu.leases.choice import Unit
 from gpurun.gpu.leases.store import Store
 from gpurun.gpu.nvidia.request.records import DEVICES, DRIVER_CAPABILITIES, place
@@ -182,9 +182,9 @@ def _edits(one: Running, devices: tuple[str, ...], capabilities: str, granted: l
     )
     numbers = frozenset([(node.major, node.minor) for node in edits.device_nodes]) if edits is not None else frozenset()
     if edits is None or not one.units(numbers):
-        raise ConfigError("gpu attach", f"{shown(','.join(devices))} names no device")
+        raise ConfigError("gpu attach", f"{clean(','.join(devices))} names no device")
     if edits.hooks or edits.config_mounts or edits.net_devices or edits.intel_rdt:
-        raise GpuError(f"{shown(','.join(devices))} brings hooks or devices that only a new container can have")
+        raise GpuError(f"{clean(','.join(devices))} brings hooks or devices that only a new container can have")
     return edits
 
 

@@ -18,7 +18,7 @@ from gpurun.engine import state as store
 from gpurun.engine.gpus.attached import Attached, load_attached, save_attached
 from gpurun.engine.gpus.device_edits import own_environment
 from gpurun.engine.gpus.leases import leased_keys
-from gpurun.errors import GpuError, GpurunError, NotRunning, StepError, shown
+from gpurun.errors import GpuError, GpurunError, NotRunning, StepError, clean
 from gpurun.gpu.leases.choice import Unit, units_of
 from gpurun.gpu.leases.container_nodes import mount_namespace, nodes_of
 from gpurun.gpu.leases.survey import survey
@@ -199,5 +199,5 @@ def find_unit(device: str, have: tuple[Unit, ...], who: str = "the container") -
         names = {unit.name.lower(), unit.key, f"mig-{unit.name.lower()}", "" if unit.mig else str(unit.index)}
         if word in names or (":" in word and not unit.mig and bus_order(word) == bus_order(unit.key)):
             return unit
-    listed = ", ".join([f"{unit.shown} ({unit.name})" for unit in have]) or "none"
-    raise GpuError(f"{who} does not have {shown(device)}: its GPUs are {listed}")
+    listed = ", ".join([f"{unit.label} ({unit.name})" for unit in have]) or "none"
+    raise GpuError(f"{who} does not have {clean(device)}: its GPUs are {listed}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posix
 import time
 
-from gpurun.errors import GpuError, shown
+from gpurun.errors import GpuError, clean
 from gpurun.gpu.leases.container_nodes import command_of
 from gpurun.record import Record
 
@@ -32,7 +32,7 @@ def check_unused(processes: Callable[[], tuple[int, ...]], nodes: tuple[DeviceNo
     numbers = {posix.makedev(node.major, node.minor): node.path for node in nodes}
     deadline = time.monotonic() + _END_S
     while found := openers(processes(), numbers):
-        listed = ", ".join([f"process {one.pid} ({shown(one.command)}) has {one.path} open" for one in found])
+        listed = ", ".join([f"process {one.pid} ({clean(one.command)}) has {one.path} open" for one in found])
         if not force:
             raise GpuError(f"{listed}: end it, or detach with --force")
         if time.monotonic() > deadline:

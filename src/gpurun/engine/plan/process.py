@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpurun.engine.plan.records import ProcessPlan
-from gpurun.errors import ConfigError, shown
+from gpurun.errors import ConfigError, clean
 from gpurun.linux.process import RLIMITS as LIMITS
 from gpurun.record import Record
 from gpurun.security.capabilities import capability_masks
@@ -106,7 +106,7 @@ def _plan_limits(process: Process, where: str) -> tuple[tuple[int, int, int], ..
         at = f"{where}.rlimits[{i}]"
         if limit.type not in RLIMITS:
             known = ", ".join(sorted(RLIMITS))
-            raise ConfigError(f"{at}.type", f'wrong rlimit value: "{shown(limit.type)}" (known are {known})')
+            raise ConfigError(f"{at}.type", f'wrong rlimit value: "{clean(limit.type)}" (known are {known})')
         number = RLIMITS[limit.type]
         if number in limits:
             raise ConfigError(at, f"{limit.type} is given twice")

@@ -9,7 +9,7 @@ import select
 import time
 
 from gpurun import log
-from gpurun.errors import GpuError, GpurunError, shown
+from gpurun.errors import GpuError, GpurunError, clean
 from gpurun.gpu.leases import queue
 from gpurun.gpu.leases.choice import Unit, Verdict, choose, judge
 from gpurun.gpu.leases.lease import Lease, Leased
@@ -20,7 +20,7 @@ from gpurun.gpu.leases.store import Store, new_lease
 from gpurun.gpu.leases.survey import Survey, describe_lease, holders, survey
 from gpurun.gpu.leases.terms import end_time
 from gpurun.gpu.leases.turns import Want, available_units
-from gpurun.gpu.leases.wording import reasons, shown_lines
+from gpurun.gpu.leases.wording import clean_lines, reasons
 from gpurun.gpu.nvidia.request.records import place
 from gpurun.linux import procfs
 from gpurun.record import Record
@@ -90,10 +90,10 @@ def preview(request: FreeRequest, roots: Roots, policy: LeasePolicy, store: Stor
 
 def preview_text(request: FreeRequest, choice: Choice) -> str:
     """*choice* as a sentence: what would be chosen now, and why not each of the others."""
-    names = ", ".join([f"{unit.shown} ({unit.name})" for unit in choice.chosen])
+    names = ", ".join([f"{unit.label} ({unit.name})" for unit in choice.chosen])
     others = [v for v in choice.verdicts if v.unit not in choice.chosen]
     why = reasons(others, dict(choice.loads), free="free as well")
-    text = f"'{shown(request.text)}' would be {names} now{f'; {why}' if why else ''}"
+    text = f"'{clean(request.text)}' would be {names} now{f'; {why}' if why else ''}"
     return f"{text} (processes of the host are not known: {choice.problem})" if choice.problem else text
 
 
@@ -240,7 +240,7 @@ def _check_limits(request: FreeRequest, leases: tuple[Lease, ...], policy: Lease
     for label, limit in policy.per_label:
         if label in labels:
             have = sum([len(one.units) for one in others if dict(one.labels).get(label) == labels[label]])
-            _check_limit(request, requester, have, limit, f"containers with {label}={shown(labels[label])}")
+            _check_limit(request, requester, have, limit, f"containers with {label}={clean(labels[label])}")
 
 
 def _check_limit(request: FreeRequest, requester: Requester, have: int, limit: int, who: str) -> None:
@@ -251,7 +251,7 @@ def _check_limit(request: FreeRequest, requester: Requester, have: int, limit: i
 
 
 def _quote(request: FreeRequest, requester: Requester) -> str:
-    return f"{place(requester.source)} '{shown(request.text)}'"
+    return f"{place(requester.source)} '{clean(request.text)}'"
 
 
 def _refusal(
@@ -332,11 +332,11 @@ def record_named(
                 how = "leased" if one.kind == "lease" else "shared"
                 text = f"{place(requester.source)}: {listed}: {how} by {describe_lease(one)}"
                 if policy.shared == "refuse":
-                    raise GpuError(f"{shown_lines(text)}: this site does not share leased GPUs: ask for free:{len(keys)}")
+                    raise GpuError(f"{clean_lines(text)}: this site does not share leased GPUs: ask for free:{len(keys)}")
         made = new_lease(requester.id, requester.root, lease_units(tuple(mine)), **lease_fields(requester, "", "named"))
         store.save(made)
         store.note_use(sorted(keys))
-    return f"{shown_lines(text)}: both use it" if text else "", made
+    return f"{clean_lines(text)}: both use it" if text else "", made
 
 
 def _overlaps(key: str, keys: set[str]) -> bool:

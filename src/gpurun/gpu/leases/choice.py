@@ -46,7 +46,7 @@ class Unit(Record):
         return self.key.partition("/")[0]
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """What a sentence calls it."""
         return f"GPU {self.index}" if not self.mig else f"MIG device {self.key.partition('/')[2]} of GPU {self.index}"
 

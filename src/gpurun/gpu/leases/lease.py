@@ -59,7 +59,7 @@ class Lease(Record):
         return blake2b(f"{self.root}\0{self.id}\0{self.part}".encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
     @property
-    def shown(self) -> str:
+    def label(self) -> str:
         """What a sentence calls the container."""
         return f"{self.name} ({self.id[:12]})" if self.name and self.name != self.id else short(self.id)
 

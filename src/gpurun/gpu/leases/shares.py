@@ -6,7 +6,7 @@ and does not count.
 
 from __future__ import annotations
 
-from gpurun.errors import ConfigError, GpuError, shown
+from gpurun.errors import ConfigError, GpuError, clean
 from gpurun.gpu.leases.allocator import is_named, lease_fields, lease_units
 from gpurun.gpu.leases.choice import Unit, Verdict, judge, units_of
 from gpurun.gpu.leases.container_nodes import command_of
@@ -14,7 +14,7 @@ from gpurun.gpu.leases.queue import tickets
 from gpurun.gpu.leases.store import new_lease
 from gpurun.gpu.leases.survey import describe_lease, holders, survey
 from gpurun.gpu.leases.turns import Want, available_units
-from gpurun.gpu.leases.wording import reasons, shown_lines
+from gpurun.gpu.leases.wording import clean_lines, reasons
 from gpurun.gpu.nvidia.request.records import place
 from gpurun.gpu.request.share import share_text
 from gpurun.record import Record, replace
@@ -100,7 +100,7 @@ def share_free(
     """
     if request.count != 1:
         raise ConfigError(
-            place(requester.source), f"'{shown(request.text)}': a share is a part of a single GPU: ask for free:1"
+            place(requester.source), f"'{clean(request.text)}': a share is a part of a single GPU: ask for free:1"
         )
     found = survey(roots)
     if not note:
@@ -133,7 +133,7 @@ def _share_free(
     if not free:
         why = reasons(verdicts, dict(found.loads)) or "this host has none"
         problem = f" ({found.problem})" if found.problem else ""
-        text = f"{place(requester.source)} '{shown(request.text)}': no GPU has room for a share of {share.text}{problem}"
+        text = f"{place(requester.source)} '{clean(request.text)}': no GPU has room for a share of {share.text}{problem}"
         raise GpuError(f"{text}: {why}")
     used = store.last_used()
 
@@ -205,9 +205,9 @@ def _share_named(
         why = f"{other}, and this site shares no GPU that somebody has"
     if why:
         problem = f" ({found.problem})" if found.problem and unit.memory < 0 else ""
-        raise GpuError(f"{share.source}: {unit.shown} has no room for a share of {share.text}{problem}: {shown_lines(why)}")
-    warning = f"{share.source}: {unit.shown}: {other}, without a share: nothing limits that" if other else ""
-    return GivenShare(unit, warning=shown_lines(warning))
+        raise GpuError(f"{share.source}: {unit.label} has no room for a share of {share.text}{problem}: {clean_lines(why)}")
+    warning = f"{share.source}: {unit.label}: {other}, without a share: nothing limits that" if other else ""
+    return GivenShare(unit, warning=clean_lines(warning))
 
 
 def _record(granted: GivenShare, share: Share, store: Store, requester: Requester, request: str) -> GivenShare:
@@ -227,4 +227,4 @@ def preview_text(share: Share, granted: GivenShare, leases: tuple[Lease, ...]) -
     """What the container would be given, as a sentence, and who has shares of the same GPU."""
     others = _list_shares(_shares_of(granted.unit, leases))
     beside = f"beside others: {others}" if others else "which nobody has a share of yet"
-    return shown_lines(f"a share of {share.text} would be of {granted.unit.shown} ({granted.unit.name}) now, {beside}")
+    return clean_lines(f"a share of {share.text} would be of {granted.unit.label} ({granted.unit.name}) now, {beside}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.errors import GpuError, shown
+from gpurun.errors import GpuError, clean
 from gpurun.formats.globs import matches
 from gpurun.gpu.leases import container_nodes
 from gpurun.gpu.leases.choice import Unit
@@ -166,8 +166,8 @@ def is_there(pid: int) -> bool:
 
 def describe_lease(lease: Lease) -> str:
     """Who has a lease, of which engine, since when."""
-    engine = f" of {shown(lease.engine)}" if lease.engine else ""
-    return f"{shown(lease.shown)}{engine} since {format_time(lease.since)}"
+    engine = f" of {clean(lease.engine)}" if lease.engine else ""
+    return f"{clean(lease.label)}{engine} since {format_time(lease.since)}"
 
 
 def format_time(nanoseconds: int) -> str:

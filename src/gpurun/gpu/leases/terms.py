@@ -15,7 +15,7 @@ import posix
 import time
 
 from gpurun import log
-from gpurun.errors import ConfigError, GpurunError, oserror_text, shown
+from gpurun.errors import ConfigError, GpurunError, clean, oserror_text
 from gpurun.gpu.leases.liveness import is_cgroup, open_process, own_pid_namespace
 from gpurun.gpu.nvidia.request.records import place
 from gpurun.record import replace
@@ -46,7 +46,7 @@ def end_time(request: FreeRequest, policy: LeasePolicy, source: str) -> int:
     Raises :class:`ConfigError` where the site allows less.
     """
     if policy.longest and request.longest > policy.longest:
-        text = f"'{shown(request.text)}': the site leases GPUs for {format_duration(policy.longest)} at the most"
+        text = f"'{clean(request.text)}': the site leases GPUs for {format_duration(policy.longest)} at the most"
         raise ConfigError(place(source), f"{text}: ask for<={format_duration(policy.longest)}, or for less")
     seconds = request.longest or policy.longest
     return now() + int(seconds * _S) if seconds else 0
@@ -91,7 +91,7 @@ def expire(store: Store, policy: LeasePolicy, send: Callable[[int, int], None]) 
 
 def _warning(lease: Lease, step: str, moment: int, policy: LeasePolicy) -> str:
     gpus = ", ".join([str(unit.index) for unit in lease.units])
-    text = f"the lease of GPU {gpus} by {shown(lease.shown)}"
+    text = f"the lease of GPU {gpus} by {clean(lease.label)}"
     if step == WARNED:
         then = "its container is ended then" if policy.at_end == "end" and not lease.part else "its container goes on then"
         return f"{text} ends in {format_duration(max(lease.until - moment, 0) / _S)}: {then}"
@@ -105,7 +105,7 @@ def _warning(lease: Lease, step: str, moment: int, policy: LeasePolicy) -> str:
 def _send(lease: Lease, step: str, send: Callable[[int, int], None]) -> None:
     """Send the signal to the init; SIGKILL to all processes of the cgroup, where others outlive the init."""
     if lease.pid_namespace != own_pid_namespace():
-        log.warning(f"{shown(lease.shown)} is in another pid namespace: no signal can be sent to it")
+        log.warning(f"{clean(lease.label)} is in another pid namespace: no signal can be sent to it")
         return
     try:
         if step == KILLED and is_cgroup(lease.cgroup, lease.cgroup_inode):
@@ -126,7 +126,7 @@ def _send(lease: Lease, step: str, send: Callable[[int, int], None]) -> None:
         pass  # it has ended by itself
     except (OSError, GpurunError) as e:
         why = oserror_text(e) if isinstance(e, OSError) else str(e)
-        log.warning(f"{shown(lease.shown)} could not be sent {step}: {why}")
+        log.warning(f"{clean(lease.label)} could not be sent {step}: {why}")
 
 
 def format_duration(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpurun.errors import shown
+from gpurun.errors import clean
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ def reasons(verdicts: Sequence[Verdict], loads: Mapping[str, str], free: str = "
     for why, group in groups.items():
         load = loads.get(group[0].unit.gpu_key, "") if len(group) == 1 and group[0].waiting else ""
         parts.append(f"{_names([one.unit for one in group])}: {why}{f', {load}' if load else ''}")
-    return shown_lines("; ".join(parts))
+    return clean_lines("; ".join(parts))
 
 
 def _names(units: list[Unit]) -> str:
     whole = ", ".join([str(unit.index) for unit in units if not unit.mig])
-    return ", ".join([*([f"GPU {whole}"] if whole else []), *[unit.shown for unit in units if unit.mig]])
+    return ", ".join([*([f"GPU {whole}"] if whole else []), *[unit.label for unit in units if unit.mig]])
 
 
-def shown_lines(text: str) -> str:
+def clean_lines(text: str) -> str:
     """*text*, with names that engines gave made harmless, and cut where it is no longer read."""
-    return shown(text, _CHARACTERS)
+    return clean(text, _CHARACTERS)

@@ -12,7 +12,7 @@ The grammar: ``free``, a colon and how many (1 unless said), then conditions, ea
 from __future__ import annotations
 
 from gpurun.decimals import decimal
-from gpurun.errors import ConfigError, shown
+from gpurun.errors import ConfigError, clean
 from gpurun.formats.globs import matches
 from gpurun.gpu.nvidia.request.records import is_free, place
 from gpurun.record import Record
@@ -59,12 +59,12 @@ class FreeRequest(Record):
 def read_free_request(text: str, source: str) -> FreeRequest:
     """What *text* asks for, found at *source*; raises :class:`ConfigError` that says what is wrong with it."""
     if not is_free(text):
-        raise ConfigError(place(source), f"'{shown(text)}' does not ask for free GPUs")
+        raise ConfigError(place(source), f"'{clean(text)}' does not ask for free GPUs")
     head, *conditions = [part.strip() for part in text.split(";")]
     count = head[len("free") :].strip()
     wanted = decimal(count[1:].strip(), MAX_COUNT) if count else 1
     if not wanted:
-        what = f"'{shown(text)}': how many free GPUs are wanted must be a number from 1 to {MAX_COUNT}, such as free:2"
+        what = f"'{clean(text)}': how many free GPUs are wanted must be a number from 1 to {MAX_COUNT}, such as free:2"
         raise ConfigError(place(source), what)
     memory: list[tuple[str, int]] = []
     products: list[tuple[str, bool]] = []
@@ -90,7 +90,7 @@ def read_free_request(text: str, source: str) -> FreeRequest:
 
 
 def _bad(text: str, source: str, condition: str, what: str) -> ConfigError:
-    return ConfigError(place(source), f"'{shown(text)}': the condition '{shown(condition)}' {what}")
+    return ConfigError(place(source), f"'{clean(text)}': the condition '{clean(condition)}' {what}")
 
 
 def _memory(condition: str, text: str, source: str) -> tuple[str, int]:

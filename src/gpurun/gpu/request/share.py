@@ -7,7 +7,7 @@ GPURUN_GPU_THREADS.  An annotation goes before the variable: an image can set va
 from __future__ import annotations
 
 from gpurun.decimals import decimal
-from gpurun.errors import ConfigError, shown
+from gpurun.errors import ConfigError, clean
 from gpurun.gpu.request.free import read_size
 from gpurun.oci.annotations import GPU_MEMORY, GPU_THREADS
 from gpurun.record import Record
@@ -73,12 +73,12 @@ def read_share(env: tuple[str, ...], annotations: Mapping[str, str]) -> Share | 
 def _memory(value: str, where: str) -> int:
     size = read_size(value)
     if not MIN_MEMORY <= size <= MAX_MEMORY:
-        raise ConfigError(where, f"'{shown(value)}' must be an amount of the GPU's memory from 64MiB to 16TiB, such as 8GiB")
+        raise ConfigError(where, f"'{clean(value)}' must be an amount of the GPU's memory from 64MiB to 16TiB, such as 8GiB")
     return size // _MIB * _MIB
 
 
 def _threads(value: str, where: str) -> int:
     percent = decimal(value.removesuffix("%").strip(), 100)
     if not percent:
-        raise ConfigError(where, f"'{shown(value)}' must be a part of the GPU's threads from 1% to 100%")
+        raise ConfigError(where, f"'{clean(value)}' must be a part of the GPU's threads from 1% to 100%")
     return percent

@@ -25,7 +25,7 @@ import posix
 from gpurun.cdi.files import DEFAULT_DIRS, read_registry
 from gpurun.cdi.inject import inject
 from gpurun.cdi.names import device_problem, parse_qualified
-from gpurun.errors import ConfigError, GpurunError, shown
+from gpurun.errors import ConfigError, GpurunError, clean
 from gpurun.gpu.nvidia.cdi.capabilities import concerns, with_files_of, without_loose_ends
 from gpurun.gpu.nvidia.cdi.hook_work import do_known_hooks, proc_filter
 from gpurun.gpu.nvidia.cdi.stale import stale_files
@@ -91,7 +91,7 @@ def annotated_devices(annotations: Mapping[str, str], prefixes: tuple[str, ...],
         for name in [part.strip() for part in value.split(",")]:
             qualified = name if "=" in name else f"{kind}={name}"
             if parse_qualified(qualified) is None:
-                raise ConfigError(where, f'"{shown(name)}" is neither a CDI device name vendor/class=device nor a device')
+                raise ConfigError(where, f'"{clean(name)}" is neither a CDI device name vendor/class=device nor a device')
             names.append(qualified)
     return tuple(dict.fromkeys(names))
 
@@ -132,7 +132,7 @@ def split_devices(devices: tuple[str, ...], settings: Settings, source: str) -> 
     names: list[str] = []
     jit = False
     if settings.mode != "cdi" and len({is_qualified(device) for device in devices}) == 2:
-        listed = shown(",".join(devices))
+        listed = clean(",".join(devices))
         text = f"mixes CDI device names with other device ids in '{listed}': use one form for all, or the mode \"cdi\""
         raise ConfigError(source, text)
     for device in devices:
@@ -140,7 +140,7 @@ def split_devices(devices: tuple[str, ...], settings: Settings, source: str) -> 
         if qualified is None:
             if "=" in device or (settings.mode == "cdi" and device_problem(device)):
                 problem = device_problem(device) if "=" not in device else "it is no vendor/class=device"
-                raise ConfigError(source, f"{shown(device)} is not a CDI device name: {problem}")
+                raise ConfigError(source, f"{clean(device)} is not a CDI device name: {problem}")
             if settings.mode == "cdi":
                 names.append(f"{settings.default_kind}={device}")
             else:
@@ -150,7 +150,7 @@ def split_devices(devices: tuple[str, ...], settings: Settings, source: str) -> 
             ids.append(qualified.device)
         elif settings.mode == "legacy":
             raise ConfigError(
-                source, f'{shown(device)}: the mode "legacy" of config.toml does not support CDI devices: use auto or cdi'
+                source, f'{clean(device)}: the mode "legacy" of config.toml does not support CDI devices: use auto or cdi'
             )
         elif settings.mode == "jit-cdi" and qualified.kind == settings.default_kind:
             ids.append(qualified.device)

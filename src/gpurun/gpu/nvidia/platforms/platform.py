@@ -8,7 +8,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.cdi.edits import ContainerEdits, DeviceNode, conf_files
-from gpurun.errors import GpuError, shown
+from gpurun.errors import GpuError, clean
 from gpurun.gpu.host.reads import exists, read_text
 from gpurun.gpu.nvidia.host.libraries import DriverRoot, open_driver_root
 from gpurun.gpu.nvidia.host.roots import Roots, driver_root_path
@@ -91,7 +91,7 @@ def _wsl(request: GpuRequest, roots: Roots, root: DriverRoot) -> ContainerEdits:
     found = find_files(roots, root, request.capabilities)
     warnings = []
     if request.devices not in ((), ("all",)):
-        asked = shown(",".join(request.devices))
+        asked = clean(",".join(request.devices))
         warnings.append(f"{place(request.source)}: '{asked}': under WSL all GPUs are one device: the container sees all")
     return _edits(request, found.nodes if request.devices else (), found.mounts, found.links, found.cache, warnings)
 
@@ -131,7 +131,7 @@ def _only(request: GpuRequest, platform: str, known: Callable[[str], bool]) -> N
     for device in request.devices:
         if not known(device):
             raise GpuError(
-                f"{shown(device)}: unknown device ({place(request.source)}): the GPU of {platform} is 0 or all, without MIG"
+                f"{clean(device)}: unknown device ({place(request.source)}): the GPU of {platform} is 0 or all, without MIG"
             )
     if request.imex_channels:
         raise GpuError(f"IMEX channel {request.imex_channels[0]}: {platform} has no IMEX channels")

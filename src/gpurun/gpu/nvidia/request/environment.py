@@ -9,7 +9,7 @@ says when the ``cdi.k8s.io/*`` annotations count: they are not looked at here.
 
 from __future__ import annotations
 
-from gpurun.errors import ConfigError, shown
+from gpurun.errors import ConfigError, clean
 from gpurun.gpu.nvidia.request.records import (
     DEFAULT_CAPABILITIES,
     DEVICES,
@@ -78,7 +78,7 @@ def read_request(
             text = f"Ignoring devices requested by environment variable(s) in unprivileged container: [{source}]"
             return GpuRequest(devices=(), capabilities=(), source=source, denied=text)
     if len(devices) > 1 and any(is_free(device) for device in devices):
-        listed = shown(",".join(devices))
+        listed = clean(",".join(devices))
         raise ConfigError(place(source), f"'{listed}' names free GPUs and other devices: free:N must stand alone")
     qualified = () if is_free(devices[0]) else _qualified(devices)
     request = GpuRequest(
@@ -162,7 +162,7 @@ def _read_capabilities(value: str | None, legacy: bool, policy: Policy) -> tuple
     if any(name not in supported for name in names):
         raise ConfigError(
             "process.env NVIDIA_DRIVER_CAPABILITIES",
-            f"unsupported capabilities found in '{shown(value)}' (allowed '{','.join(sorted(supported))}')",
+            f"unsupported capabilities found in '{clean(value)}' (allowed '{','.join(sorted(supported))}')",
         )
     return tuple(sorted(set(names)))
 
@@ -191,7 +191,7 @@ def _implicit_requirement(version: str) -> str:
     release = version.strip().removeprefix("v").partition("+")[0].partition("-")[0]
     numbers = [*release.split("."), "0"]
     if not all(n.isascii() and n.isdigit() and len(n) < 10 for n in numbers):
-        raise ConfigError("process.env CUDA_VERSION", f"'{shown(version)}' is not a version such as 12.4.1")
+        raise ConfigError("process.env CUDA_VERSION", f"'{clean(version)}' is not a version such as 12.4.1")
     return f"cuda>={int(numbers[0])}.{int(numbers[1])}"
 
 

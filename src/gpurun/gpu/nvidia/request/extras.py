@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpurun.decimals import decimal
-from gpurun.errors import ConfigError, shown
+from gpurun.errors import ConfigError, clean
 from gpurun.gpu.nvidia.request.records import place
 from gpurun.record import replace
 
@@ -41,7 +41,7 @@ def with_extras(
         if not privileged:
             raise ConfigError(f"process.env {name}", f"cannot set {text} in non privileged container")
         if value != "all":
-            raise ConfigError(f"process.env {name}", f"'{shown(value)}': only 'all' can be asked for")
+            raise ConfigError(f"process.env {name}", f"'{clean(value)}': only 'all' can be asked for")
         if any(device[:4].upper() == "MIG-" or _is_pair(device) for device in request.devices):
             raise ConfigError(f"process.env {name}", f"cannot enable {extra} with specific MIG devices selected")
         extras.append(extra)
@@ -80,7 +80,7 @@ def _numbers(source: str, ids: tuple[str, ...]) -> tuple[int, ...]:
     for channel in ids:
         number = decimal(channel.removeprefix("channel"), MAX_CHANNEL)
         if number is None:
-            text = f"'{shown(channel)}' is not an IMEX channel: write a number from 0 to {MAX_CHANNEL}"
+            text = f"'{clean(channel)}' is not an IMEX channel: write a number from 0 to {MAX_CHANNEL}"
             raise ConfigError(place(source), text)
         numbers.add(number)
     return tuple(sorted(numbers))

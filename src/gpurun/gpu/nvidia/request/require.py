@@ -8,7 +8,7 @@ than one refused for what nobody could tell.  A term of another name is as if it
 
 from __future__ import annotations
 
-from gpurun.errors import ConfigError, shown
+from gpurun.errors import ConfigError, clean
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -109,7 +109,7 @@ def _verdict(alternatives: list[list[tuple[str, str, str]]], gpu: Properties) ->
 
 def _unsatisfied(predicate: str) -> str:
     hint = ", please update your driver to a newer version, or use an earlier cuda container"
-    text = f"requirement error: unsatisfied condition: {shown(predicate)}"
+    text = f"requirement error: unsatisfied condition: {clean(predicate)}"
     return text + hint if predicate.lower().startswith("cuda>=") else text
 
 
@@ -135,7 +135,7 @@ def _parse(term: str) -> tuple[str, str, str] | None:
 def _invalid(term: str) -> ConfigError:
     return ConfigError(
         "process.env NVIDIA_REQUIRE_*",
-        f"requirement error: invalid expression '{shown(term)}': write cuda, driver or arch, one of = != < <= > >=, and "
+        f"requirement error: invalid expression '{clean(term)}': write cuda, driver or arch, one of = != < <= > >=, and "
         "a version, or brand=NAME (NVIDIA_DISABLE_REQUIRE=1 skips the check)",
     )
 

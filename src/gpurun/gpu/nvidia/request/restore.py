@@ -10,7 +10,7 @@ the table ``[restore]`` of /etc/gpurun/config.toml:
 
 from __future__ import annotations
 
-from gpurun.errors import ConfigError, shown
+from gpurun.errors import ConfigError, clean
 from gpurun.gpu.nvidia.request.records import is_free
 from gpurun.oci.annotations import GPU_RESTORE
 from gpurun.record import Record
@@ -57,9 +57,9 @@ def read_map(pairs: tuple[str, ...], where: str) -> dict[str, str]:
     for pair in pairs:
         old, _, new = pair.partition("=")
         if not old or not new or "," in new or is_free(new):
-            raise ConfigError(where, f"{shown(pair)}: must be OLD=NEW, each a GPU by its index or UUID")
+            raise ConfigError(where, f"{clean(pair)}: must be OLD=NEW, each a GPU by its index or UUID")
         if old in found:
-            raise ConfigError(where, f"{shown(old)} is given twice")
+            raise ConfigError(where, f"{clean(old)} is given twice")
         found[old] = new
     return found
 
@@ -68,5 +68,5 @@ def gpus_policy(annotations: Mapping[str, str], site: RestorePolicy) -> str:
     """One of :data:`GPUS`; raises :class:`ConfigError`."""
     value = annotations.get(GPU_RESTORE, "")
     if value and value not in GPUS:
-        raise ConfigError(f"annotations.{GPU_RESTORE}", f"'{shown(value)}': must be one of {', '.join(GPUS)}")
+        raise ConfigError(f"annotations.{GPU_RESTORE}", f"'{clean(value)}': must be one of {', '.join(GPUS)}")
     return value or site.gpus

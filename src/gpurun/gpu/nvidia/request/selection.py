@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpurun.errors import GpuError, shown
+from gpurun.errors import GpuError, clean
 from gpurun.gpu.nvidia.host.roots import bus_order
 from gpurun.gpu.nvidia.request.records import VOLUME_MOUNTS, place
 from gpurun.record import Record, replace
@@ -75,7 +75,7 @@ def find_gpu(device: str, gpus: tuple[Gpu, ...], source: str = "") -> Gpu:
         hint = "device lists given as mounts count where accept-nvidia-visible-devices-as-volume-mounts is true"
     elif not hint and not is_index and any("?" in g.uuid for g in gpus):
         hint = "a GPU shows no UUID until something has used it: run nvidia-smi once"
-    text = f"{shown(device)}: unknown device{_where(source)}: the GPUs of this host are {_listed(gpus)}"
+    text = f"{clean(device)}: unknown device{_where(source)}: the GPUs of this host are {_listed(gpus)}"
     raise GpuError(f"{text} ({hint})" if hint else text)
 
 
@@ -112,13 +112,13 @@ def find_mig(device: str, gpus: tuple[Gpu, ...], source: str = "") -> tuple[Gpu,
     there = "; ".join([f"MIG-{g.uuid}/{m.gi}/{m.ci}" + (f" = {m.uuid}" if m.uuid else "") for g in gpus for m in g.mig])
     if not there:
         raise GpuError(
-            f"{shown(device)}: unknown device{_where(source)}: this host has no MIG devices: its GPUs are {_listed(gpus)} "
+            f"{clean(device)}: unknown device{_where(source)}: this host has no MIG devices: its GPUs are {_listed(gpus)} "
             "(`nvidia-smi -mig 1` turns MIG on, `nvidia-smi mig -cgi PROFILE -C` divides a GPU)"
         )
     hint = ""
     if not _named_by_instances(device) and not any(m.uuid for g in gpus for m in g.mig):
         hint = " (NVML was not there to tell MIG UUIDs and numbers: name the device by GPU, GI and CI, as written here)"
-    text = f"{shown(device)}: unknown device{_where(source)}: the MIG devices of this host are {there}{hint}"
+    text = f"{clean(device)}: unknown device{_where(source)}: the MIG devices of this host are {there}{hint}"
     raise GpuError(text)
 
 
@@ -164,7 +164,7 @@ def _asked(device: str, gpus: tuple[Gpu, ...], resolver: Resolver) -> tuple[Gpu,
         if not is_mig(device):
             return gpus  # the search says what there is
         hint = "MIG-<GPU UUID>/<gi>/<ci> needs none"
-        raise GpuError(f"{shown(device)}: only NVML can say which device it is: {e} ({hint})") from None
+        raise GpuError(f"{clean(device)}: only NVML can say which device it is: {e} ({hint})") from None
 
 
 def _named_by_instances(device: str) -> bool:

@@ -7,7 +7,7 @@ in a warning, because they are misspelt more often than not.
 
 from __future__ import annotations
 
-from gpurun.errors import ConfigError, shown
+from gpurun.errors import ConfigError, clean
 from gpurun.gpu.host.reads import read_bytes
 from gpurun.gpu.nvidia.host.file_names import CAPABILITIES
 from gpurun.gpu.nvidia.request.records import Policy
@@ -217,7 +217,7 @@ class _Reader:
 
     def complaints(self) -> tuple[str, ...]:
         """A warning for each value that is not known, and one for the keys that nobody has asked for."""
-        unknown = [shown(key) for key in self.values if key not in self._asked]
+        unknown = [clean(key) for key in self.values if key not in self._asked]
         if not unknown:
             return tuple(self._warnings)
         more = f" and {len(unknown) - _MAX_TOLD} more" if len(unknown) > _MAX_TOLD else ""
@@ -238,7 +238,7 @@ class _Reader:
             return value
         known = ", ".join(values)
         self._warnings.append(
-            f'{self.source}: {key}: "{shown(value)}" is not known, so "{default}" holds (known are {known})'
+            f'{self.source}: {key}: "{clean(value)}" is not known, so "{default}" holds (known are {known})'
         )
         return default
 

@@ -6,7 +6,7 @@ Who may give a pod volumes is for the cluster to decide, unlike who writes an im
 
 from __future__ import annotations
 
-from gpurun.errors import ConfigError, shown
+from gpurun.errors import ConfigError, clean
 from gpurun.gpu.nvidia.request.records import MAX_VALUE, VOLUME_MOUNTS, is_qualified
 from gpurun.paths import clean_path
 
@@ -25,7 +25,7 @@ def read_volume_mounts(mounts: list[tuple[str, str]]) -> tuple[tuple[str, ...] |
         if clean_path(source) != "/dev/null" or not source.startswith("/"):
             continue
         if len(destination) > MAX_VALUE:
-            raise ConfigError("mounts", f"a destination is {len(destination)} characters long: {shown(destination, 80)}")
+            raise ConfigError("mounts", f"a destination is {len(destination)} characters long: {clean(destination, 80)}")
         name = destination[len(VOLUME_MOUNTS) :].strip("/")
         kind, _, rest = name.partition("/")
         if kind == "imex" and rest:
@@ -35,7 +35,7 @@ def read_volume_mounts(mounts: list[tuple[str, str]]) -> tuple[tuple[str, ...] |
             if is_qualified(qualified):
                 devices[qualified] = None
             else:
-                warnings.append(f"mounts: {shown(destination)} is not the name of a CDI device: it is ignored")
+                warnings.append(f"mounts: {clean(destination)} is not the name of a CDI device: it is ignored")
         elif name:
             devices["all" if name.rpartition("/")[2] == "all" else name] = None
     return tuple(devices) or None, tuple(channels), tuple(warnings)
