@@ -20,6 +20,7 @@ def compile_stub(
     name: str = "NVIDIA Stub",
     events: Path | None = None,
     pid: int = 1000,
+    limits: Path | None = None,
 ) -> Path:
     """Compile the stub to *path*.
 
@@ -28,12 +29,15 @@ def compile_stub(
     and its directory; what came of it is its error's text: see ``hostile.c``) or ``old`` (few functions).  *name* is what
     the GPUs are called, *pid* the first of a hundred processes on the first of them.  With *events*, a file, it knows what
     a node's device plugin asks as well (see ``node.c``; the recovery action of GPU 0 is in the file beside it,
-    ``recovery``).  Skips the test where there is no C compiler.
+    ``recovery``).  With *limits*, a datagram socket, it sets limits of memory and tells them there.  Skips the test where
+    there is no C compiler.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     defines = [f"-DGPUS={gpus}", f"-DMIG={int(mig)}", f"-D{mode.upper()}", f'-DNAME="{name}"', f"-DPID={pid}"]
     if mode == "hostile":  # which alone knows where it lies
         defines.append(f'-DPLACE="{path.parent}"')
+    if limits is not None:
+        defines.append(f'-DLIMITS="{limits}"')
     source = SOURCE
     if events is not None:
         source = SOURCE.with_name("node.c")

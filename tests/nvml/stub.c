@@ -1,9 +1,12 @@
 /* A stand-in for libnvidia-ml.so.1: the calls that gpurun makes, for GPUS cards of which the first has two MIG devices when
    MIG is 1. The cards are those of tests/simdriver: same UUIDs, bus ids and minors. */
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } pci_info;
@@ -12,7 +15,7 @@ typedef struct { unsigned gpu, memory; } utilization;
 typedef struct { unsigned pid; unsigned long long memory; unsigned gi, ci; } process;
 typedef struct { unsigned sm, ce, dec, enc, jpeg, ofa, gi_slices, ci_slices; unsigned long long mb; } attributes;
 
-enum { INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15 };
+enum { INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, GPU_IS_LOST = 15 };
 
 static int is_mig(long device) { return device >= 100; }
 
@@ -75,6 +78,37 @@ int nvmlDeviceGetUUID(long device, char *text, unsigned size)
 		snprintf(text, size, "GPU-%08lx-5197-4a6f-8c59-0a1b2c3d4e5f", device - 1);
 	return 0;
 }
+
+#ifdef LIMITS
+/* Driver 615: what is set is told to the socket LIMITS, with whether files of the cgroup can be written, as NVML does. */
+typedef struct { const char *name_space; unsigned long long soft, hard; } memory_limits;
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, long *device)
+{
+	char text[64];
+	for (*device = 1; *device <= GPUS; ++*device) {
+		nvmlDeviceGetUUID(*device, text, sizeof text);
+		if (strcmp(text, uuid) == 0)
+			return 0;
+	}
+	return NOT_FOUND;
+}
+
+int nvmlDeviceSetMemoryLimits_v1(long device, memory_limits *limits)
+{
+	struct sockaddr_un to = { AF_UNIX, LIMITS };
+	char text[4096];
+	int out = socket(AF_UNIX, SOCK_DGRAM, 0);
+
+	snprintf(text, sizeof text, "%s/cgroup.max.depth", limits->name_space);
+	const char *may = access(limits->name_space, F_OK) < 0 ? "gone" : open(text, O_WRONLY) < 0 ? "closed" : "open";
+	snprintf(text, sizeof text, "%ld %llu %lld %s %s", device - 1, limits->soft >> 20,
+		 limits->hard == ~0ULL ? -1LL : (long long)(limits->hard >> 20), may, limits->name_space);
+	if (sendto(out, text, strlen(text), 0, (struct sockaddr *)&to, sizeof to) < 0)
+		return NO_PERMISSION;
+	return 0;
+}
+#endif
 
 int nvmlDeviceGetMinorNumber(long device, unsigned *minor) { *minor = GPUS - device; return 0; }
 

@@ -128,6 +128,20 @@ class Hook(Record):
     reason: str = ""
 
 
+class MemoryLimit(Record):
+    """How much of a GPU's memory the processes in the container's cgroup may hold together, bytes.
+
+    An allocation beyond *hard* fails; *soft* is kept for the container.  NVML sets both for the GPU with the UUID *gpu*
+    where *library* is the host path of one; else *gpu* is a region of cgroup v2's dmem controller.  *where* asked for it.
+    """
+
+    gpu: str
+    hard: int
+    soft: int = 0
+    library: str = ""
+    where: str = ""
+
+
 class ContainerEdits(Record):
     """All that a request for devices adds to one container, in the order in which it is to be applied."""
 
@@ -143,6 +157,7 @@ class ContainerEdits(Record):
     proc_trees: tuple[ProcTree, ...] = ()
     additional_gids: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
+    memory_limits: tuple[MemoryLimit, ...] = ()
     numa_nodes: tuple[int, ...] = ()  # of each device that has one, for placement near to it; -1 where the host does not say
     # What goes into the config itself before it is planned (gpurun.engine.plan.merged_edits), and is empty afterwards:
     hooks: tuple[Hook, ...] = ()

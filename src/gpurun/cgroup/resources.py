@@ -88,8 +88,8 @@ def plan_resources(
 
 
 def needs_domain(writes: tuple[CgroupWrite, ...]) -> bool:
-    """Whether *writes* need a cgroup that is not threaded (the controllers are those that runc counts as such)."""
-    return any(write.file.startswith(("memory.", "io.", "cpu.", "hugetlb.")) for write in writes)
+    """Whether *writes* need a cgroup that is not threaded (the controllers are those that runc counts as such, and dmem)."""
+    return any(write.file.startswith(("memory.", "io.", "cpu.", "hugetlb.", "dmem.")) for write in writes)
 
 
 def missing_controller(write: CgroupWrite, controller: str, bound_to_v1: Collection[str], where: str, hint: str = "") -> str:

@@ -37,6 +37,7 @@ _TITLES = {
     "link": "links",
     "cache": "libraries for the loader's cache",
     "private": "files that gpurun writes, and parts of /proc",
+    "limit": "GPU memory that the container may hold",
     "hook": "hooks",
     "warning": "warnings",
 }

@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpurun.cdi.edits import ContainerEdits
+    from gpurun.cdi.edits import ContainerEdits, MemoryLimit
     from gpurun.gpu.nvidia.host.driver import Driver
     from gpurun.gpu.nvidia.request.injected import Injected
 
@@ -28,7 +28,7 @@ class Item(Record):
     """One thing: *path* in the container, *source* on the host (or what a link says), and the *reason* for it.
 
     *kind* is ``environment``, ``group``, ``node``, ``class``, ``file``, ``link``, ``cache``, ``image file`` (there while
-    the container lives), ``compat``, ``mode``, ``private``, ``hook`` or ``warning``.
+    the container lives), ``compat``, ``mode``, ``private``, ``limit``, ``hook`` or ``warning``.
     """
 
     kind: str
@@ -60,9 +60,17 @@ def edit_items(edits: ContainerEdits) -> tuple[Item, ...]:
         items.append(Item("private", tree.path, "", tree.reason))
         items += [Item("private", file.path, "", file.reason) for file in tree.files]
         items += [Item("private", bind.container_path, bind.host_path, bind.reason) for bind in tree.binds]
+    items += [Item("limit", one.gpu, "", _limit_text(one)) for one in edits.memory_limits]
     items += [Item("hook", f"{hook.stage}: {' '.join(hook.args or (hook.path,))}", hook.path) for hook in edits.hooks]
     items += [Item("warning", warning) for warning in edits.warnings]
     return tuple(items)
+
+
+def _limit_text(limit: MemoryLimit) -> str:
+    by = "the driver (NVML)" if limit.library else "the kernel (dmem.max)"
+    soft = f", {limit.soft >> 20} MiB of it kept for it" if limit.soft else ""
+    most = "no limit" if limit.hard >> 63 else f"at most {limit.hard >> 20} MiB of its memory"
+    return f"{most}{soft}, by {by}: {limit.where}"
 
 
 def missing_items(driver: Driver, capabilities: tuple[str, ...], compat32: bool) -> tuple[Item, ...]:

@@ -40,6 +40,7 @@ NO_LESSOR = (
 )
 NO_SHARER = "a share of a GPU is given by gpurun as the container's runtime alone, not by a hook"
 _SHARE_VARIABLES = ("GPURUN_GPU_MEMORY=", "GPURUN_GPU_THREADS=")
+_LIMITS = ("NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT")  # and their plurals
 _SHARE_ANNOTATIONS = (GPU_MEMORY, GPU_THREADS)
 _SETTINGS = ("GPURUN_SYSROOT", "NVIDIA_CTK_CONFIG_FILE_PATH", "XDG_CONFIG_HOME", "GPURUN_MODE")
 
@@ -113,16 +114,32 @@ def gpu_edits(asked: Inquiry) -> ContainerEdits | None:
         from gpurun.cdi.edits import ContainerEdits
 
         made = asked.sharer(share, made or ContainerEdits(), injected)
+    if asked.files and any(e.startswith(_LIMITS) for e in asked.env):
+        made = _with_limits(made, asked)
     return made
+
+
+def _with_limits(made: ContainerEdits | None, asked: Inquiry) -> ContainerEdits | None:
+    """*made* with the limits of GPU memory that NVIDIA's variables ask for."""
+    numbers = [(node.major, node.minor) for node in made.device_nodes] if made is not None else []
+    numbers += [(node.major, node.minor) for node in asked.injected.devices] if asked.injected is not None else []
+    if not numbers:
+        return made
+    from gpurun.cdi.edits import ContainerEdits
+    from gpurun.gpu.nvidia.memory_limits import with_memory_limits
+    from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
+
+    roots = roots_of(asked.own_env, asked.settings or site_settings(asked.own_env))
+    return with_memory_limits(made or ContainerEdits(), frozenset(numbers), asked.env, roots)
 
 
 def replace_engine_hooks(injected: Injected, own_env: Mapping[str, str]) -> ContainerEdits | None:
     """The edits that are made in the place of an engine's own CDI hooks, and of mounts that those are about, if any."""
-    if not any(hook.path.rpartition("/")[2] in CDI_PROGRAMS for hook in injected.hooks):
+    if not any(hook.path.rpartition("/")[2] in CDI_PROGRAMS for hook in (*injected.hooks, *injected.runtime_hooks)):
         return None
     from gpurun.gpu.nvidia.cdi.hook_work import take_over
 
-    return take_over(injected.hooks, injected.mounts, injected.devices, own_env)
+    return take_over(injected, own_env)
 
 
 def _share(asked: Inquiry) -> Share | None:

@@ -17,7 +17,7 @@ import sys
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.errors import ConfigError, GpurunError, Step, error_text
 from gpurun.gpu.nvidia.cdi.hook_work import hook_work
-from gpurun.gpu.nvidia.cdi.known_hooks import COMMANDS, INTERFACE_VERSION, parse_call
+from gpurun.gpu.nvidia.cdi.known_hooks import COMMANDS, INTERFACE_VERSION, LIMITS, parse_call
 from gpurun.hook.apply import apply_edits
 from gpurun.hook.rootfs_target import Target
 from gpurun.launcher.fresh_interpreter import end_imports
@@ -89,9 +89,35 @@ def _called(words: tuple[str, ...]) -> int:
     call = parse_call(words)
     if call is None:
         write_stderr(f"nvidia-cdi-hook: the hook {words[0]!r} is not known and left out")
+    elif call.command == LIMITS:
+        _limit_memory(call)
     elif call.command != "noop":
         _run(call)
     return 0
+
+
+def _limit_memory(call: HookCall) -> None:
+    """Limit the GPUs' memory for the container's cgroup, as its variables ask: a createRuntime hook, on the host."""
+    from gpurun.cdi.edits import MemoryLimit
+    from gpurun.cgroup.tree import UNIFIED_MOUNTPOINT, cgroup_of
+    from gpurun.gpu.nvidia.host.nvml import NO_LIMIT, find_nvml, set_memory_limits
+    from gpurun.gpu.nvidia.host.roots import Roots
+    from gpurun.gpu.nvidia.request.memory_limits import read_memory_limits
+
+    state, bundle = _read_state(call.value("container-spec"))
+    try:
+        config = as_object(parse_json(read_file(f"{bundle}/config.json", _LIMIT), bundle), "")
+    except OSError as e:
+        write_stderr(f"nvidia-cdi-hook: no limit of GPU memory is set: {bundle}/config.json: {e.strerror}")
+        return  # as NVIDIA's hook: in a user namespace without its owner the bundle is closed to it
+    env = get_strings(get_object(config, "process", "") or {}, "env", "process")
+    asked = read_memory_limits(env, NO_LIMIT)
+    if asked is None:
+        return
+    pid = require(get_int(state, "pid", "state"), "state", "pid")
+    library = find_nvml(Roots(call.value("driver-root") or "/", posix.environ.get(b"GPURUN_SYSROOT", b"").decode()))
+    limits = tuple([MemoryLimit(gpu, asked[1], asked[0], library) for gpu in call.values("gpu-id")])
+    set_memory_limits(UNIFIED_MOUNTPOINT, UNIFIED_MOUNTPOINT + cgroup_of(pid), limits)
 
 
 def usage(command: str = "") -> str:
@@ -127,12 +153,7 @@ def _run(call: HookCall) -> None:
 
 def read_container(spec: str) -> Container:
     """The container whose state is in the file *spec*, or on stdin (empty or ``-``).  Raises :class:`GpurunError`."""
-    source = spec if spec not in ("", "-") else "the container's state on stdin"
-    data = read_fd(0, _LIMIT) if spec in ("", "-") else read_file(spec, _LIMIT)
-    state = as_object(parse_json(data, source), "state")
-    bundle = get_string(state, "bundle", "state") or get_string(state, "bundlePath", "state")
-    if not bundle:
-        raise ConfigError("state.bundle", "is missing")
+    state, bundle = _read_state(spec)
     path = f"{bundle}/config.json"
     with Step("read", path):
         config = as_object(parse_json(read_file(path, _LIMIT), path), "")
@@ -150,6 +171,17 @@ def read_container(spec: str) -> Container:
         get_bool(root, "readonly", "root"),
         known_context(get_string(linux, "mountLabel", "linux")),
     )
+
+
+def _read_state(spec: str) -> tuple[dict[str, Any], str]:
+    """(the container's state, its bundle's directory) from the file *spec*, or stdin."""
+    source = spec if spec not in ("", "-") else "the container's state on stdin"
+    data = read_fd(0, _LIMIT) if spec in ("", "-") else read_file(spec, _LIMIT)
+    state = as_object(parse_json(data, source), "state")
+    bundle = get_string(state, "bundle", "state") or get_string(state, "bundlePath", "state")
+    if not bundle:
+        raise ConfigError("state.bundle", "is missing")
+    return state, bundle
 
 
 def _hook(value: Any, where: str) -> OciHook:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from errno import EACCES, EPERM
 
+from gpurun import log
 from gpurun.cgroup import manager
 from gpurun.engine.caller.rollback import CGROUP, EXCLUSIVE_CPUS, PLACEHOLDER
 from gpurun.errors import StepError
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     from gpurun.engine.plan.container import Plan
 
 
-def make(plan: Plan, rollback: Rollback, record: str, *children: int) -> int:
+def make(plan: Plan, rollback: Rollback, directory: str, *children: int) -> int:
     """Make the cgroup of *plan*; returns the pid of the placeholder that holds it until the init is in it, 0 for none.
 
     Where we have to be moved for it, our *children* are moved along.  What takes it back is added to *rollback*;
-    *record* is for :func:`restrict`.  Raises :class:`GpurunError`.
+    *directory* is the container's state directory.  Raises :class:`GpurunError`.
     """
     cgroup = plan.cgroup
     if not cgroup.path:
@@ -29,7 +30,7 @@ def make(plan: Plan, rollback: Rollback, record: str, *children: int) -> int:
     if _is_partition(plan):
         from gpurun.cgroup.exclusive import give_back
 
-        rollback.add(EXCLUSIVE_CPUS, lambda: give_back(record))
+        rollback.add(EXCLUSIVE_CPUS, lambda: give_back(f"{directory}/exclusive"))
     scope = cgroup.scope
     if scope is None:
         made = manager.create(cgroup.path, cgroup.root, cgroup.writes)
@@ -109,11 +110,12 @@ def _is_refused(error: StepError) -> bool:
     return error.errno in (EPERM, EACCES) and (not has_capabilities(CAP_SYS_ADMIN) or in_user_namespace())
 
 
-def restrict(plan: Plan, program_fd: int, record: str) -> None:
+def restrict(plan: Plan, program_fd: int, directory: str, rollback: Rollback) -> None:
     """Set the limits and the device program: once the init has made its device nodes, which the rules may forbid.
 
-    systemd is told first: what it writes, rounded its way, is then written again as it was asked for.  CPUs that cgroups
-    above must leave to this one are noted in the file *record*.
+    systemd is told first: what it writes, rounded its way, is then written again as it was asked for.  What changes outside
+    of the cgroup is noted in the container's state *directory*: CPUs that cgroups above must leave to this one, and memory
+    of GPUs that they keep for it.
     """
     if not plan.cgroup.path:
         return
@@ -127,7 +129,7 @@ def restrict(plan: Plan, program_fd: int, record: str) -> None:
 
         lent = exclusive.find_cpus_write(plan.cgroup.writes)
         if lent is not None:
-            exclusive.lend(lent, plan.cgroup.root, plan.cgroup.path, record)
+            exclusive.lend(lent, plan.cgroup.root, plan.cgroup.path, f"{directory}/exclusive")
     fd = manager.open_dir(plan.cgroup.path)
     with Fd(fd), Fd(program_fd):
         manager.write_resources(fd, plan.cgroup.writes)
@@ -138,3 +140,14 @@ def restrict(plan: Plan, program_fd: int, record: str) -> None:
             delegate(fd, plan.cgroup.owner)
         if program_fd >= 0:
             manager.attach_devices(fd, program_fd, beside=scope is not None)
+    if plan.cgroup.memory_limits:
+        from gpurun.engine.gpus import memory_limits
+
+        record = f"{directory}/gpu-memory"
+        rollback.add(CGROUP, lambda: _warn(memory_limits.take_away(record)))
+        memory_limits.set_limits(plan.cgroup, record)
+
+
+def _warn(warnings: tuple[str, ...]) -> None:
+    for warning in warnings:
+        log.warning(warning)

@@ -112,7 +112,7 @@ class _Creation:
             posix.mkdir(f"{self.directory}/notify", 0o755)
         posix.mkfifo(store.fifo_path(options.root, options.id), 0o600)
         children = (self.started.pid,) if self.started is not None else ()
-        placeholder = cgroup.make(self.plan, self.rollback, self._exclusive, *children)
+        placeholder = cgroup.make(self.plan, self.rollback, self.directory, *children)
         if not self.plan.init.mount_namespace:
             self._mount_root()
 
@@ -129,7 +129,7 @@ class _Creation:
             bind(one, state)
         log.debug(f"the init is process {pid}, in its namespaces and its cgroup")
 
-        serve_init(self.plan, state, self.channel, self._exclusive, self.rollback)
+        serve_init(self.plan, state, self.channel, self.directory, self.rollback)
         master = self._hand_over(ours, pidfd)
         state = replace(state, created=store.rfc3339_now())
         store.save(options.root, state)
@@ -140,11 +140,6 @@ class _Creation:
         for child in done:
             posix.waitpid(child, 0)
         return Created(state, self.plan, pidfd, master, placeholder)
-
-    @property
-    def _exclusive(self) -> str:
-        """The file in which the CPUs are noted that cgroups above leave to this container."""
-        return f"{self.directory}/exclusive"
 
     def _open_journal(self) -> int:
         """Where the init writes down what it makes in the rootfs for devices; -1 without any."""

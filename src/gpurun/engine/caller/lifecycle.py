@@ -290,6 +290,7 @@ def destroy(root: str, state: store.State, force: bool = False, told: bool = Tru
             raise
         saved = None
         warnings += (Stays(f"its saved config.json is damaged, no poststop hooks run, and what they take back stays: {e}"),)
+    warnings += _release_gpu_memory(f"{root}/{state.id}/gpu-memory")
     _remove_cgroup(state, ran_out)
     warnings += _undo_traces(root, state.id, force, bool(state.created))
     _unmount_root(f"{root}/{state.id}/mounted")
@@ -322,6 +323,16 @@ def _unmount_root(record: str) -> None:
     from gpurun.ns.own_root import unmount_root
 
     unmount_root(record)
+
+
+def _release_gpu_memory(record: str) -> tuple[str, ...]:
+    try:
+        posix.stat(record)
+    except FileNotFoundError:
+        return ()  # no cgroup above keeps memory of a GPU for it
+    from gpurun.engine.gpus.memory_limits import take_away
+
+    return take_away(record)
 
 
 def _give_cpus_back(record: str) -> None:

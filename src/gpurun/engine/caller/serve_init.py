@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from gpurun.oci.config import OciHook
 
 
-def serve_init(plan: Plan, state: store.State, channel: int, exclusive: str, rollback: Rollback) -> None:
-    """Answer the init of *state* until it has said ``created``; *exclusive* is where CPUs of its own are noted.
+def serve_init(plan: Plan, state: store.State, channel: int, directory: str, rollback: Rollback) -> None:
+    """Answer the init of *state* until it has said ``created``; *directory* is the container's state directory.
 
     Raises :class:`GpurunError` with what the init says went wrong, or with how it ended.
     """
@@ -58,7 +58,7 @@ def serve_init(plan: Plan, state: store.State, channel: int, exclusive: str, rol
         if said.word in heard or "ready" in heard or said.word not in ("hooks", "ready"):
             raise GpurunError(f'the container\'s init sent "{said.word}" at the wrong time')
         if not heard:
-            cgroup.restrict(plan, program_fd, exclusive)
+            cgroup.restrict(plan, program_fd, directory, rollback)
         heard.add(said.word)
         if said.word == "hooks":
             text = store.state_json(state, "creating")

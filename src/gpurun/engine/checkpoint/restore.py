@@ -200,7 +200,7 @@ def _apply(options: RestoreOptions, plan: Plan, data: bytes, asked: _Asked, roll
     posix.mkdir(root, 0o700)
     from_outside = _mount_points(create, plan, devices, rollback)
     request = _with_cgroups(replace(asked.request, root=root, ext_mnt=from_outside), options, plan)
-    placeholder = cgroup.make(plan, rollback, f"{directory}/exclusive")
+    placeholder = cgroup.make(plan, rollback, directory)
     program_fd = cgroup.load_devices(plan)
     take_back_access = _lend_images(options.criu.image_path, plan)
     rollback.add(CHECKPOINT, take_back_access)
@@ -406,7 +406,7 @@ class Serving:
             from gpurun.engine.gpus.leases import bind
 
             bind(one, self.state)
-        cgroup.restrict(self.plan, self.program_fd, f"{store.directory(root, self.plan.id)}/exclusive")
+        cgroup.restrict(self.plan, self.program_fd, store.directory(root, self.plan.id), self.rollback)
         if self.devices.saved is not None:
             renew_devices(root, self.plan, pid, self.devices.saved, self.devices.stale)
         repair_mounts(pid, self.plan.init)

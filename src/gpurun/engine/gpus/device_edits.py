@@ -91,4 +91,5 @@ def injected_devices(config: Config) -> Injected:
     linux = config.linux
     rules = linux.resources.devices if linux.resources is not None else ()
     private = any(namespace.type == "mount" for namespace in linux.namespaces)
-    return Injected(config.hooks.create_container, config.mounts, linux.devices, rules, private)
+    hooks = config.hooks
+    return Injected(hooks.create_container, config.mounts, linux.devices, rules, private, hooks.create_runtime)

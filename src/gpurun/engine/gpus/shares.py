@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.cdi.edits import ContainerEdits
+from gpurun.cdi.edits import ContainerEdits, MemoryLimit
+from gpurun.cgroup.tree import UNIFIED_MOUNTPOINT, find_tree
 from gpurun.engine.gpus.leases import GrantedLease, open_store, requester_of, site_policy
 from gpurun.engine.site_config import read_shares, site_path
 from gpurun.errors import ConfigError, GpuError
 from gpurun.gpu.leases import shares
 from gpurun.gpu.leases.allocator import Requester
+from gpurun.gpu.leases.limits import keeper_of
 from gpurun.gpu.nvidia.edits.mps import with_host_share, with_share
+from gpurun.gpu.nvidia.host.nvml import find_nvml
+from gpurun.gpu.nvidia.memory_limits import NOT_KNOWN
 from gpurun.gpu.nvidia.mps.host import has_host_shm, host_daemon
 from gpurun.gpu.nvidia.mps.service import Service, ensure, service_of
 from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
@@ -26,6 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpurun.gpu.leases.limits import Keeper
     from gpurun.gpu.leases.policy import SharePolicy
     from gpurun.gpu.nvidia.request.injected import Injected
     from gpurun.gpu.nvidia.request.records import GpuRequest
@@ -81,6 +86,16 @@ class Sharing:
             text = shares.preview_text(share, given, store.leases())
             made = replace(made, warnings=(*made.warnings, text))
         made = replace(made, warnings=(*made.warnings, given.warning)) if given.warning else made
+        keeper = _keeper(share, given, policy)
+        if not self.note and share.memory:
+            by = "the driver (NVML)" if keeper.nvml else f"MPS, because {keeper.why_not}"
+            made = replace(made, warnings=(*made.warnings, f"{share.source}: the memory would be limited by {by}"))
+        if keeper.nvml:
+            library = find_nvml(roots_of(self.own_env, settings))
+            limit = MemoryLimit(given.unit.name, share.memory, share.memory, library, share.source)
+            made = replace(made, memory_limits=(limit,))
+        if not keeper.mps:
+            return made
         pipes = host_daemon(made)
         if pipes is not None:
             if not has_host_shm(self.mounts):
@@ -119,6 +134,17 @@ class Sharing:
             text = "a share of a GPU takes root of the host, whose MPS daemon and shared memory it is"
             raise ConfigError(share.source, text)
         return policy
+
+
+def _keeper(share: Share, given: shares.GivenShare, policy: SharePolicy) -> Keeper:
+    """Who keeps *share* of the GPU that is *given*, as the site's *policy* wants it; raises as :func:`keeper_of`."""
+    root = find_tree().root
+    obstacles = (
+        "it is a MIG device, which has memory of its own" if given.unit.mig else "",
+        "" if given.limits else NOT_KNOWN,
+        "" if root == UNIFIED_MOUNTPOINT else f"this host has its cgroup v2 at {root} and not at {UNIFIED_MOUNTPOINT}",
+    )
+    return keeper_of(share.memory, share.threads, policy.memory, obstacles, share.source)
 
 
 def sharing_of(config: Config, container_id: str, root: str, own_env: Mapping[str, str], note: bool) -> Sharing | None:

@@ -30,6 +30,7 @@ from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpurun.cdi.edits import MemoryLimit
     from gpurun.cgroup.placement import Placed, Site
     from gpurun.cgroup.scope import Scope
     from gpurun.cgroup.service_manager import UserManager
@@ -95,6 +96,7 @@ class CgroupPlan(Record):
     program: bytes
     owner: int = 0  # the host's id of who is given the cgroup; 0: it stays ours
     warnings: tuple[str, ...] = ()
+    memory_limits: tuple[MemoryLimit, ...] = ()  # of GPUs, that NVML is to set
     notes: tuple[str, ...] = ()  # what the site's policies leave out for this container, and why
 
 
@@ -348,8 +350,10 @@ def _place(config: Config, host: Host, edits: ContainerEdits, writes: tuple[Cgro
 
 
 def _plan_cgroup(config: Config, container_id: str, host: Host, edits: ContainerEdits, driver: str) -> CgroupPlan:
-    linux = config.linux
+    linux, limits = config.linux, edits.memory_limits
     if driver == "disabled" or (not host.may_make_cgroups and not linux.cgroups_path and _asks_for_nothing(linux, host)):
+        if limits:
+            raise ConfigError(limits[0].where, "a limit of a GPU's memory holds for a cgroup, and the container has none")
         return CgroupPlan(path="", root=host.tree.root, scope=None, writes=(), rules=(), program=b"")
     resources = linux.resources or Resources()
     rules = resources.devices + tuple(
@@ -364,6 +368,10 @@ def _plan_cgroup(config: Config, container_id: str, host: Host, edits: Container
     devices = emulate(rules)
     tree = host.tree
     writes = plan_resources(resources, tree.controllers, tree.bound_to_v1, host.hugepage_sizes, hint=tree.hint)
+    if limits:
+        from gpurun.engine.plan.gpu_memory import plan_gpu_memory
+
+        writes += plan_gpu_memory(limits, tree)
     placed = _place(config, host, edits, writes)
     if placed is not None:
         writes += placed.writes
@@ -381,6 +389,7 @@ def _plan_cgroup(config: Config, container_id: str, host: Host, edits: Container
         root=host.tree.root,
         scope=scope,
         writes=writes,
+        memory_limits=tuple([limit for limit in limits if limit.library]),
         warnings=placed.warnings if placed is not None else (),
         notes=placed.notes if placed is not None else (),
         rules=tuple([("allow " if rule.allow else "deny ") + describe_rule(rule) for rule in rules]),

@@ -16,6 +16,7 @@ and the table ``[shares]``, of shares of a GPU:
 
 [shares]
 allow = "annotations"              # who may ask: all (default), annotations (no variables: images set those) or none
+memory = "auto"                    # who limits it: nvml (the driver), mps, or auto (the driver where it can, else MPS)
 shm = "1GiB"                       # the most that all containers on one GPU put into the /dev/shm that they share
 """
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 from gpurun.decimals import decimal
 from gpurun.errors import ConfigError
+from gpurun.gpu.leases.limits import AUTO, KEEPERS
 from gpurun.gpu.request.free import read_size
 from gpurun.record import Record
 
@@ -94,6 +96,7 @@ class SharePolicy(Record):
     """The table ``[shares]``, with its defaults; *shm* in bytes."""
 
     allow: str = "all"
+    memory: str = AUTO
     shm: int = 1 << 30
 
 
@@ -108,13 +111,17 @@ def read_share_policy(values: dict[str, Any], path: str) -> SharePolicy:
             if value not in ALLOW:
                 raise ConfigError(where, f"must be one of {', '.join(ALLOW)}")
             found["allow"] = value
+        elif key == "shares.memory":
+            if value not in KEEPERS:
+                raise ConfigError(where, f"must be one of {', '.join(KEEPERS)}")
+            found["memory"] = value
         elif key == "shares.shm":
             size = read_size(value) if type(value) is str else -1
             if not _MIB <= size <= _MIB << 20:
                 raise ConfigError(where, "must be a size from 1MiB to 1TiB, such as 1GiB")
             found["shm"] = size
         else:
-            raise ConfigError(where, "is unknown; known are allow and shm")
+            raise ConfigError(where, "is unknown; known are allow, memory and shm")
     return SharePolicy(**found)
 
 

@@ -40,11 +40,15 @@ _MPS = "nvidia-cuda-mps"
 
 
 class GivenShare(Record):
-    """The *unit* that a container has a share of; *lease* is what was noted (None: only looked), *warning* what to say."""
+    """The *unit* that a container has a share of; *lease* is what was noted (None: only looked), *warning* what to say.
+
+    *limits*: the driver can limit the memory that a cgroup has of it.
+    """
 
     unit: Unit
     lease: Lease | None = None
     warning: str = ""
+    limits: bool = False
 
 
 def no_room(share: Share, unit: Unit, leases: tuple[Lease, ...], own: tuple[str, str] = ("", "")) -> str:
@@ -142,7 +146,7 @@ def _share_free(
         left = unit.memory - sum([one.memory for one in mine])
         return int(not mine), left, 100 - sum([one.threads for one in mine]), used.get(unit.key, 0), unit.index
 
-    return GivenShare(min(free, key=order))
+    return GivenShare(min(free, key=order), limits=found.limits)
 
 
 def _kept_for(
@@ -194,7 +198,7 @@ def _share_named(
     leases = store.leases()
     own = [one for one in _shares_of(unit, leases) if (one.root, one.id) == (requester.root, requester.id)]
     if own:
-        return GivenShare(unit, own[0])  # it was chosen because it is free
+        return GivenShare(unit, own[0], limits=found.limits)  # it was chosen because it is free
     exclusive = tuple([one for one in leases if one.kind == _EXCLUSIVE])
     leased_to = [one for one in exclusive if unit.key in [have.key for have in one.units]]
     why = f"not well: {unit.unwell}" if unit.unwell else ""
@@ -207,7 +211,7 @@ def _share_named(
         problem = f" ({found.problem})" if found.problem and unit.memory < 0 else ""
         raise GpuError(f"{share.source}: {unit.label} has no room for a share of {share.text}{problem}: {clean_lines(why)}")
     warning = f"{share.source}: {unit.label}: {other}, without a share: nothing limits that" if other else ""
-    return GivenShare(unit, warning=clean_lines(warning))
+    return GivenShare(unit, warning=clean_lines(warning), limits=found.limits)
 
 
 def _record(granted: GivenShare, share: Share, store: Store, requester: Requester, request: str) -> GivenShare:

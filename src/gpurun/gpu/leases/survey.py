@@ -39,7 +39,8 @@ class Survey(Record):
     """What a look at the host has found.
 
     *computing* are (key of the GPU, pid) of NVML's compute processes, *loads* says by key of the GPU how busy it is;
-    *problem* is why NVML said nothing; *uvm* is the major of /dev/nvidia-uvm, -1 where the driver has none.
+    *problem* is why NVML said nothing; *uvm* is the major of /dev/nvidia-uvm, -1 where the driver has none; *limits*: NVML
+    can limit the memory that a cgroup has.
     """
 
     units: tuple[Unit, ...]
@@ -47,6 +48,7 @@ class Survey(Record):
     loads: tuple[tuple[str, str], ...] = ()
     problem: str = ""
     uvm: int = -1
+    limits: bool = False
 
 
 def survey(roots: Roots, ask_nvml: bool = True) -> Survey:
@@ -77,7 +79,8 @@ def survey(roots: Roots, ask_nvml: bool = True) -> Survey:
         computing += [(_computed_on(key, gpu, p), p["pid"]) for p in known.get("processes") or () if p["kind"] == "compute"]
         if known.get("memoryTotal"):
             loads.append((key, _load(known)))
-    return Survey(tuple(units), tuple(computing), tuple(loads), problem, majors.get("nvidia-uvm", -1))
+    limits = answer is not None and bool(answer.get("memoryLimits"))
+    return Survey(tuple(units), tuple(computing), tuple(loads), problem, majors.get("nvidia-uvm", -1), limits)
 
 
 def _units(gpu: Gpu, known: dict[str, Any], links: tuple[int, ...]) -> list[Unit]:

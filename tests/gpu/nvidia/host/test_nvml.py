@@ -36,7 +36,7 @@ def children() -> set[str]:
 def test_devices(tmp_path: Path) -> None:
     answer = query(str(compile_stub(tmp_path / "nvml.so", gpus=3)), "devices")
     assert {k: answer[k] for k in answer if k != "gpus"} == {
-        "driverVersion": "999.88.77", "nvmlVersion": "13.999.88.77", "cudaVersion": "13.1",
+        "driverVersion": "999.88.77", "nvmlVersion": "13.999.88.77", "cudaVersion": "13.1", "memoryLimits": False,
     }  # fmt: skip
     assert [(g["index"], g["uuid"], g["busId"], g["minor"]) for g in answer["gpus"]] == [
         (i, uuid(i), bus_id(i), minor(i, 3)) for i in range(3)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpurun.cdi.edits import DeviceNode
+    from gpurun.gpu.nvidia.request.injected import Injected
     from gpurun.oci.config import Device, Mount, OciHook
 
     Node = Device | DeviceNode
@@ -69,19 +70,17 @@ def do_known_hooks(edits: ContainerEdits, own_env: Mapping[str, str]) -> Contain
     )
 
 
-def take_over(
-    hooks: tuple[OciHook, ...], mounts: tuple[Mount, ...], devices: tuple[Device, ...], own_env: Mapping[str, str]
-) -> ContainerEdits | None:
-    """The edits that do the work of the known hooks among the createContainer *hooks* of a config; ``None`` without any.
+def take_over(injected: Injected, own_env: Mapping[str, str]) -> ContainerEdits | None:
+    """The edits that do the work of the known hooks among those *injected* into a config; ``None`` without any.
 
-    *mounts* and *devices* are the config's.  Files that the hooks are about are bound by the edits instead, so
+    Files that the hooks are about are bound by the edits instead, so
     that what they leave in the image is taken away again.
     """
     calls = []
-    for one in hooks:
-        hook = Hook(
-            "createContainer", one.path, one.args, one.env or (), one.timeout, "a CDI hook that the engine has put in"
-        )
+    mounts, devices = injected.mounts, injected.devices
+    staged = [("createContainer", hook) for hook in injected.hooks]
+    for stage, one in staged + [("createRuntime", hook) for hook in injected.runtime_hooks]:
+        hook = Hook(stage, one.path, one.args, one.env or (), one.timeout, "a CDI hook that the engine has put in")
         call = as_known_call(hook)
         if call is not None:
             calls.append((hook, call))

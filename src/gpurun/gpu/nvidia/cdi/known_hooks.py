@@ -1,8 +1,8 @@
 """NVIDIA's CDI hooks as data: gpurun does their work itself and runs no program for them.
 
 ``nvidia-cdi-hook COMMAND``, ``nvidia-ctk hook COMMAND`` and ``gpurun hook COMMAND`` are known at the stage
-createContainer.  A command or an argument that is not known makes the hook a foreign one, which is run like any OCI
-hook: a newer specification may mean something by it.
+createContainer, and what :data:`LIMITS` names at createRuntime.  A command or an argument that is not known makes the hook a
+foreign one, which is run like any OCI hook: a newer specification may mean something by it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,13 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "disable-device-node-modification": ("container-spec",),
     "update-application-profile": ("container-spec",),
     "chmod": ("mode", "path", "container-spec"),
+    "apply-cuda-memory-limits": ("driver-root", "gpu-id", "container-spec"),
     "noop": (),
 }
-_LISTS = ("link", "folder", "path")
+_LISTS = ("link", "folder", "path", "gpu-id")
+#: The only one of the stage createRuntime.  gpurun does what it does for the container's variables, with the hook or without
+#: (:mod:`gpurun.gpu.nvidia.memory_limits`).
+LIMITS = "apply-cuda-memory-limits"
 
 
 class HookCall(Record):
@@ -49,7 +53,7 @@ class HookCall(Record):
 def as_known_call(hook: Hook) -> HookCall | None:
     """*hook* as a call that gpurun does itself, ``None`` for any other program, stage, command or argument."""
     program = hook.path.rpartition("/")[2]
-    if hook.stage != "createContainer" or program not in CDI_PROGRAMS:
+    if hook.stage not in ("createContainer", "createRuntime") or program not in CDI_PROGRAMS:
         return None
     words = hook.args[1:]
     if program != "nvidia-cdi-hook":
@@ -59,6 +63,8 @@ def as_known_call(hook: Hook) -> HookCall | None:
     try:
         call = parse_call(words)
     except ConfigError:
+        return None
+    if call is not None and (call.command == LIMITS) != (hook.stage == "createRuntime"):
         return None
     # The container's specification given by name: meant for tests of the hook, and not this container.
     return None if call is None or call.values("container-spec") else call

@@ -24,12 +24,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpurun.cdi.edits import MemoryLimit
+
 #: What may be asked: ``devices`` is who the GPUs and MIG devices are, ``usage`` that and memory, load and processes,
 #: ``leases`` all that and what NVLink connects; for those who describe a node ``details``
 #: (:func:`gpurun.gpu.nvidia.host.nvml_details.details`) and ``metrics`` (``metrics`` there).
 DEVICES, USAGE, LEASES, DETAILS, METRICS = "devices", "usage", "leases", "details", "metrics"
 #: For :mod:`gpurun.gpu.nvidia.host.nvml_watch` alone, which waits for what comes.
 EVENTS = "events"
+#: For :func:`set_memory_limits`; and how much is no limit (NVML_DEVICE_MEMORY_LIMIT_MAX).
+LIMITS, NO_LIMIT = "limits", (1 << 64) - 1
 #: Seconds that a container's creation waits; a GPU without persistence mode takes up to one second to wake.
 TIMEOUT_S = 10.0
 
@@ -42,12 +46,12 @@ _GRACE_S = 0.5  # after SIGKILL; a process that the driver holds in the kernel d
 def query(library: str, what: str = DEVICES, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """The answer of the NVML *library* (an absolute path) to *what* (one of :data:`DEVICES` and those beside it).
 
-    ``driverVersion``, ``cudaVersion`` (``"12.4"``), and ``gpus`` in NVML's order, each with ``index``, ``uuid``, ``busId``
-    (as procfs writes it), ``minor``, ``name``, ``brand`` (as ``NVIDIA_REQUIRE_*`` has it), ``architecture``,
-    ``computeCapability``, ``coherent``, ``migMode`` and ``migDevices`` (``index``, ``uuid``, ``gpuInstance``,
-    ``computeInstance``, ``profile``); ``usage`` adds ``memoryTotal`` and ``memoryUsed`` (bytes), ``utilization`` (percent)
-    and ``processes`` (``pid``, ``kind``, ``memory``, ``gpuInstance``, ``computeInstance``), and ``recoveryAction``
-    (``none``, ``reset``...) and ``rowRemapFailure``; ``leases`` adds
+    ``driverVersion``, ``cudaVersion`` (``"12.4"``), ``memoryLimits`` (whether :func:`set_memory_limits` is there), and
+    ``gpus`` in NVML's order, each with ``index``, ``uuid``, ``busId`` (as procfs writes it), ``minor``, ``name``, ``brand``
+    (as ``NVIDIA_REQUIRE_*`` has it), ``architecture``, ``computeCapability``, ``coherent``, ``migMode`` and ``migDevices``
+    (``index``, ``uuid``, ``gpuInstance``, ``computeInstance``, ``profile``); ``usage`` adds ``memoryTotal`` and
+    ``memoryUsed`` (bytes), ``utilization`` (percent) and ``processes`` (``pid``, ``kind``, ``memory``, ``gpuInstance``,
+    ``computeInstance``), and ``recoveryAction`` (``none``, ``reset``...) and ``rowRemapFailure``; ``leases`` adds
     ``nvlinks`` as well (indices of the GPUs that NVLink leads to).  What this driver cannot tell is None; a GPU that fails
     has ``error``.
 
@@ -56,8 +60,21 @@ def query(library: str, what: str = DEVICES, timeout_s: float = TIMEOUT_S) -> di
     """
     if what not in (DEVICES, USAGE, LEASES, DETAILS, METRICS) or not library.startswith("/"):
         raise ValueError(f"query({library!r}, {what!r})")
+    return _ask(library, (what,), timeout_s)
+
+
+def set_memory_limits(root: str, cgroup: str, limits: tuple[MemoryLimit, ...]) -> None:
+    """Set the *limits* of GPUs' memory, all by one library, for the *cgroup*, a directory of the tree at *root*.
+
+    A soft limit of 0 and a hard one of :data:`NO_LIMIT` take what was set away.  Raises :class:`GpuError` as :func:`query`.
+    """
+    words = [word for limit in limits for word in (limit.gpu, str(limit.soft), str(limit.hard))]
+    _ask(limits[0].library, (LIMITS, root, cgroup, *words), TIMEOUT_S)
+
+
+def _ask(library: str, words: tuple[str, ...], timeout_s: float) -> dict[str, Any]:
     deadline = time.monotonic() + timeout_s
-    pid, read = start(library, what)
+    pid, read = start(library, *words)
     try:
         data = _read_until(read, deadline)
     finally:
@@ -86,7 +103,7 @@ def find_nvml(roots: Roots) -> str:
     )
 
 
-def start(library: str, what: str) -> tuple[int, int]:
+def start(library: str, *words: str) -> tuple[int, int]:
     """Start the helper; its pid, and the descriptor of what it answers.
 
     Returns (pid, descriptor).  Raises :class:`GpuError` when no process can be made.
@@ -108,7 +125,7 @@ def start(library: str, what: str) -> tuple[int, int]:
     with Fd(write), Fd(null):
         try:
             pid = posix.posix_spawn(
-                command.executable, (*argv, library, what), _ENVIRONMENT, file_actions=actions, setpgroup=0,
+                command.executable, (*argv, library, *words), _ENVIRONMENT, file_actions=actions, setpgroup=0,
                 setsigmask=(), setsigdef=[n for n in range(1, _SIGNALS + 1) if n not in (_SIGKILL, 19, 32, 33)],
             )  # fmt: skip
         except OSError as e:

@@ -31,21 +31,26 @@ _REFUSED = """acct add_key adjtimex bpf chmod chown chroot clock_adjtime clock_s
     vhangup"""
 
 
-def confine() -> None:
-    """Take the rights away, for good; what this kernel or host has no means for stays."""
+def confine(cgroups: str = "") -> None:
+    """Take the rights away, for good; what this kernel or host has no means for stays.
+
+    *cgroups* is the root of the cgroup tree where files of it may be written: limits are set there.
+    """
     posix.umask(0o077)
     keep = _KEPT_CAPABILITIES & lp.capget()[1]
     lp.capset(keep, keep, 0)
     lp.prctl(lp.PR_SET_NO_NEW_PRIVS, 1)
-    _landlock()
+    _landlock(cgroups)
     _seccomp()
 
 
-def _landlock() -> None:
+def _landlock(cgroups: str) -> None:
     nodes = [f"/dev/{name}" for name in names_in("/dev") if name.startswith("nvidia")]
     try:
         # A directory (nvidia-caps) gets what each file below it may have.
-        landlock.restrict(landlock.CHANGE, [(node, landlock.WRITE_FILE | landlock.IOCTL_DEV) for node in (*nodes, *_NODES)])
+        kept = [(node, landlock.WRITE_FILE | landlock.IOCTL_DEV) for node in (*nodes, *_NODES)]
+        kept += [(cgroups, landlock.WRITE_FILE | landlock.TRUNCATE)] if cgroups else []
+        landlock.restrict(landlock.CHANGE, kept)
     except OSError:
         pass  # this process may have no Landlock: an outer filter, or too many layers of it
 

@@ -109,6 +109,10 @@ class Nvml:
         function = getattr(self._library, name, None)
         return FUNCTION_NOT_FOUND if function is None else int(function(*arguments))
 
+    def has(self, name: str) -> bool:
+        """Whether the library has the function *name*."""
+        return hasattr(self._library, name)
+
     def check(self, name: str, *arguments: Any) -> None:
         """:meth:`call`; raises :class:`NvmlError` unless it succeeds."""
         code = self.call(name, *arguments)
@@ -144,6 +148,7 @@ def describe(nvml: Nvml, usage: bool, links: bool = False) -> dict[str, Any]:
     return {
         "driverVersion": nvml.text("nvmlSystemGetDriverVersion"),
         "nvmlVersion": nvml.text("nvmlSystemGetNVMLVersion"),
+        "memoryLimits": nvml.has("nvmlDeviceSetMemoryLimits_v1"),
         "cudaVersion": None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
         "gpus": [
             _gpu(nvml, index, usage) | ({"nvlinks": _nvlinks(nvml, index, count.value)} if links else {})

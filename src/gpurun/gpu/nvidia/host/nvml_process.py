@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def answer(path: str, what: str, out: int) -> dict[str, Any]:
+def answer(path: str, what: str, words: list[str], out: int) -> dict[str, Any]:
     """What the library at *path* says, or ``{"error": ...}``; of events only why there are no more."""
     try:
         nvml = Nvml(path)
@@ -30,14 +30,18 @@ def answer(path: str, what: str, out: int) -> dict[str, Any]:
     try:
         nvml.check("nvmlInit_v2")
         try:
-            return _answer(nvml, what, out)
+            return _answer(nvml, what, words, out)
         finally:
             nvml.call("nvmlShutdown")
     except NvmlError as e:
         return {"error": str(e)}
 
 
-def _answer(nvml: Nvml, what: str, out: int) -> dict[str, Any]:
+def _answer(nvml: Nvml, what: str, words: list[str], out: int) -> dict[str, Any]:
+    if what == "limits":
+        from gpurun.gpu.nvidia.host.nvml_limits import set_limits
+
+        return set_limits(nvml, words[1], words[2:])
     if what in ("details", "metrics"):
         from gpurun.gpu.nvidia.host import nvml_details
 
@@ -55,7 +59,8 @@ def _answer(nvml: Nvml, what: str, out: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """``sys.argv[1:]``: the library's path, and what is asked: a word of :mod:`gpurun.gpu.nvidia.host.nvml`."""
+    """``sys.argv[1:]``: the library's path, and what is asked: a word of :mod:`gpurun.gpu.nvidia.host.nvml`; of limits the
+    root of the cgroup tree, the cgroup, and what :func:`gpurun.gpu.nvidia.host.nvml_limits.set_limits` takes."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash of the library is told, not kept
     ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL: no caller, no question
     out = os.dup(1)
@@ -63,8 +68,9 @@ def main() -> int:
     os.dup2(2, 1)  # what the library prints is no part of the answer
     if modprobe.can_make_present(Roots()):
         modprobe.make_present(Roots(), ())  # the library would make the nodes that are missing itself: not any more
-    confine()
-    data = dumps(answer(sys.argv[1], sys.argv[2], out)).encode()
+    path, what, *words = sys.argv[1:]
+    confine(words[0] if what == "limits" else "")
+    data = dumps(answer(path, what, words, out)).encode()
     while data:
         data = data[os.write(out, data) :]
     return 0

@@ -17,13 +17,15 @@ CDI_PROGRAMS = ("nvidia-cdi-hook", "nvidia-ctk", "gpurun", "gpurun-fast")
 
 
 class Injected(Record):
-    """What a config has that an engine may have put in for devices: createContainer hooks, mounts, nodes, their rules."""
+    """What a config has that an engine may have put in for devices: createContainer hooks, mounts, nodes, their rules,
+    createRuntime hooks."""
 
     hooks: tuple[OciHook, ...] = ()
     mounts: tuple[Mount, ...] = ()
     devices: tuple[Device, ...] = ()
     rules: tuple[DeviceRule, ...] = ()
     mount_namespace: bool = True  # of the container's own
+    runtime_hooks: tuple[OciHook, ...] = ()
 
 
 def is_replaced_hook(path: str) -> bool:

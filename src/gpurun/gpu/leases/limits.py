@@ -1,0 +1,54 @@
+"""Who holds a container to the memory of its share of a GPU.  Pure.
+
+NVIDIA's driver from 615 on (NVML) and the kernel's dmem controller (AMD's and Intel's drivers) hold a cgroup to it, whatever
+its programs do.  MPS holds each program to it that does not object, and the threads of a share in any case.
+"""
+
+from __future__ import annotations
+
+from gpurun.errors import GpuError
+from gpurun.record import Record
+
+#: Who it is: what ``shares.memory`` of the site's file says.
+AUTO, NVML, MPS = "auto", "nvml", "mps"
+KEEPERS = (AUTO, NVML, MPS)
+
+
+class Keeper(Record):
+    """*nvml*: the driver limits the cgroup; *mps*: a daemon serves the container.  *why_not* is why NVML does not."""
+
+    nvml: bool
+    mps: bool
+    why_not: str = ""
+
+
+def keeper_of(memory: int, threads: int, wish: str, obstacles: tuple[str, ...], where: str) -> Keeper:
+    """Who keeps a share of *memory* bytes and *threads* percent of an NVIDIA GPU (0: not named).
+
+    *wish* is one of :data:`KEEPERS`, *obstacles* are what stands against NVML, "" for each that does not.  Raises
+    :class:`GpuError` naming *where* for a site that wants NVML alone, and cannot have it.
+    """
+    why_not = "the site's shares.memory says so" if wish == MPS else next((text for text in obstacles if text), "")
+    if memory and why_not and wish == NVML:
+        raise GpuError(f"{where}: this site has a share's memory limited by the driver (shares.memory), and {why_not}")
+    nvml = bool(memory and not why_not)
+    return Keeper(nvml, bool(threads or not nvml), why_not if memory else "")
+
+
+def regions_of(capacity: str, bus_id: str) -> tuple[tuple[str, int], ...]:
+    """The regions of video memory of the GPU at PCI address *bus_id* in the text of ``dmem.capacity``: (name, bytes).
+
+    The kernel names them ``drm/0000:03:00.0/vram`` (amdgpu), ``drm/0000:03:00.0/vram0`` and ``vram1`` (xe, one a tile).
+    """
+    found = []
+    for line in capacity.splitlines():
+        name, _, size = line.partition(" ")
+        if name.startswith(f"drm/{bus_id.lower()}/vram") and size.strip().isdigit():
+            found.append((name, int(size)))
+    return tuple(found)
+
+
+def region_limits(memory: int, regions: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    """*memory* bytes as limits of *regions*, each in proportion to what it is of the whole: (name, bytes), whole pages."""
+    whole = sum([size for _, size in regions])
+    return tuple([(name, memory * size // whole & ~4095) for name, size in regions])
