@@ -36,7 +36,7 @@ screens: setup
 test-conformance: setup-test build
 	$(PY) -m tests.conformance.document $(RUNTIMES)
 
-# Every system call of every command fails, one at a time, with both launchers (an hour); GPURUN_FAULTS=N: every Nth of them.
+# Every system call of every command fails, one at a time, with both launchers (an hour); GPURUN_FAULTS=N: every Nth of them, N+K from the Kth on.
 GPURUN_FAULTS ?= all
 .PHONY: test-faults
 test-faults: setup-test build

@@ -158,8 +158,8 @@ def _gpurun_begins(arguments: str, program: Path) -> tuple[str, ...]:
     return (f"pread64({child[1]}, ",) if child else ()
 
 
-#: With GPURUN_FAULTS=all all calls are taken, with a number N every Nth, else
-#: those whose description matches it (``sendmsg|recvmsg``).
+#: With GPURUN_FAULTS=all all calls are taken, with a number N every Nth, with N+K every Nth from the Kth on (3+0, 3+1,
+#: 3+2: all), else those whose description matches it (``sendmsg|recvmsg``).
 FAULTS = os.environ.get("GPURUN_FAULTS", "")
 
 
@@ -167,8 +167,9 @@ def chosen(calls: list[Call], count: int) -> list[Call]:
     """Those of *calls* that GPURUN_FAULTS names; without it *count* of them (:func:`sample`)."""
     if not FAULTS:
         return sample(calls, count)
-    if FAULTS.isdigit():
-        return calls[:: int(FAULTS)]
+    every = re.fullmatch(r"(\d+)(?:\+(\d+))?", FAULTS)
+    if every:
+        return calls[int(every[2] or 0) :: int(every[1])]
     return calls if FAULTS == "all" else [call for call in calls if re.search(FAULTS, str(call))]
 
 

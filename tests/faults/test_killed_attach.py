@@ -90,7 +90,7 @@ def test_killed_at_each_step(
     calls = steps_of(one, log, *words)
     has = what == "attach"
     killed = 0
-    next_commands = itertools.cycle(["exec", "update", "update --gpus", "attach"])
+    next_commands = itertools.cycle(["exec", "update", "update --gpus", "attach", "detach", "checkpoint"])
     for call in chosen(calls, SHORT):
         if has is (what == "attach"):
             one.gpu("detach" if has else "attach", "0" if has else "free")
@@ -108,9 +108,14 @@ def test_killed_at_each_step(
         elif command == "update --gpus":
             done = runtime("update", "--gpus", "none", one.id, env=one.env)
             assert done.rc == 0, f"{where}: {done.text}"
+        elif command == "checkpoint":  # finishes the change first, and then looks for CRIU
+            done = runtime("checkpoint", "--image-path", str(tmp_path), one.id, env=one.env | {"PATH": "/nonexistent"})
+            assert done.rc == 1 and "there is no criu" in done.text, f"{where}: {done.text}"
         else:
-            done = one.gpu("attach", "9")
-            assert done.rc == 1 and "unknown device" in done.text, f"{where}: {done.text}"
+            done = one.gpu(command, "9")
+            assert done.rc == 1 and {"attach": "9: unknown", "detach": "does not have 9"}[command] in done.text, (
+                f"{where}: {done.text}"
+            )
         try:
             has = agrees(one)
         except AssertionError as e:

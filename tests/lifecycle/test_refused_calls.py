@@ -94,3 +94,14 @@ def test_an_id_mapped_mount_takes_mount_setattr(runtime: Runtime, bundle: MakeBu
     b.config["mounts"].append({"destination": "/tmp", "type": "bind", "source": str(source), "options": ["rbind", "idmap"]})
     said = runtime.refused(b, preexec=refuse(("mount_setattr",), errno.EPERM))
     assert f'cannot map the ids of "{source}": operation not supported' in said
+
+
+@pytest.mark.parametrize("command", ["run", "exec"])
+def test_close_range_with_any_error(runtime: Runtime, bundle: MakeBundle, command: str) -> None:
+    """A filter says what it likes, and nothing else refuses it: descriptors are closed one by one, and none is left open."""
+    before = refuse(("close_range",), errno.ENOMEM)
+    if command == "run":
+        done = runtime.run(bundle().sh("ls /proc/self/fd"), preexec=before)
+    else:
+        done = runtime("exec", runtime.start(bundle().sh(FOREVER)).id, "ls", "/proc/self/fd", preexec=before)
+    assert (done.rc, done.out.split()) == (0, ["0", "1", "2", "3"]), done  # 3 is the directory that ls reads

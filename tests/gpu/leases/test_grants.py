@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 
+from gpurun.engine import state as store
+from gpurun.engine.checkpoint import checkpoint_devices
+from gpurun.engine.checkpoint.criu_options import outside
 from gpurun.errors import GpurunError
 from gpurun.gpu.leases import grants as room
 from gpurun.gpu.leases.grants import Grants
+from gpurun.oci.config import read_config
+from gpurun.record import replace
 from tests.conftest import MakeBundle
 from tests.gpu.leases.conftest import MakeHost, make_host  # noqa: F401
 from tests.gpu.leases.test_attach import DENIED, GPUS, NO_DRIVER, Box, box, host  # noqa: F401
@@ -59,6 +64,18 @@ def test_update_takes_a_hidden_gpu(box: MakeBox, runtime: Runtime) -> None:  # n
     assert done.rc == 0, done.text
     assert one.opens(index) == DENIED
     assert json.loads(runtime("gpu", "leases", "--json", env=one.env).out)["leases"] == []
+
+
+def test_a_checkpoint_names_a_hidden_gpu(box: MakeBox, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """What a restore is told comes from what the container cannot change, and not from the names in its /dev."""
+    one = box("3")
+    hide(one, 3)
+    monkeypatch.setattr(checkpoint_devices, "own_environment", lambda: one.env)
+    cgroup = runtime.bed.cgroup(one.container.cgroup())  # gpurun sees it elsewhere than this process
+    state = replace(store.load(str(runtime.root), one.id), cgroup=str(cgroup))
+    config = read_config((runtime.root / one.id / "config.json").read_bytes())
+    saved = checkpoint_devices.saved_devices(str(runtime.root), state, config, outside(config, state.bundle))
+    assert saved is not None and saved.gpus == ((3, uuid(3)),)
 
 
 def test_a_node_of_its_own_making_gives_it_no_gpu(box: MakeBox) -> None:  # noqa: F811
