@@ -5,21 +5,23 @@ A boot is what it leaves: the state directory and the processes are gone, and th
 
 from __future__ import annotations
 
+import itertools
 import os
 import posix
 import shutil
 from collections.abc import Callable
 from errno import EBUSY
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpurun.errors import Stays
+from gpurun.errors import GpurunError, Stays
 from gpurun.linux.files import mkdir_p
 from gpurun.linux.procfs import boot_id
 from gpurun.ns import journal_disk
 from gpurun.ns.journal import Journal
-from gpurun.ns.journal_store import open_journal, undo_earlier_boots, undo_traces
+from gpurun.ns.journal_store import forget_orphan, open_journal, undo_earlier_boots, undo_traces
 from gpurun.ns.path import make_dirs, make_target
 
 EARLIER = "00000000-0000-4000-8000-000000000000"
@@ -269,15 +271,60 @@ def test_the_last_journal_takes_its_directories_along(tmp_path: Path, monkeypatc
     assert os.path.isfile(journal_disk.make_file("/run/gpurun", "a", str(tmp_path / "rootfs"))) and removed
 
 
-def test_a_journal_that_cannot_be_removed_is_told_of(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it tells of has been taken back all the same."""
+@pytest.mark.parametrize("failing", ["journal", "journal, forced", "link"])
+def test_a_journal_that_cannot_be_removed(host: Host, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    """What it tells of has been taken back all the same; the next delete removes it."""
     before = host.files()
-    created = host.create()
+    directory = host.create().parent
+    other = host.create("other", "usr/lib/another")
+
+    unlink = posix.unlink
 
     def refused(path: str) -> None:
+        if path.endswith("/undone") is not (failing == "link"):
+            return unlink(path)
         raise OSError(EBUSY, "")
 
-    monkeypatch.setattr(journal_disk, "remove", refused)
-    (warning,) = undo_traces(str(host.root), "c")
-    assert isinstance(warning, Stays) and f"{host.journals()[0]}" in warning and warning.endswith("device or resource busy")
-    assert host.files() == before and not os.path.lexists(created)
+    with monkeypatch.context() as broken:
+        broken.setattr(posix, "unlink", refused)
+        if failing == "journal, forced":
+            (warning,) = undo_traces(str(host.root), "c", force=True)
+            assert isinstance(warning, Stays) and warning.endswith("device or resource busy")
+            shutil.rmtree(directory)
+        else:
+            with pytest.raises(GpurunError if failing == "journal" else OSError):
+                undo_traces(str(host.root), "c")
+    assert len(host.journals()) == (1 if failing == "link" else 2)
+    forget_orphan(str(host.root), "other")  # is no orphan
+    if directory.exists():
+        assert undo_traces(str(host.root), "c", whole=True) == () and not any(directory.iterdir())
+    else:
+        forget_orphan(str(host.root), "c")
+    assert host.journals() == [Path(os.readlink(other))]
+    undo_traces(str(host.root), "other")
+    assert host.files() == before
+
+
+@pytest.mark.parametrize("at", ["rename", "unlink", "rmdir"])
+def test_killed_while_the_journal_goes(host: Host, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """The next delete does not take the journal for lost."""
+    before = host.files()
+    directory = host.create().parent
+    for number in range(3):
+        calls = itertools.count()
+        real = getattr(posix, at)
+
+        def killed(*args: Any, real: Any = real, calls: Any = calls, number: int = number, **how: Any) -> None:
+            real(*args, **how)
+            if next(calls) == number:
+                raise KeyboardInterrupt
+
+        with monkeypatch.context() as broken:
+            broken.setattr(posix, at, killed)
+            try:
+                undo_traces(str(host.root), "c", whole=True)
+            except KeyboardInterrupt:
+                pass
+        assert undo_traces(str(host.root), "c", whole=True) == ()
+        assert host.files() == before and host.journals() == [] and not any(directory.iterdir())
+        host.create()

@@ -145,14 +145,25 @@ def find_earlier(rootfs_part: str = "", container_part: str = "") -> tuple[Earli
 
 def is_in_use(rootfs_part: str) -> bool:
     """Whether a container of this boot has a journal for the rootfs."""
+    return any(name.startswith(f"{rootfs_part}.") for _, name in _of_this_boot())
+
+
+def find_now(root: str, container_id: str) -> tuple[str, ...]:
+    """The paths of the journals of this boot that the container has; one, as a rule."""
+    part = f".{container_key(root, container_id)}"
+    return tuple([f"{folder}/{name}" for folder, name in _of_this_boot() if name.endswith(part)])
+
+
+def _of_this_boot() -> list[tuple[str, str]]:
+    """(directory, name) of each journal of this boot."""
+    found: list[tuple[str, str]] = []
     for directory in directories():
+        folder = f"{directory}/{boot_id()}"
         try:
-            names = posix.listdir(f"{directory}/{boot_id()}")
+            found += [(folder, name) for name in posix.listdir(folder)]
         except OSError:
-            continue
-        if any(name.startswith(f"{rootfs_part}.") for name in names):
-            return True
-    return False
+            continue  # none was made since
+    return found
 
 
 def forget(journal: Earlier) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from gpurun.ns.undo import Kept
 
 _LIMIT = 256 << 20
+#: What a journal is called, beside where it was, once all of it has been taken back.
+UNDONE = "undone"
 
 
 def open_journal(root: str, container_id: str, rootfs: str) -> int:
@@ -98,11 +100,16 @@ def undo_traces(root: str, container_id: str, force: bool = False, whole: bool =
     *whole*: the container was created, so its journal must be whole.  Of one that is damaged what it still tells is taken
     back, with *force* alone; a warning (:class:`Stays`) says that the rest is not.
     """
-    path = f"{root}/{container_id}/created"
+    path, undone = f"{root}/{container_id}/created", f"{root}/{container_id}/{UNDONE}"
     try:
         posix.stat(path)
     except FileNotFoundError:
-        return _told_of_lost(path) if whole else ()
+        try:
+            posix.lstat(undone)
+        except FileNotFoundError:
+            return _told_of_lost(path) if whole else ()
+        with Fd(_lock(root)):
+            return _forget(undone, force)  # an earlier call has come as far as that
     from gpurun.ns.journal import ROOTFS, is_whole, parse
 
     with Fd(_lock(root)):
@@ -119,7 +126,8 @@ def undo_traces(root: str, container_id: str, force: bool = False, whole: bool =
         warnings: tuple[str, ...] = ()
         if traces and _still_it(path, rootfs, rest) and not _leave_to_another(root, container_id, rootfs, traces):
             warnings = _undo_in(rootfs, traces, force)
-        warnings = (*warnings, *_remove(path))
+        posix.rename(path, undone)
+        warnings = (*warnings, *_forget(undone, force))
         return (*warnings, _lost("is damaged", rootfs)) if damaged else warnings
 
 
@@ -163,14 +171,16 @@ def _is_it(rootfs_fd: int, rest: bytes) -> bool:
     return found.encode("utf-8", "surrogateescape") == rest
 
 
-def _remove(path: str) -> tuple[str, ...]:
-    """Remove the journal *path*: what it links to first, so that what is left by a kill is a link to nothing.  Returns a
-    warning when the journal stays."""
+def _forget(undone: str, force: bool) -> tuple[str, ...]:
+    """Remove the journal *undone*, of which all has been taken back: what it links to first, so that a kill leaves a link.
+
+    Where it stays that is a :class:`GpurunError`, and with *force* a warning; :func:`forget_orphan` removes it later.
+    """
     from gpurun.ns.journal_disk import remove
 
     stays: tuple[str, ...] = ()
     try:
-        kept = posix.readlink(path)
+        kept = posix.readlink(undone)
     except OSError:
         kept = ""  # it is the journal itself
     try:
@@ -179,9 +189,25 @@ def _remove(path: str) -> tuple[str, ...]:
     except FileNotFoundError:
         pass  # another has removed it
     except OSError as e:
-        stays = (Stays(f"the journal {kept} of what was made in the rootfs cannot be removed: {strerror_lower(e.errno)}"),)
-    posix.unlink(path)
+        text = f"the journal {kept} of what was made in the rootfs cannot be removed: {strerror_lower(e.errno)}"
+        if not force:
+            raise GpurunError(f"{text}: delete it again when that is repaired") from None
+        stays = (Stays(text),)
+    posix.unlink(undone)
     return stays
+
+
+def forget_orphan(root: str, container_id: str) -> None:
+    """Remove the journal of this boot that a delete of the container could not remove, where there is no such container.
+
+    What it tells of has been taken back.  Raises OSError where it stays.
+    """
+    from gpurun.ns.journal_disk import find_now, remove
+
+    for path in find_now(root, container_id):
+        with Fd(_lock(root)):  # which a create holds that makes its journal: its state directory is there by then
+            if not posix.access(f"{root}/{container_id}", posix.F_OK):
+                remove(path)
 
 
 def undo_earlier_boots(rootfs: str, container: tuple[str, str] = ("", "")) -> tuple[str, ...]:

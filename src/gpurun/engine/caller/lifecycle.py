@@ -169,9 +169,10 @@ def _delete(root: str, container_id: str, force: bool, told: bool) -> tuple[str,
         state = store.load(root, container_id)
     except ContainerNotFound:
         store.remove_directory(root, container_id)  # a create that was killed before it could write anything
-        from gpurun.ns.journal_store import undo_earlier_boots
+        from gpurun.ns.journal_store import forget_orphan, undo_earlier_boots
 
         warnings = undo_earlier_boots("", (root, container_id))  # what it had when the machine stopped
+        forget_orphan(root, container_id)
         if force:
             return warnings
         raise
@@ -306,13 +307,15 @@ def destroy(root: str, state: store.State, force: bool = False, told: bool = Tru
 
 
 def _undo_traces(root: str, container_id: str, force: bool, whole: bool) -> tuple[str, ...]:
-    try:
-        posix.lstat(f"{root}/{container_id}/created")
-    except FileNotFoundError:
-        return ()  # no devices have made anything in the rootfs
-    from gpurun.ns.journal_store import undo_traces
+    for name in ("created", "undone"):
+        try:
+            posix.lstat(f"{root}/{container_id}/{name}")
+        except FileNotFoundError:
+            continue
+        from gpurun.ns.journal_store import undo_traces
 
-    return undo_traces(root, container_id, force, whole)
+        return undo_traces(root, container_id, force, whole)
+    return ()  # no devices have made anything in the rootfs
 
 
 def _unmount_root(record: str) -> None:
