@@ -60,6 +60,7 @@ class ApiServer:
         self._history: list[tuple[int, str, Key, Object]] = []
         self._forgotten = 100
         self.used: set[tuple[str, str]] = set()  # (verb, resource): what a role must allow
+        self.asked: list[str] = []  # each request as METHOD PATH?QUERY
         self.admit: Callable[[str, Object], Object | None] = lambda plural, body: None
         self.down = False
         self.token = ""
@@ -176,6 +177,7 @@ class ApiServer:
         query = {name: values[-1] for name, values in parse_qs(split.query).items()}
         length = int(request.headers.get("Content-Length") or 0)
         data = request.rfile.read(length)
+        self.asked.append(f"{method} {request.path}")
         try:
             if self.down:
                 raise Refused(503, "ServiceUnavailable", "the server is down")

@@ -133,9 +133,11 @@ def settled(server: ApiServer) -> int:
 @own_server
 def test_nothing_is_written_while_nothing_changes(two: Cluster) -> None:
     assert two.server is not None
-    before = settled(two.server)
+    before, asked = settled(two.server), list(two.server.asked)
     time.sleep(1.5)  # several looks
-    assert two.server.version == before
+    assert two.server.version == before and two.server.asked == asked, "nor is anything asked"
+    (watch,) = [one for one in asked if "watch=" in one]
+    assert "fieldSelector=spec.nodeName%3Dnode-1%2Cspec.driver%3Dgpu.nvidia.com" in watch
     owner = two.server.all("resourceslices")[0]["metadata"]["ownerReferences"][0]
     assert owner["kind"] == "Node" and owner["uid"] == two.server.all("nodes")[0]["metadata"]["uid"]
     two.stop()
@@ -154,6 +156,24 @@ def test_a_watch_that_is_too_old_begins_anew(two: Cluster) -> None:
     two.server.down = False
     two.server.remove("resourceslices", "node-1-gpu.nvidia.com-0")
     two.until(lambda: len(two.published()) == 2)
+
+
+@own_server
+def test_a_server_that_refuses_is_not_asked_at_every_look(two: Cluster) -> None:
+    assert two.server is not None
+    tries: list[float] = []
+
+    def admit(plural: str, body: Object) -> Object | None:
+        tries.append(time.monotonic())
+        if len(tries) < 3:
+            raise Refused(503, "ServiceUnavailable", "come again")
+        return None
+
+    two.server.admit = admit
+    two.device_node(0).unlink()
+    two.until(lambda: two.published() == [SECOND])
+    first, second, third = tries[:3]
+    assert second - first >= 0.5 and third - second >= 1, "the looks are five times a second"
 
 
 @own_server
@@ -259,6 +279,11 @@ def test_what_cannot_be_prepared_says_why_and_leaves_nothing(two: Cluster) -> No
     assert len(devices_of(two)) == 1 and list(Checkpoint(str(two.checkpoint)).claims) == [held.uid]
     two.unprepare(held)
     assert not two.prepare(second)[second.uid].error
+    # A claim that is gone, and nobody has said so, holds nothing up.
+    assert two.server is not None
+    two.server.remove("resourceclaims", "second", "default")
+    third = two.allocate("third", FIRST)
+    assert not two.prepare(third)[third.uid].error and list(Checkpoint(str(two.checkpoint)).claims) == [third.uid]
 
 
 @own_server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 from math import inf
@@ -15,8 +16,12 @@ from gpurun.kubernetes.config import PluginConfig
 from gpurun.kubernetes.extra import need
 from gpurun.kubernetes.labels import FEATURES_FILE, labels_of, machine_type, patch_of, write_features
 from gpurun.kubernetes.node import read_node
+from gpurun.kubernetes.pauses import Pauses
 
 _INTERVAL_S = 60.0
+_STAMP = "nvidia.com/gfd.timestamp"
+#: Looks after which the node is asked for its labels though ours are as they were: somebody may have changed them.
+_ASK_AGAIN = 10
 
 
 def labels(invocation: Invocation) -> int:
@@ -33,10 +38,11 @@ def labels(invocation: Invocation) -> int:
     output = output or env.get("GFD_OUTPUT_FILE", "") or FEATURES_FILE
     stop, wake = threading.Event(), threading.Event()
     source = config_source(invocation, env, wake.set)
-    name = ""
+    node: _Node | None = None
     if patch:
         need("kubernetes")
-        name = node_name(invocation)
+        node = _Node(invocation.option("kubeconfig"), node_name(invocation))
+    pauses = Pauses()
 
     def end() -> None:
         stop.set()
@@ -51,20 +57,23 @@ def labels(invocation: Invocation) -> int:
                 config = source()
                 every = given or config.sleep_interval or _INTERVAL_S
                 made = _made(invocation, config)
-                if patch:
-                    _patch(invocation.option("kubeconfig"), name, made)
+                if node is not None:
+                    node.set(made)
                 else:
                     write_features(output, made)
                 probes.tell("")
+                rests = every
+                pauses.good()
             except GpurunError as e:
                 if invocation.flag("oneshot"):
                     raise
                 probes.tell(str(e))
                 log.warning(str(e))
-            probes.beat(every)
+                rests = min(every, pauses.next())
+            probes.beat(rests)
             if invocation.flag("oneshot"):
                 break
-            wake.wait(None if every == inf else every)
+            wake.wait(None if rests == inf else rests)
             if stop.is_set():
                 break
             wake.clear()
@@ -82,12 +91,25 @@ def _made(invocation: Invocation, config: PluginConfig) -> dict[str, str]:
     return labels_of(node, config, machine_type(f"{host.roots.sysroot}{config.machine_type_file}"), stamp)
 
 
-def _patch(kubeconfig: str, name: str, wanted: dict[str, str]) -> None:
-    from gpurun.kubernetes.api import connect
+class _Node:
+    """This node's labels in the API server."""
 
-    api = connect(kubeconfig)
-    now = api.node(name)["metadata"].get("labels") or {}
-    changes = patch_of(now, wanted)
-    if set(changes) - {"nvidia.com/gfd.timestamp"}:
-        api.label_node(name, changes)
-        log.info(f"node {name}: {len(changes)} labels changed")
+    def __init__(self, kubeconfig: str, name: str) -> None:
+        from gpurun.kubernetes.api import connect
+
+        self._api, self._name = connect(kubeconfig), name
+        self._written: dict[str, str] = {}
+        self._looks = 0
+
+    def set(self, wanted: dict[str, str]) -> None:
+        """Have the node carry *wanted*: asked for only after a change, and now and then.  Raises :class:`GpurunError`."""
+        meant = {name: text for name, text in wanted.items() if name != _STAMP}
+        self._looks -= 1
+        if self._looks > 0 and meant == self._written:
+            return
+        self._looks, self._written = 0, {}
+        changes = patch_of(self._api.node(self._name)["metadata"].get("labels") or {}, wanted)
+        if set(changes) - {_STAMP}:
+            self._api.label_node(self._name, changes)
+            log.info(f"node {self._name}: {len(changes)} labels changed")
+        self._looks, self._written = random.randint(_ASK_AGAIN // 2, _ASK_AGAIN), meant

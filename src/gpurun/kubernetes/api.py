@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +21,7 @@ from gpurun.errors import GpurunError
 #: Versions of resource.k8s.io whose objects look the same, the best one first.
 RESOURCE_GROUP, RESOURCE_VERSIONS = "resource.k8s.io", ("v1", "v1beta2")
 _TIMEOUT_S = 15.0
-#: Seconds after which a watch is begun anew; the server ends it earlier if it likes.
+#: Seconds after which a watch is begun anew, at the least, and twice that at most: not all nodes at the same moment.
 _WATCH_S = 300
 
 Object = dict[str, Any]
@@ -83,6 +84,14 @@ class Api:
         """Set *labels* of the node *name*; None takes one away."""
         _called(f"label node {name}", self._core.patch_node, name, {"metadata": {"labels": labels}})
 
+    def listed(self, what: str, field_selector: str) -> tuple[list[Object], str]:
+        """All of *what*, as :meth:`changes` takes it, and when they were so.  Returns (objects, resource version)."""
+        if what != "nodes":
+            group, version, plural = what.split("/")
+            return self.list(group, version, plural, field_selector)
+        answer = self._plain(_called("list nodes", self._core.list_node, field_selector=field_selector))
+        return list(answer.get("items") or ()), str(answer.get("metadata", {}).get("resourceVersion", ""))
+
     def list(self, group: str, version: str, plural: str, field_selector: str = "") -> tuple[list[Object], str]:
         """All objects, and the resource version at which they were so.  Returns (objects, resource version)."""
         more = {"field_selector": field_selector} if field_selector else {}
@@ -116,11 +125,14 @@ class Api:
             if e.status != 404:
                 raise
 
-    def changes(self, what: str, version: str, stop: threading.Event, **options: str) -> Iterator[tuple[str, Object]]:
+    def changes(
+        self, what: str, version: str, stop: threading.Event, field_selector: str = ""
+    ) -> Iterator[tuple[str, Object]]:
         """(``ADDED``, ``MODIFIED`` or ``DELETED``, object) since *version*, until the server ends it or *stop* is set.
 
-        *what* is ``nodes``, or ``group/version/plural``.  Raises :class:`ApiError`, with status 410 when *version* is too
-        old: then list again.
+        *what* is ``nodes``, or ``group/version/plural``.  ``BOOKMARK`` comes with an object that has only a
+        resourceVersion: up to there nothing else has changed.  Raises :class:`ApiError`, with status 410 when *version*
+        is too old: then list again.
         """
         stream = watch.Watch()
         if what == "nodes":
@@ -128,14 +140,16 @@ class Api:
             arguments: tuple[str, ...] = ()
         else:
             call, arguments = self._objects.list_cluster_custom_object, tuple(what.split("/"))
+        ends_s = int(_WATCH_S * random.uniform(1, 2))
         try:
             for event in stream.stream(
                 call,
                 *arguments,
                 resource_version=version,
-                timeout_seconds=_WATCH_S,
-                _request_timeout=_WATCH_S + 10,
-                **options,
+                field_selector=field_selector,
+                allow_watch_bookmarks=True,
+                timeout_seconds=ends_s,
+                _request_timeout=ends_s + 10,
             ):
                 if stop.is_set():
                     return

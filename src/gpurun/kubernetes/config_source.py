@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from gpurun import log
 from gpurun.errors import ConfigError, GpurunError, strerror_lower
@@ -80,45 +81,33 @@ class NodeLabel:
 
     def __init__(self, api: object, node: str, label: str, changed: Callable[[], None]) -> None:
         from gpurun.kubernetes.api import Api
+        from gpurun.kubernetes.follow import follow
 
         assert isinstance(api, Api)
-        self._api, self._node, self._label, self._changed = api, node, label, changed
+        self._node, self._label, self._changed = node, label, changed
         self._stop = threading.Event()
         self.value = ""
-        self._version = self._get()
-        threading.Thread(target=self._run, name="node-label", daemon=True).start()
+        self._set(api.node(node))
+        arguments = (api, "nodes", f"metadata.name={node}", self._stop, self._begun, self._told, self._failed)
+        threading.Thread(target=follow, args=arguments, name="node-label", daemon=True).start()
 
     def stop(self) -> None:
         """End the watch of the label; returns at once."""
         self._stop.set()
 
-    def _get(self) -> str:
-        metadata = self._api.node(self._node)["metadata"]
-        self._set(metadata)
-        return str(metadata.get("resourceVersion", ""))
-
-    def _set(self, metadata: Mapping[str, object]) -> None:
-        labels = metadata.get("labels") or {}
-        value = str(labels.get(self._label, "")) if isinstance(labels, dict) else ""
+    def _set(self, node: Mapping[str, Any]) -> None:
+        value = str((node["metadata"].get("labels") or {}).get(self._label, ""))
         if value != self.value:
             self.value = value
             self._changed()
 
-    def _run(self) -> None:
-        selector = f"metadata.name={self._node}"
-        while not self._stop.is_set():
-            try:
-                for _, node in self._api.changes("nodes", self._version, self._stop, field_selector=selector):
-                    self._set(node["metadata"])
-                    self._version = str(node["metadata"].get("resourceVersion", self._version))
-            except GpurunError as e:
-                log.debug(str(e))
-                self._stop.wait(1)
-                self._again()
+    def _begun(self, nodes: list[dict[str, Any]]) -> None:
+        for node in nodes:
+            self._set(node)
 
-    def _again(self) -> None:
-        try:
-            self._version = self._get()
-        except GpurunError as e:
-            log.warning(f"the label {self._label} of node {self._node} cannot be read: {e}")
-            self._stop.wait(5)
+    def _told(self, kind: str, node: dict[str, Any]) -> None:
+        if kind != "DELETED":
+            self._set(node)
+
+    def _failed(self, error: GpurunError) -> None:
+        log.warning(f"the label {self._label} of node {self._node} cannot be watched: {error}")

@@ -11,9 +11,10 @@ import grpc
 from gpurun import log
 from gpurun.errors import GpurunError
 from gpurun.kubernetes.api import RESOURCE_GROUP, Api, ApiError
-from gpurun.kubernetes.dra.claim import read_claim
+from gpurun.kubernetes.dra.checkpoint import PreparedClaim
+from gpurun.kubernetes.dra.claim import Claim, read_claim
 from gpurun.kubernetes.dra.health import DeviceHealth
-from gpurun.kubernetes.dra.prepare import Preparer
+from gpurun.kubernetes.dra.prepare import Preparer, StillPreparedError
 from gpurun.kubernetes.dra.slices import DRIVER
 from gpurun.kubernetes.kubelet import identity, server
 from gpurun.kubernetes.protocols import dra_health_v1alpha1_pb2_grpc as health_services
@@ -41,8 +42,7 @@ class Claims:
         for asked in request.claims:
             answer = response.claims[asked.uid]
             try:
-                claim = self._get(asked.namespace, asked.name, asked.uid)
-                done = self._preparer.prepare(read_claim(claim, self._pool))
+                done = self._prepared(read_claim(self._get(asked.namespace, asked.name, asked.uid), self._pool))
             except GpurunError as e:
                 log.warning(str(e))
                 answer.error = str(e)
@@ -77,18 +77,32 @@ class Claims:
         """
         for claim in self._preparer.claims:
             try:
-                now = self._get(claim.namespace, claim.name, claim.uid)
-            except ApiError as e:
-                if e.status != 404:
-                    raise
-            else:
-                if read_claim(now, self._pool).devices:
-                    continue
-            log.warning(f"claim {claim.namespace}/{claim.name} no longer exists: what was prepared for it is removed")
-            try:
-                self._preparer.unprepare(claim.uid)
+                self._is_gone(claim)
+            except ApiError:
+                raise
             except GpurunError as e:
                 log.warning(str(e))
+
+    def _prepared(self, claim: Claim) -> PreparedClaim:
+        """*claim* made ready; of the claims that have its devices, those that are gone are taken back first."""
+        while True:
+            try:
+                return self._preparer.prepare(claim)
+            except StillPreparedError as e:
+                if not self._is_gone(e.other):
+                    raise
+
+    def _is_gone(self, claim: PreparedClaim) -> bool:
+        """Whether the API server does not have *claim* any more; then it is taken back.  Raises :class:`GpurunError`."""
+        try:
+            if read_claim(self._get(claim.namespace, claim.name, claim.uid), self._pool).devices:
+                return False
+        except ApiError as e:
+            if e.status != 404:
+                raise
+        log.warning(f"claim {claim.namespace}/{claim.name} no longer exists: what was prepared for it is removed")
+        self._preparer.unprepare(claim.uid)
+        return True
 
     def _get(self, namespace: str, name: str, uid: str) -> dict[str, Any]:
         found = self._api.get_namespaced(RESOURCE_GROUP, self._version, "resourceclaims", namespace, name)

@@ -47,6 +47,14 @@ _CLAIM = "claim-"  # the beginning of the name of an MPS daemon's directory; oth
 MakeSpec = Callable[[tuple[str, ...]], CdiSpec]
 
 
+class StillPreparedError(GpurunError):
+    """A device is still prepared for the claim *other*."""
+
+    def __init__(self, where: str, device: str, other: PreparedClaim) -> None:
+        super().__init__(f"{where}: {device} is still prepared for claim {other.namespace}/{other.name}")
+        self.other = other
+
+
 class Preparer:
     """Prepares and unprepares claims.  *devices* is asked for what the node has now (name → device).
 
@@ -164,7 +172,7 @@ class Preparer:
                 if other.uid == uid or device.admin or device.uuid != wanted.uuid:
                     continue
                 if not (share and device.share and share != device.share):
-                    raise GpurunError(f"{where}: {wanted.name} is still prepared for claim {other.namespace}/{other.name}")
+                    raise StillPreparedError(where, wanted.name, other)
 
     def _share(self, claim: Claim, made: PreparedClaim, spec: CdiSpec) -> CdiSpec:
         """Set up how the devices are shared; *spec* with what its clients need.  Raises :class:`GpurunError`."""

@@ -1,20 +1,29 @@
-"""ResourceSlices of this node kept as they are to be, whoever else writes to them."""
+"""ResourceSlices of this node kept as they are to be, whoever else writes to them.
+
+What the API server has is known by a watch of this node's slices alone, so it is asked for nothing while nothing changes.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 from gpurun import log
+from gpurun.errors import GpurunError
 from gpurun.kubernetes.api import RESOURCE_GROUP, Api, ApiError
 from gpurun.kubernetes.dra.slices import DRIVER, slices
+from gpurun.kubernetes.follow import follow
 from gpurun.kubernetes.node import NodeGpus
+from gpurun.kubernetes.pauses import Pauses
 
 _PLURAL = "resourceslices"
 Object = dict[str, Any]
 
 
 class Publisher:
-    """The slices of the node *name* in one API server.  One thread calls :meth:`publish`."""
+    """The slices of the node *name* in one API server.  One thread calls :meth:`publish`, another :meth:`follow`."""
 
     def __init__(self, api: Api, name: str) -> None:
         self._api, self._name = api, name
@@ -22,43 +31,94 @@ class Publisher:
         self._minor = api.minor_version()
         self._counting = True
         self._owner: list[Object] = []
+        self._lock = threading.Lock()
+        #: Our slices as the server has them, by name; None until it has said so.  *_failure* is why it has not, or why a
+        #: write failed; nothing is written again before *_not_before* (monotonic).
+        self._there: dict[str, Object] | None = None
+        self._failure: GpurunError | None = None
+        self._pauses, self._not_before = Pauses(), 0.0
         #: What the server has made of what we wrote last: name → (specification, its resourceVersion).
         self._written: dict[str, tuple[Object, str]] = {}
 
     def publish(self, node: NodeGpus, ill: dict[str, str]) -> bool:
         """Have the slices say what *node* has but for the UUIDs *ill*; whether something was to be done.
 
-        Raises :class:`ApiError`; of two writers at the same time one has to come again (status 409).
+        Raises :class:`GpurunError`: the server has refused, cannot be asked, or rests from the last failure.
         """
         wanted = slices(node, self._name, ill, self._minor, self._counting)
+        with self._lock:
+            there = None if self._there is None else dict(self._there)
+            if self._failure is not None and (there is None or time.monotonic() < self._not_before):
+                raise self._failure
+        if there is None:
+            return False
         try:
-            return self._write(wanted)
+            written = self._write(there, wanted)
         except ApiError as e:
             if self._counting and e.status in (400, 422) and any("sharedCounters" in spec for spec in wanted):
                 log.warning(f"this API server does not support counters: MIG devices are published without them ({e})")
                 self._counting = False
                 return self.publish(node, ill)
+            if e.status in (404, 409):  # somebody was faster
+                self._begun(self._api.listed(self._watched(), self._selector())[0])
+            with self._lock:
+                self._failure, self._not_before = e, time.monotonic() + self._pauses.next()
             raise
+        with self._lock:
+            self._failure = None
+        self._pauses.good()
+        return written
 
-    def published(self) -> tuple[list[Object], str]:
-        """Our slices, and the resource version at which they were so.  Returns (slices, resource version)."""
-        selector = f"spec.nodeName={self._name},spec.driver={DRIVER}"
-        found, version = self._api.list(RESOURCE_GROUP, self.version, _PLURAL, selector)
+    def follow(self, stop: threading.Event, changed: Callable[[], None]) -> None:
+        """Know what the server has, until *stop* is set, and call *changed* whenever somebody else has changed it."""
+
+        def begun(found: list[Object]) -> None:
+            self._begun(found)
+            changed()
+
+        def told(kind: str, one: Object) -> None:
+            if self._told(kind, one):
+                changed()
+
+        follow(self._api, self._watched(), self._selector(), stop, begun, told, self._failed)
+
+    def _begun(self, found: list[Object]) -> None:
         # A server that does not know the selector says all.
         mine = [s for s in found if s["spec"].get("nodeName") == self._name and s["spec"].get("driver") == DRIVER]
-        return sorted(mine, key=lambda s: str(s["metadata"]["name"])), version
+        with self._lock:
+            self._there = {str(one["metadata"]["name"]): one for one in mine}
+            self._failure = None
 
-    def watched(self) -> str:
-        """What to watch for changes, as :meth:`Api.changes` takes it."""
+    def _told(self, kind: str, one: Object) -> bool:
+        """Take a change in; whether it was not known, as our own are."""
+        name, version = str(one["metadata"]["name"]), int(one["metadata"]["resourceVersion"])
+        with self._lock:
+            if self._there is None:
+                return False
+            known = self._there.get(name)
+            if known is not None and int(known["metadata"]["resourceVersion"]) >= version:
+                return False
+            if kind != "DELETED":
+                self._there[name] = one
+                return True
+            return self._there.pop(name, None) is not None
+
+    def _failed(self, error: GpurunError) -> None:
+        with self._lock:
+            if self._there is None:
+                self._failure = error
+
+    def _selector(self) -> str:
+        return f"spec.nodeName={self._name},spec.driver={DRIVER}"
+
+    def _watched(self) -> str:
         return f"{RESOURCE_GROUP}/{self.version}/{_PLURAL}"
 
-    def _write(self, wanted: list[Object]) -> bool:
-        found, _ = self.published()
-        there = {str(one["metadata"]["name"]): one for one in found}
+    def _write(self, there: dict[str, Object], wanted: list[Object]) -> bool:
         names = [f"{self._name}-{DRIVER}-{number}" for number in range(len(wanted))]
         if set(there) == set(names) and all(self._is(there[name], spec) for name, spec in zip(names, wanted, strict=True)):
             return False
-        generation = 1 + max([int(one["spec"]["pool"].get("generation", 0)) for one in found], default=0)
+        generation = 1 + max([int(one["spec"]["pool"].get("generation", 0)) for one in there.values()], default=0)
         for name, spec in zip(names, wanted, strict=True):
             metadata: Object = {"name": name, "ownerReferences": self._owners()}
             body = {
@@ -71,6 +131,7 @@ class Publisher:
             else:
                 made = self._api.create(RESOURCE_GROUP, self.version, _PLURAL, body)
             self._written[name] = spec, str(made["metadata"]["resourceVersion"])
+            self._told("MODIFIED", made)
         for name in set(there) - set(names):
             self._api.delete(RESOURCE_GROUP, self.version, _PLURAL, name)
         count = sum(len(spec.get("devices", ())) for spec in wanted)

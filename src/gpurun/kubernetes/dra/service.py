@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Mapping
@@ -20,13 +21,14 @@ from gpurun.kubernetes.dra.slices import DRIVER, Allocatable, allocatable
 from gpurun.kubernetes.health import HealthState, xid_filter
 from gpurun.kubernetes.kubelet import KUBELET_DIR
 from gpurun.kubernetes.node import NodeGpus, read_node
+from gpurun.kubernetes.pauses import Pauses
 from gpurun.kubernetes.probes import Probes
 from gpurun.kubernetes.specs import CDI_DIR, NodeHost
 from gpurun.kubernetes.xid_watch import XidWatch
 from gpurun.record import Record
 
-#: Seconds between two searches for claims that are gone.
-_CLEAN_S = 300.0
+#: Seconds between two searches for claims that are gone, at the most; half of it at the least, at random.
+_CLEAN_S = 3600.0
 #: Seconds between two looks at the MPS daemons of claims.
 _DAEMONS_S = 5.0
 
@@ -72,9 +74,11 @@ class DraDriver:
         """Serve until :meth:`stop`."""
         self._preparer.start_again()
         self._watch.start()
-        threading.Thread(target=self._watch_slices, name="slices", daemon=True).start()
+        arguments = (self._stop, self._look_again)
+        threading.Thread(target=self._publisher.follow, args=arguments, name="slices", daemon=True).start()
         try:
             next_look = next_clean = next_daemons = 0.0
+            pauses = Pauses()
             while not self._stop.is_set():
                 problems: list[str] = []
                 if time.monotonic() >= next_look or not self._events.empty() or self._slices_changed.is_set():
@@ -89,8 +93,11 @@ class DraDriver:
                     problems += self._tried(self._preparer.keep_daemons)
                     next_daemons = time.monotonic() + min(_DAEMONS_S, self._places.interval_s)
                 if time.monotonic() >= next_clean:
-                    problems += self._tried(self._claims.clean)
-                    next_clean = time.monotonic() + (_CLEAN_S if not problems else 5.0)
+                    failed = self._tried(self._claims.clean)
+                    problems += failed
+                    if not failed:
+                        pauses.good()
+                    next_clean = time.monotonic() + (pauses.next() if failed else _CLEAN_S * random.uniform(0.5, 1))
                 self._probes.beat()
                 registered = "" if self._sockets.registered else f"{DRIVER}: not registered with the kubelet"
                 self._probes.tell(problems[0] if problems else registered)
@@ -138,23 +145,13 @@ class DraDriver:
         try:
             self._publisher.publish(node, ill)
         except ApiError as e:
-            if e.status != 409:
+            if e.status != 409:  # somebody was faster: the next look is soon
                 raise
-            self._slices_changed.set()  # somebody was faster; look again
 
     def _devices(self) -> Mapping[str, Allocatable]:
         return allocatable(self._node)
 
-    def _watch_slices(self) -> None:
+    def _look_again(self) -> None:
         """Whoever changes or deletes our slices makes us look at once."""
-        while not self._stop.is_set():
-            try:
-                _, version = self._publisher.published()
-                self._slices_changed.set()
-                self._wake.set()
-                for _ in self._api.changes(self._publisher.watched(), version, self._stop):
-                    self._slices_changed.set()
-                    self._wake.set()
-            except GpurunError as e:
-                log.debug(str(e))
-                self._stop.wait(2)
+        self._slices_changed.set()
+        self._wake.set()
