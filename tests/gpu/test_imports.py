@@ -28,6 +28,7 @@ PLAIN = {
     "gpu.nvidia.request.environment", "gpu.nvidia.request.records", "gpu.nvidia.request.selection",
     "gpu.nvidia.request.settings", "gpu.nvidia.host.driver", "gpu.nvidia.host.file_names", "gpu.nvidia.host.files",
     "gpu.nvidia.host.gpus", "gpu.nvidia.host.libraries", "gpu.nvidia.host.nodes", "gpu.host.reads",
+    "gpu.host.access",
     "gpu.nvidia.host.roots", "gpu.nvidia.edits.driver", "gpu.nvidia.edits.files", "gpu.nvidia.edits.proc_files",
     "cdi.edits", "formats.elf", "formats.ldcache", "formats.ldconf",
 }  # fmt: skip

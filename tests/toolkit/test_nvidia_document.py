@@ -139,7 +139,7 @@ def test_keys_of_config_toml() -> None:
     keys = {*config_file._BOOLEANS, *config_file._LISTS, *config_file._TEXTS}
     text = Path(settings.__file__).read_text()
     own = {f"gpurun.{name}" for name in re.findall(r'"gpurun\.([a-z-]+)"', text)}
-    assert named("config.toml") - {"disabled"} >= keys | own and len(own) == 4
+    assert named("config.toml") - {"disabled"} >= keys | own and len(own) == 6
     assert named("config.toml") == keys | own, "a key that nobody reads"
     for key in keys:
         verdict, reason = row_of("config.toml", key)

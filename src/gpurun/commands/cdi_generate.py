@@ -114,7 +114,8 @@ def generate_as_asked(invocation: Invocation, env: Mapping[str, str]) -> tuple[G
     )
     roots = roots_from_environment(env, invocation.option("driver-root", settings.driver_root))
     dirs = option_items(invocation, "library-search-path")
-    roots = replace(roots, config_dirs=option_items(invocation, "config-search-path"))
+    configs = option_items(invocation, "config-search-path")
+    roots = replace(roots, config_dirs=configs, excluded=settings.excluded_devices)
     roots = replace(roots, dev_root=invocation.option("dev-root", roots.dev_root), library_dirs=dirs or roots.library_dirs)
     return generate_spec(_mode(invocation), roots, options, env), options
 

@@ -13,6 +13,7 @@ import posix
 from gpurun import log
 from gpurun.cachefile import entry_name, load, save, this_build
 from gpurun.cdi.edits import ContainerEdits
+from gpurun.gpu.host.access import closed_by_job
 from gpurun.gpu.host.facts import first_change
 from gpurun.record import from_wire, to_wire
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 #: What of gpurun's own environment the discovery and the site's settings depend on.
 _OWN = ("GPURUN_SYSROOT", "GPURUN_MODE", "NVIDIA_CTK_CONFIG_FILE_PATH", "XDG_CONFIG_HOME", "HOME", "CUDA_MPS_PIPE_DIRECTORY")
-_ASKING = ("NVIDIA_", "CUDA_VERSION=")
+_ASKING = ("NVIDIA_", "CUDA_VERSION=", "CUDA_VISIBLE_DEVICES=")
 _MOUNTS = "/var/run/nvidia-container-devices"
 _LIMIT = 4 << 20
 
@@ -40,6 +41,7 @@ def question(env: tuple[str, ...], privileged: bool, own_env: Mapping[str, str],
         privileged,
         [mount for mount in mounts if mount[1].startswith(_MOUNTS)],
         [own_env.get(name) for name in _OWN],
+        sorted(closed_by_job(own_env.get("GPURUN_SYSROOT", "").rstrip("/") + "/dev")),
     )
 
 

@@ -278,7 +278,9 @@ def _from_driver(request: GpuRequest, settings: Settings, asked: Inquiry) -> Gpu
     from gpurun.gpu.nvidia.driver_answer import ask_driver
     from gpurun.gpu.nvidia.host.file_names import MPS_REASON
 
-    answer = ask_driver(request, settings, asked.own_env, asked.prepare)
+    named = any(e.startswith("CUDA_VISIBLE_DEVICES=") for e in asked.env)
+    tell_cuda = settings.cuda_visible_devices and asked.privileged and not named and bool(request.devices)
+    answer = ask_driver(request, settings, asked.own_env, asked.prepare, tell_cuda)
     pipes = [mount for mount in answer.edits.mounts if mount.reason == MPS_REASON]
     if pipes:
         from gpurun.gpu.nvidia.edits.mps import with_mps

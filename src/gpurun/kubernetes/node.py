@@ -85,8 +85,11 @@ class NodeGpus(Record):
 
 
 def read_node(roots: Roots) -> NodeGpus:
-    """What there is now.  A driver that is not loaded or not well is an answer, not an error."""
-    gpus = read_gpus(roots)
+    """What there is now, but for GPUs that the site excludes.
+
+    A driver that is not loaded or not well is an answer, not an error.
+    """
+    gpus = tuple([gpu for gpu in read_gpus(roots) if not gpu.apart])
     version = module_version(roots)
     if not gpus:
         return NodeGpus(version)

@@ -20,6 +20,32 @@ def is_confined() -> bool:
     return posix.geteuid() != 0 or in_user_namespace()
 
 
+def closed_by_job(dev: str) -> frozenset[int]:
+    """The minors of the GPUs of NVIDIA's below *dev* (``/dev``) that the caller's Slurm job is not to use.
+
+    Slurm restricts a job by the device rules of its cgroup, which access(2) asks as well.  A container is often made in a
+    cgroup elsewhere, whose rules would let it have them.  Empty for a caller in no job.
+    """
+    try:
+        if b"slurm" not in read_file("/proc/self/cgroup"):
+            return frozenset()
+        names = posix.listdir(dev)
+    except OSError:
+        return frozenset()
+    minors = [name[6:] for name in names if name.startswith("nvidia") and name[6:].isdigit()]
+    return frozenset([int(minor) for minor in minors if not _may_open(f"{dev}/nvidia{minor}")])
+
+
+def _may_open(path: str) -> bool:
+    """False where not the permissions of the node *path* but rules of a cgroup keep the caller from it."""
+    try:
+        mode = posix.stat(path).st_mode
+    except OSError:
+        return True
+    by_mode = posix.geteuid() == 0 or mode & 0o006 == 0o006
+    return not by_mode or posix.access(path, posix.R_OK | posix.W_OK, effective_ids=True)
+
+
 def closed_nodes(paths: Iterable[str], keeps_groups: bool = True) -> str:
     """Which of the nodes at *paths* a container of the caller cannot open, why, and what to do; "" where it can open all.
 

@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.errors import GpuError
+from gpurun.gpu.host.access import closed_by_job
+from gpurun.gpu.nvidia.host.device_numbers import node_minors
+from gpurun.gpu.nvidia.host.roots import dev_root
+from gpurun.gpu.nvidia.request.records import place
+from gpurun.gpu.nvidia.request.selection import identified, select
 from gpurun.gpu.nvidia.request.settings import roots_of
 from gpurun.record import Record, replace
 
@@ -24,6 +29,9 @@ if TYPE_CHECKING:
     Check = Callable[[ContainerEdits], None]
 
 
+_NOT_OF_THE_JOB = "the caller's Slurm job may not open it, by the device rules of its cgroup"
+
+
 class DriverAnswer(Record):
     """What a request brings from the driver.
 
@@ -34,8 +42,10 @@ class DriverAnswer(Record):
     cacheable: bool = False
 
 
-def ask_driver(request: GpuRequest, settings: Settings, own_env: Mapping[str, str], prepare: Check | None) -> DriverAnswer:
-    """The answer to *request*; *own_env* is gpurun's environment.
+def ask_driver(
+    request: GpuRequest, settings: Settings, own_env: Mapping[str, str], prepare: Check | None, tell_cuda: bool = False
+) -> DriverAnswer:
+    """The answer to *request*; *own_env* is gpurun's environment; with *tell_cuda* CUDA_VISIBLE_DEVICES says which GPUs.
 
     With *prepare*, which is called before, device nodes and modules that are missing are made present by
     ``nvidia-modprobe``.  Raises :class:`GpuError` for a host that cannot serve it, and what *prepare* raises.
@@ -47,9 +57,30 @@ def ask_driver(request: GpuRequest, settings: Settings, own_env: Mapping[str, st
     if made is not None:
         return DriverAnswer(made)
     driver, whole = _read(request, settings, own_env, roots, prepare)
+    closed = closed_by_job(f"{dev_root(roots).rstrip('/')}/dev")
+    if closed:
+        gpus = [replace(gpu, apart=_NOT_OF_THE_JOB) if gpu.minor in closed else gpu for gpu in driver.gpus]
+        driver = replace(driver, gpus=tuple(gpus))
     resolver = NvmlOnce(roots)
     made = _driver_edits(request, driver, settings, resolver)
+    if tell_cuda:
+        made = replace(made, env=(*made.env, f"CUDA_VISIBLE_DEVICES={_cuda_names(request, driver, resolver)}"))
+    taken = closed & frozenset(node_minors(made.device_nodes)) if closed else ()
+    if taken:
+        text = f"{place(request.source)}: GPU with the node /dev/nvidia{min(taken)}: {_NOT_OF_THE_JOB}"
+        raise GpuError(f"{text}: ask for all, which are those of the job")
     return DriverAnswer(made, whole and not resolver.asked and not request.extras and not request.imex_channels)
+
+
+def _cuda_names(request: GpuRequest, driver: Driver, resolver: Resolver) -> str:
+    """The UUIDs of the GPUs and MIG devices of *request*, as CUDA takes them."""
+    gpus = driver.gpus
+    if any("?" in gpu.uuid or gpu.mig for gpu in gpus):
+        gpus = identified(gpus, resolver())
+    names: list[str] = []
+    for one in select(request, gpus):
+        names += [mig.uuid or f"MIG-{one.gpu.uuid}/{mig.gi}/{mig.ci}" for mig in one.mig] or [one.gpu.uuid]
+    return ",".join(names)
 
 
 def _of_platform(request: GpuRequest, settings: Settings, roots: Roots) -> ContainerEdits | None:

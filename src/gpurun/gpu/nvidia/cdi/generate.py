@@ -160,7 +160,8 @@ def _wanted(ids: tuple[str, ...], gpus: tuple[Gpu, ...]) -> list[tuple[Gpu, MigD
     """The devices to describe: whole GPUs, and the MIG devices of those that are divided."""
     every: list[tuple[Gpu, MigDevice | None]] = []
     for gpu in gpus:
-        every += [(gpu, mig) for mig in gpu.mig] or [(gpu, None)]
+        if not gpu.apart:
+            every += [(gpu, mig) for mig in gpu.mig] or [(gpu, None)]
     if "all" in ids:
         return every
     chosen: list[tuple[Gpu, MigDevice | None]] = []

@@ -12,7 +12,8 @@ legacy     from the driver     refused                                left alone
 =========  ==================  =====================================  ============
 
 A plain id in the mode ``cdi``, in the environment as in annotations, is a device of the site's default kind.  In every
-other mode plain ids and CDI names do not go together.  ``runtime.nvidia.com/gpu=…`` always means the driver.
+other mode plain ids and CDI names do not go together.  ``runtime.nvidia.com/gpu=…`` always means the driver,
+and so does ``management.nvidia.com/gpu=…`` but for ``all``: the GPU Operator writes a file for that one alone.
 
 Annotations are left alone unless the site asks for them: an engine that injects CDI devices (containerd, CRI-O) leaves its
 annotations in place, and has done all they ask for.
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from gpurun.gpu.nvidia.request.settings import Settings
 
 JIT_KIND = "runtime.nvidia.com/gpu"
+_MANAGEMENT_KIND = "management.nvidia.com/gpu"
 _MAX_ANNOTATION = 64 * 1024
 
 
@@ -110,20 +112,30 @@ def route(
         names = annotated_devices(annotations, settings.annotation_prefixes, settings.default_kind)
     if names:
         ids, found = split_devices(names, settings, "annotations")
-        if ids:
+        if any(name.startswith(f"{JIT_KIND}=") for name in names):
             raise ConfigError("annotations", f"{JIT_KIND} cannot be named in annotations: use process.env")
-        _check_requirements(read_needs(env, settings.policy), found, roots)
-        return None, found
+        needs = read_needs(env, settings.policy)
+        _check_requirements(needs, found, roots)
+        return (_of_driver(needs, ids, settings, env, "annotations") if ids else None), found
     if request is None or request.denied or not (request.devices or request.qualified):
         return request, ()
     ids, found = split_devices(request.qualified or request.devices, settings, place(request.source))
     if not ids:
         _check_requirements(request, found, roots)
         return None, found
+    if request.qualified:
+        return _of_driver(request, ids, settings, env, request.source), found
+    return replace(request, devices=ids), found
+
+
+def _of_driver(
+    request: GpuRequest, ids: tuple[str, ...], settings: Settings, env: tuple[str, ...], source: str
+) -> GpuRequest:
+    """*request* for the devices *ids* of the driver, with all capabilities unless *env* says which."""
     capabilities = request.capabilities
-    if request.qualified and not names_capabilities(env):
+    if not names_capabilities(env):
         capabilities = tuple(sorted(settings.policy.supported_capabilities))
-    return replace(request, devices=ids, qualified=(), capabilities=capabilities), found
+    return replace(request, devices=ids, qualified=(), capabilities=capabilities, source=source)
 
 
 def split_devices(devices: tuple[str, ...], settings: Settings, source: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -141,7 +153,7 @@ def split_devices(devices: tuple[str, ...], settings: Settings, source: str) -> 
             if "=" in device or (settings.mode == "cdi" and device_problem(device)):
                 problem = device_problem(device) if "=" not in device else "it is no vendor/class=device"
                 raise ConfigError(source, f"{clean(device)} is not a CDI device name: {problem}")
-            if settings.mode == "cdi":
+            if settings.mode == "cdi" and not _is_of_driver(settings, settings.default_kind, device):
                 names.append(f"{settings.default_kind}={device}")
             else:
                 ids.append(device)
@@ -152,7 +164,7 @@ def split_devices(devices: tuple[str, ...], settings: Settings, source: str) -> 
             raise ConfigError(
                 source, f'{clean(device)}: the mode "legacy" of config.toml does not support CDI devices: use auto or cdi'
             )
-        elif settings.mode == "jit-cdi" and qualified.kind == settings.default_kind:
+        elif _is_of_driver(settings, qualified.kind, qualified.device):
             ids.append(qualified.device)
         else:
             names.append(device)
@@ -160,6 +172,13 @@ def split_devices(devices: tuple[str, ...], settings: Settings, source: str) -> 
         text = "requesting a CDI device with vendor 'runtime.nvidia.com' is not supported when requesting other CDI devices"
         raise ConfigError(source, text)
     return tuple(dict.fromkeys(["all"] if "all" in ids else ids)), tuple(dict.fromkeys(names))
+
+
+def _is_of_driver(settings: Settings, kind: str, device: str) -> bool:
+    """Whether the driver serves *device*, whatever file there is for its *kind*."""
+    if settings.mode == "jit-cdi" and kind == settings.default_kind:
+        return True
+    return kind == _MANAGEMENT_KIND and device != "all"
 
 
 def _check_requirements(request: GpuRequest, names: tuple[str, ...], roots: Roots) -> None:

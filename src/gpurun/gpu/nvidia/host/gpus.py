@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpurun.gpu.nvidia.host.mig import MigDevice
 
 _UNKNOWN_UUID = "?"
+_EXCLUDED = "config.toml excludes it (gpurun.excluded-devices)"
 
 
 #: Where a Thor has its own GPU, which the driver of graphics cards serves as well; an Orin's is not in procfs.
@@ -33,6 +34,7 @@ class Gpu(Record):
     numa_node: int  # -1 when the machine has but one
     node: HostNode
     drm: tuple[HostNode, ...] = ()
+    apart: str = ""  # why it is not one of "all"
     mig: tuple[MigDevice, ...] = ()  # what the GPU is divided into; empty for a GPU that is not, or has no MIG
 
 
@@ -75,20 +77,28 @@ def gpus_of(roots: Roots, dev: str, majors: dict[str, int], graphics: bool) -> t
         if info.get("GPU Excluded") == "Yes" or minor is None:
             continue
         pci = _pci_directory(roots, bus_id)
+        uuid = info.get("GPU UUID", _UNKNOWN_UUID)
         gpus.append(
             Gpu(
                 index=len(gpus),
                 minor=minor,
-                uuid=info.get("GPU UUID", _UNKNOWN_UUID),
+                uuid=uuid,
                 bus_id=bus_id,
                 model=info.get("Model", "unknown model"),
                 numa_node=_numa_node(pci),
                 node=find_node(dev, f"/dev/nvidia{minor}", major, minor),
                 drm=_drm_nodes(pci, dev) if graphics else (),
+                apart=_EXCLUDED if roots.excluded and _is_excluded(roots, len(gpus), uuid, bus_id) else "",
                 mig=mig(minor) if mig is not None and str(minor) in divided else (),
             )
         )
     return tuple(gpus)
+
+
+def _is_excluded(roots: Roots, index: int, uuid: str, bus_id: str) -> bool:
+    """Whether the site excludes the GPU, by its index, UUID or PCI bus id."""
+    own = (str(index), uuid.lower())
+    return any(name.lower() in own or (":" in name and bus_order(name) == bus_order(bus_id)) for name in roots.excluded)
 
 
 def _divided(roots: Roots) -> set[str]:

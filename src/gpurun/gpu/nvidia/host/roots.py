@@ -20,6 +20,7 @@ class Roots(Record):
     *dev_root* is the directory with the ``dev/`` of the GPUs, where it is neither the driver root's nor the host's (empty:
     found out).  *ldcache* is a loader's cache to read instead of the driver root's own, *library_dirs* where to look for
     libraries before the usual directories (below the driver root), *config_dirs* the same for files of configuration.
+    *excluded* are GPUs, by index, UUID or PCI address, that are not among ``all``.
     """
 
     driver_root: str = "/"
@@ -28,6 +29,7 @@ class Roots(Record):
     ldcache: str = "/etc/ld.so.cache"
     library_dirs: tuple[str, ...] = ()
     config_dirs: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
 
 
 def roots_from_environment(env: Mapping[str, str], driver_root: str = "/") -> Roots:

@@ -55,7 +55,7 @@ class GpuRequest(Record):
 
 def place(source: str) -> str:
     """The *source* of a request as a place in config.json."""
-    return source if source == "mounts" else f"process.env {source}"
+    return source if source in ("mounts", "annotations") else f"process.env {source}"
 
 
 def is_qualified(device: str) -> bool:

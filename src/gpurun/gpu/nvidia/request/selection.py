@@ -27,14 +27,19 @@ class Selected(Record):
 
 
 def select(request: GpuRequest, gpus: tuple[Gpu, ...], resolver: Resolver | None = None) -> tuple[Selected, ...]:
-    """What *request* names, each GPU once, in the order of their index; ``all`` is every GPU with its MIG devices.
+    """What *request* names, each GPU once, in the order of their index; ``all`` is every GPU with its MIG devices
+    but those that the site or the caller's job sets apart.
 
     *resolver* tells what procfs does not (UUIDs of MIG devices and of GPUs that nothing has used since boot, NVML's numbers)
     and is called at most once, only when needed.
     Raises :class:`GpuError` for a device the host does not have.
     """
     if request.devices == ("all",):
-        return tuple([Selected(gpu, True, gpu.mig) for gpu in gpus])
+        every = tuple([Selected(gpu, True, gpu.mig) for gpu in gpus if not gpu.apart])
+        if gpus and not every:
+            why = "; ".join([f"{gpu.bus_id}: {gpu.apart}" for gpu in gpus])
+            raise GpuError(f"none of all GPUs is left{_where(request.source)}: {why}")
+        return every
     whole: set[int] = set()
     chosen: dict[int, dict[tuple[int, int], MigDevice]] = {}
     for device in request.devices:

@@ -61,7 +61,8 @@ class Settings(Record):
     *features* are the names below ``[features]`` that are true.  ``[gpurun]`` is a table of our own (the toolkit ignores
     it): *dev_root* and *library_dirs* as in :class:`gpurun.gpu.nvidia.host.roots.Roots`; *filter_engine_devices* is for
     GPUs that an engine itself has given (:mod:`gpurun.gpu.nvidia.edits.injected`); *gpu_cache* whether answers are
-    remembered. *warnings* tell of keys and values that mean nothing.
+    remembered; *excluded_devices* are not among ``all``; with *cuda_visible_devices* a privileged container is told which
+    GPUs are its own. *warnings* tell of keys and values that mean nothing.
     """
 
     policy: Policy = Policy()
@@ -87,6 +88,8 @@ class Settings(Record):
     library_dirs: tuple[str, ...] = ()
     filter_engine_devices: bool = True
     gpu_cache: bool = True
+    excluded_devices: tuple[str, ...] = ()
+    cuda_visible_devices: bool = False
     warnings: tuple[str, ...] = ()
 
     def environment(self, own_env: Mapping[str, str]) -> dict[str, str]:
@@ -173,6 +176,8 @@ def read_settings(path: str, mistakes: list[str] | None = None) -> Settings:
         library_dirs=read.texts("gpurun.library-dirs", ()),
         filter_engine_devices=read.flag("gpurun.filter-engine-devices", True),
         gpu_cache=read.flag("gpurun.gpu-cache", True),
+        excluded_devices=read.texts("gpurun.excluded-devices", ()),
+        cuda_visible_devices=read.flag("gpurun.cuda-visible-devices", False),
     )
     return replace(made, warnings=read.complaints())
 
@@ -282,5 +287,10 @@ def roots_of(own_env: Mapping[str, str], settings: Settings) -> Roots:
 
     sysroot = own_env.get("GPURUN_SYSROOT", "").rstrip("/")
     return Roots(
-        settings.driver_root, sysroot, settings.dev_root, settings.ldcache or Roots().ldcache, settings.library_dirs
+        settings.driver_root,
+        sysroot,
+        settings.dev_root,
+        settings.ldcache or Roots().ldcache,
+        settings.library_dirs,
+        excluded=settings.excluded_devices,
     )
