@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpurun.cdi.edits import ContainerEdits
+from gpurun.gpu.host.reads import HostNode
 from gpurun.gpu.nvidia.host.driver import Driver, read_driver
 from gpurun.gpu.nvidia.host.gpus import Gpu
-from gpurun.gpu.nvidia.host.nodes import HostNode
 from gpurun.gpu.nvidia.host.nvml_library import BRANDS
 from gpurun.gpu.nvidia.host.roots import Roots
 from gpurun.toolkit import container_cli

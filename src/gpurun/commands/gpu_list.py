@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from gpurun.gpu.host.reads import HostNode
     from gpurun.gpu.leases.lease import Lease
     from gpurun.gpu.nvidia.host.gpus import Gpu
     from gpurun.gpu.nvidia.host.mig import MigDevice
-    from gpurun.gpu.nvidia.host.nodes import HostNode
     from gpurun.gpu.nvidia.host.roots import Roots
 
     Row = dict[str, Any]

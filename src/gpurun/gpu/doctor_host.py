@@ -6,9 +6,9 @@ import posix
 from errno import EACCES, EPERM
 
 from gpurun.errors import GpurunError
-from gpurun.gpu.host.reads import names_in, read_text
+from gpurun.gpu.host.reads import HostNode, names_in, read_text
 from gpurun.gpu.nvidia.host.gpus import Gpu, read_gpus
-from gpurun.gpu.nvidia.host.nodes import HostNode, read_majors
+from gpurun.gpu.nvidia.host.nodes import read_majors
 from gpurun.gpu.nvidia.host.roots import Roots, dev_root
 from gpurun.record import Record
 

@@ -14,7 +14,7 @@ import time
 from _stat import S_ISDIR, S_ISLNK
 from errno import ENOENT, ENOTDIR
 
-from gpurun.linux.files import read_file
+from gpurun.linux.files import O_CLOEXEC, Fd, read_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -181,7 +181,9 @@ def _node(path: str) -> tuple[int, int, int] | None:
 
 def _read(path: str, limit: int) -> bytes | None:
     try:
-        return read_file(path, limit)
+        # O_NONBLOCK: what was no file when it was looked at may be a FIFO.
+        with Fd(posix.open(path, posix.O_RDONLY | posix.O_NONBLOCK | posix.O_NOCTTY | O_CLOEXEC)) as fd:
+            return read_fd(fd, limit, path)
     except (FileNotFoundError, NotADirectoryError):
         return None
 

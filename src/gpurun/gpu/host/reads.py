@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import posix
+from _stat import S_ISCHR
 
-from gpurun.linux.files import read_file
+from gpurun.linux.files import read_file, read_regular
+from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -12,6 +14,18 @@ if TYPE_CHECKING:
 
 #: Who is told what is looked at; nobody, unless the answer is to be remembered.
 listener: Listener | None = None
+
+
+class HostNode(Record):
+    """A device node of the host, *exists* or merely known by its numbers; *path* is where the container gets it."""
+
+    path: str
+    host_path: str
+    major: int
+    minor: int
+    exists: bool
+    mode: int = 0o666
+    gid: int = 0
 
 
 def lstat(path: str) -> posix.stat_result | None:
@@ -58,6 +72,31 @@ def read_bytes(path: str, limit: int = 1 << 16) -> bytes | None:
     return content
 
 
+def read_attribute(path: str, limit: int = 4096) -> str:
+    """The text of the attribute *path* of sysfs, without blanks around it; empty for one that cannot be read.
+
+    An attribute has a page at most, and may answer with any error: a GPU that sleeps, is denied or has gone.
+    """
+    try:
+        content: bytes | None = read_regular(path, limit)
+    except OSError:
+        content = None
+    if listener is not None:
+        listener.text(path, limit, content)
+    return (content or b"").decode("ascii", "replace").strip()
+
+
+def link_text(path: str) -> str:
+    """The text of the symbolic link *path*, empty where there is none."""
+    try:
+        text = posix.readlink(path)
+    except OSError:
+        text = ""
+    if listener is not None:
+        exists(path)  # a link of sysfs to another device is one to another inode
+    return text
+
+
 def read_text(path: str) -> str:
     """The first 64 KiB of *path* as text, empty when it is not there."""
     return (read_bytes(path) or b"").decode("utf-8", "replace")
@@ -67,3 +106,12 @@ def fields(path: str) -> dict[str, str]:
     """Name → value of the lines ``Name: value`` of a file of procfs."""
     pairs = [line.partition(":") for line in read_text(path).splitlines()]
     return {name.strip(): value.strip() for name, colon, value in pairs if colon}
+
+
+def node_as_it_is(root: str, path: str) -> HostNode | None:
+    """The character device at *path* below *root*, whatever its numbers; ``None`` for anything else, a link too."""
+    stat = lstat(root + path)
+    if stat is None or not S_ISCHR(stat.st_mode):
+        return None
+    major, minor = posix.major(stat.st_rdev), posix.minor(stat.st_rdev)
+    return HostNode(path, root + path, major, minor, True, stat.st_mode & 0o777, stat.st_gid)

@@ -22,11 +22,11 @@ from gpurun.gpu.nvidia.request.selection import select
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpurun.gpu.host.reads import HostNode
     from gpurun.gpu.nvidia.host.driver import Driver
     from gpurun.gpu.nvidia.host.gpus import Gpu
     from gpurun.gpu.nvidia.host.identity import Resolver
     from gpurun.gpu.nvidia.host.libraries import HostFile, Library
-    from gpurun.gpu.nvidia.host.nodes import HostNode
     from gpurun.gpu.nvidia.request.records import GpuRequest
     from gpurun.gpu.nvidia.request.require import Properties
     from gpurun.gpu.nvidia.request.selection import Selected

@@ -12,7 +12,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.errors import GpuError
-from gpurun.gpu.host.reads import read_bytes, read_text
+from gpurun.gpu.host.reads import HostNode, read_bytes, read_text
 from gpurun.gpu.nvidia.host.file_names import CAPABILITIES, library_capabilities
 from gpurun.gpu.nvidia.host.files import find_binaries, find_configs, find_firmware, find_graphics
 from gpurun.gpu.nvidia.host.gpus import Gpu, gpus_of, nvidia_major
@@ -25,7 +25,7 @@ from gpurun.gpu.nvidia.host.libraries import (
     open_driver_root,
     resolve,
 )
-from gpurun.gpu.nvidia.host.nodes import HostNode, find_node, read_majors
+from gpurun.gpu.nvidia.host.nodes import find_node, read_majors
 from gpurun.gpu.nvidia.host.roots import PROC, Roots, dev_root, driver_root_path
 from gpurun.linux.files import Fd
 from gpurun.record import Record

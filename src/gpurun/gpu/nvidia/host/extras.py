@@ -7,10 +7,10 @@ channel without a node is known by its numbers.
 from __future__ import annotations
 
 from gpurun.errors import GpuError
-from gpurun.gpu.host.reads import exists, names_in
+from gpurun.gpu.host.reads import HostNode, exists, names_in, node_as_it_is
 from gpurun.gpu.nvidia.host.libraries import DriverRoot, HostFile, resolve
 from gpurun.gpu.nvidia.host.mig import CAPS_DIR, MINORS_FILE, MigMinors, admin_node, read_minors
-from gpurun.gpu.nvidia.host.nodes import HostNode, find_node, node_as_it_is
+from gpurun.gpu.nvidia.host.nodes import find_node
 from gpurun.gpu.nvidia.host.roots import PROC, Roots
 from gpurun.record import Record
 

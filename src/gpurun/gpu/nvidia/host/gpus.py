@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpurun.decimals import decimal
-from gpurun.gpu.host.reads import fields, names_in, read_text
+from gpurun.gpu.host.reads import HostNode, fields, names_in, read_text
 from gpurun.gpu.nvidia.host.device_numbers import NVIDIA_MAJOR
-from gpurun.gpu.nvidia.host.nodes import MAX_MAJOR, MAX_MINOR, HostNode, find_node, read_majors
+from gpurun.gpu.nvidia.host.nodes import MAX_MAJOR, MAX_MINOR, find_node, read_majors
 from gpurun.gpu.nvidia.host.roots import PROC, Roots, bus_order, dev_root
 from gpurun.record import Record
 

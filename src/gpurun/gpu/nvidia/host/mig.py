@@ -9,8 +9,8 @@ request uses one.
 from __future__ import annotations
 
 from gpurun.decimals import decimal
-from gpurun.gpu.host.reads import fields, names_in, read_bytes
-from gpurun.gpu.nvidia.host.nodes import MAX_MINOR, HostNode, find_node
+from gpurun.gpu.host.reads import HostNode, fields, names_in, read_bytes
+from gpurun.gpu.nvidia.host.nodes import MAX_MINOR, find_node
 from gpurun.gpu.nvidia.host.roots import PROC, Roots
 from gpurun.record import Record
 

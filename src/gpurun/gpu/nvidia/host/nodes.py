@@ -7,8 +7,7 @@ from _stat import S_ISCHR
 
 from gpurun.decimals import decimal
 from gpurun.errors import GpuError
-from gpurun.gpu.host.reads import lstat, read_text
-from gpurun.record import Record
+from gpurun.gpu.host.reads import HostNode, lstat, read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,18 +16,6 @@ if TYPE_CHECKING:
 
 #: The largest numbers of a device (makedev(3) on Linux).
 MAX_MAJOR, MAX_MINOR = (1 << 12) - 1, (1 << 20) - 1
-
-
-class HostNode(Record):
-    """A device node of the host, *exists* or merely known by its numbers; *path* is where the container gets it."""
-
-    path: str
-    host_path: str
-    major: int
-    minor: int
-    exists: bool
-    mode: int = 0o666
-    gid: int = 0
 
 
 def read_majors(roots: Roots) -> dict[str, int]:
@@ -59,12 +46,3 @@ def find_node(root: str, path: str, major: int, minor: int, mode: int = 0o666) -
             "`nvidia-modprobe` or the driver make it again"
         )
     return HostNode(path, host_path, major, minor, True, stat.st_mode & 0o777, stat.st_gid)
-
-
-def node_as_it_is(root: str, path: str) -> HostNode | None:
-    """The character device at *path* below *root*, whatever its numbers; ``None`` for anything else, a link too."""
-    stat = lstat(root + path)
-    if stat is None or not S_ISCHR(stat.st_mode):
-        return None
-    major, minor = posix.major(stat.st_rdev), posix.minor(stat.st_rdev)
-    return HostNode(path, root + path, major, minor, True, stat.st_mode & 0o777, stat.st_gid)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpurun.cdi.edits import CacheEntry, EditMount, ForwardCompat, Link, ProcTree
+    from gpurun.gpu.host.reads import HostNode
     from gpurun.gpu.nvidia.host.gpus import Gpu
-    from gpurun.gpu.nvidia.host.nodes import HostNode
     from gpurun.gpu.nvidia.request.records import GpuRequest
     from gpurun.gpu.nvidia.request.settings import Settings
 

@@ -13,12 +13,11 @@ from _stat import S_ISDIR, S_ISREG
 from gpurun.cdi.edits import CacheEntry, EditMount, ForwardCompat, Link
 from gpurun.errors import ConfigError, GpuError
 from gpurun.formats.globs import expand, is_pattern, matches_path
-from gpurun.gpu.host.reads import names_in, read_bytes
+from gpurun.gpu.host.reads import names_in, node_as_it_is, read_bytes
 from gpurun.gpu.nvidia.edits.files import FILE_OPTIONS, cache_entries, library_links
 from gpurun.gpu.nvidia.host.file_names import COMPAT_ROOT
 from gpurun.gpu.nvidia.host.gpus import is_integrated
 from gpurun.gpu.nvidia.host.libraries import library_dirs, list_dir, machine_of, read_library, resolve
-from gpurun.gpu.nvidia.host.nodes import node_as_it_is
 from gpurun.gpu.nvidia.host.roots import dev_root
 from gpurun.gpu.nvidia.platforms.wsl import PlatformFiles
 from gpurun.gpu.nvidia.request.selection import select
@@ -29,9 +28,9 @@ from gpurun.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpurun.gpu.host.reads import HostNode
     from gpurun.gpu.nvidia.host.gpus import Gpu
     from gpurun.gpu.nvidia.host.libraries import DriverRoot
-    from gpurun.gpu.nvidia.host.nodes import HostNode
     from gpurun.gpu.nvidia.host.roots import Roots
     from gpurun.gpu.nvidia.request.records import GpuRequest
 

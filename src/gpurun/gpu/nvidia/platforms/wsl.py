@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from gpurun.cdi.edits import EditMount, Link
 from gpurun.errors import GpuError
+from gpurun.gpu.host.reads import node_as_it_is
 from gpurun.gpu.nvidia.edits.files import FILE_OPTIONS, cache_entries, library_links
 from gpurun.gpu.nvidia.host.file_names import BINARIES, VERSIONED, library_capabilities
 from gpurun.gpu.nvidia.host.libraries import list_dir, machine_of, read_library, resolve
-from gpurun.gpu.nvidia.host.nodes import node_as_it_is
 from gpurun.gpu.nvidia.host.roots import dev_root
 from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.cdi.edits import CacheEntry
+    from gpurun.gpu.host.reads import HostNode
     from gpurun.gpu.nvidia.host.libraries import DriverRoot
-    from gpurun.gpu.nvidia.host.nodes import HostNode
     from gpurun.gpu.nvidia.host.roots import Roots
 
 STORES = "/usr/lib/wsl/drivers"
