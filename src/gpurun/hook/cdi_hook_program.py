@@ -15,7 +15,7 @@ import posix
 import sys
 
 from gpurun.cdi.edits import ContainerEdits
-from gpurun.errors import ConfigError, GpurunError, Step, error_text
+from gpurun.errors import ConfigError, GpurunError, Step, StepError, error_text
 from gpurun.gpu.nvidia.cdi.hook_work import hook_work
 from gpurun.gpu.nvidia.cdi.known_hooks import COMMANDS, INTERFACE_VERSION, LIMITS, parse_call
 from gpurun.hook.apply import apply_edits
@@ -129,7 +129,7 @@ def usage(command: str = "") -> str:
 
 
 def _run(call: HookCall) -> None:
-    container = read_container(call.value("container-spec"))
+    container = read_container(call.value("container-spec"), call.values("folder"))
     env = {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
     edits = hook_work(call, container.hooks, container.mounts, container.devices, env)
     if edits == ContainerEdits():
@@ -151,15 +151,25 @@ def _run(call: HookCall) -> None:
     apply_edits(edits, target)
 
 
-def read_container(spec: str) -> Container:
-    """The container whose state is in the file *spec*, or on stdin (empty or ``-``).  Raises :class:`GpurunError`."""
+def read_container(spec: str, folders: tuple[str, ...] = ()) -> Container:
+    """The container whose state is in the file *spec*, or on stdin (empty or ``-``).
+
+    Where its config.json is closed to us, the rootfs that the state names shows which libraries are in *folders*.  Raises
+    :class:`GpurunError`.
+    """
     state, bundle = _read_state(spec)
-    path = f"{bundle}/config.json"
-    with Step("read", path):
-        config = as_object(parse_json(read_file(path, _LIMIT), path), "")
+    path, rootfs = f"{bundle}/config.json", get_string(state, "root", "state")
+    try:
+        data = read_file(path, _LIMIT)
+    except OSError as e:
+        if not rootfs.startswith("/"):
+            raise StepError("read", path, e.errno) from None
+        from gpurun.hook.closed_bundle import devices_in, libraries_in
+
+        return Container(rootfs, (), libraries_in(rootfs, folders), devices_in(rootfs))
+    config = as_object(parse_json(data, path), "")
     # crun names the rootfs in the state, as it is; the config's may be relative to the bundle.
     root = require(get_object(config, "root", ""), "", "root")
-    rootfs = get_string(state, "root", "state")
     if not rootfs:
         rootfs = require(get_string(root, "path", "root") or None, "root", "path")
     linux = get_object(config, "linux", "") or {}
@@ -179,7 +189,7 @@ def _read_state(spec: str) -> tuple[dict[str, Any], str]:
     data = read_fd(0, _LIMIT) if spec in ("", "-") else read_file(spec, _LIMIT)
     state = as_object(parse_json(data, source), "state")
     bundle = get_string(state, "bundle", "state") or get_string(state, "bundlePath", "state")
-    if not bundle:
+    if not bundle and not get_string(state, "root", "state"):
         raise ConfigError("state.bundle", "is missing")
     return state, bundle
 
