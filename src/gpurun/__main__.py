@@ -119,10 +119,10 @@ def _run(words: list[str], site: str | None) -> int:
         try:
             from gpurun.commands.all_containers import where_it_is
 
-            where = where_it_is(e.container_id, invocation.globals.root)
+            place = where_it_is(e.container_id, invocation.globals.root)
         except (ImportError, OSError):  # a small Python; or a host that does not let us look
             raise e from None
-        raise GpurunError(f"{e}{where}") from None
+        raise GpurunError(f"{e}{place}") from None
 
 
 def _named(invocation: Invocation) -> Invocation:

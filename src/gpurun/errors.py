@@ -123,8 +123,8 @@ def no_room(errno: int | None, target: str, step: str = "") -> str:
         return ""
     if step.startswith("mount") or "namespace" in step:
         return "a limit of the kernel is reached: see sysctl fs.mount-max and user.max_*_namespaces"
-    where = f"the file system of {target}" if target.startswith("/") else "a file system"
-    return f"{where} has no free blocks or no free inodes (df, df -i)"
+    file_system = f"the file system of {target}" if target.startswith("/") else "a file system"
+    return f"{file_system} has no free blocks or no free inodes (df, df -i)"
 
 
 def error_text(error: BaseException) -> str:

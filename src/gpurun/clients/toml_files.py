@@ -256,13 +256,13 @@ def crio(
     section = _find(source, ("crio", "runtime"))
     like = _like(_find(source, ("crio", "runtime", "runtimes")), section.get("default_runtime"), wanted) or {}
     target = _parse(own or "", drop_in) if drop_in else main
-    where = drop_in or path
-    runtime = _table(target, ("crio", "runtime"), where)
+    target_file = drop_in or path
+    runtime = _table(target, ("crio", "runtime"), target_file)
     _set_default(runtime, "default_runtime", wanted)
     entry = like | {"runtime_path": wanted.binary, "runtime_type": "oci"}
     entry.pop("runtime_root", None)  # the states of two runtimes do not go into one directory
-    _table(runtime, ("runtimes",), where)[wanted.name] = entry
-    return [(where, tomlkit.dumps(target))]
+    _table(runtime, ("runtimes",), target_file)[wanted.name] = entry
+    return [(target_file, tomlkit.dumps(target))]
 
 
 def _containerd_runtime(table: Any, source: dict[str, Any], version: int, wanted: RuntimeEntry, path: str) -> None:

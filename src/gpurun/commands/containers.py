@@ -96,8 +96,8 @@ def with_name(invocation: Invocation) -> Invocation:
         raise _ambiguous(invocation.args[0], found)
     root, container_id = found[0]
     if invocation.command == "delete" and invocation.flag("force"):
-        where = f"gpurun --root {root} delete --force {container_id}"
-        log.warning(f"no container has the id {clean(invocation.args[0])}: `{where}` removes the one of that name")
+        command = f"gpurun --root {root} delete --force {container_id}"
+        log.warning(f"no container has the id {clean(invocation.args[0])}: `{command}` removes the one of that name")
         return invocation
     args = (container_id, *invocation.args[1:])
     return replace(invocation, args=args, globals=replace(options, root=root))

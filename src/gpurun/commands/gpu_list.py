@@ -53,14 +53,14 @@ _MIB = 1 << 20
 
 def list_gpus(env: Mapping[str, str], form: str, roots: tuple[str, ...], processes: bool) -> int:
     """``gpu list``: *roots* are the state directories whose containers are looked at; returns the exit code."""
-    where = site_roots(env)
-    answer = describe(where, roots, processes, _leases(env))
+    gpu_roots = site_roots(env)
+    answer = describe(gpu_roots, roots, processes, _leases(env))
     if form == "json":
         write_stdout(dumps(answer, 2) + "\n")
     elif answer["gpus"]:
         write_stdout(fitting(answer, width()))
     else:
-        write_stderr(f"gpurun: {why_none(where, answer['driverVersion'])}")
+        write_stderr(f"gpurun: {why_none(gpu_roots, answer['driverVersion'])}")
     return 0
 
 
@@ -73,17 +73,17 @@ def _leases(env: Mapping[str, str]) -> tuple[Lease, ...]:
         return ()
 
 
-def why_none(where: Roots, version: str) -> str:
+def why_none(gpu_roots: Roots, version: str) -> str:
     """Why there is no GPU to list, where was looked for one, and what to do."""
-    platform = detect(where)
+    platform = detect(gpu_roots)
     if platform == WSL:
         return (
             "no GPU to list: this is WSL 2, whose GPUs are one device, /dev/dxg: ask for it with NVIDIA_VISIBLE_DEVICES=all"
         )
     if platform == TEGRA and not version:
         return "no GPU to list: this is a Tegra, whose GPU is no PCI card: ask for it with NVIDIA_VISIBLE_DEVICES=0 or all"
-    proc = f"{where.sysroot}{PROC}"
-    others = "; ".join([finding.text for finding in other_cards(where)])
+    proc = f"{gpu_roots.sysroot}{PROC}"
+    others = "; ".join([finding.text for finding in other_cards(gpu_roots)])
     if not version:
         text = f"no GPU: the driver's kernel module is not loaded, there is no {proc}/version: `modprobe nvidia`"
     else:
@@ -101,14 +101,14 @@ def site_roots(env: Mapping[str, str]) -> Roots:
     return roots_of(env, settings)
 
 
-def describe(where: Roots, roots: tuple[str, ...], processes: bool, leases: tuple[Lease, ...] = ()) -> Row:
+def describe(gpu_roots: Roots, roots: tuple[str, ...], processes: bool, leases: tuple[Lease, ...] = ()) -> Row:
     """The document of the JSON form."""
-    gpus = read_gpus(where)
+    gpus = read_gpus(gpu_roots)
     held = containers_of(roots)
-    having = [(one, _holder(one)) for one in (*held, *other_containers(survey(where, ask_nvml=False), held))]
-    answer: Row = {"driverVersion": module_version(where), "gpus": [_gpu(gpu, held, having, leases) for gpu in gpus]}
-    said, problem = _usage(where) if processes else (None, None)
-    ill = unwell(where, gpus, said, silent=processes and said is None)
+    having = [(one, _holder(one)) for one in (*held, *other_containers(survey(gpu_roots, ask_nvml=False), held))]
+    answer: Row = {"driverVersion": module_version(gpu_roots), "gpus": [_gpu(gpu, held, having, leases) for gpu in gpus]}
+    said, problem = _usage(gpu_roots) if processes else (None, None)
+    ill = unwell(gpu_roots, gpus, said, silent=processes and said is None)
     for row, gpu in zip(answer["gpus"], gpus, strict=True):
         row["problem"] = ill.get(gpu.bus_id.lower())
     if not processes:
@@ -180,10 +180,10 @@ def _called(holders: list[Row]) -> str:
     return ",".join([clean(name) for name in names])
 
 
-def _usage(where: Roots) -> tuple[Row | None, str | None]:
+def _usage(gpu_roots: Roots) -> tuple[Row | None, str | None]:
     """NVML's answer, or what kept it from answering."""
     try:
-        return query(find_nvml(where), USAGE), None
+        return query(find_nvml(gpu_roots), USAGE), None
     except GpurunError as e:
         return None, str(e)
 
@@ -274,6 +274,6 @@ def _usage_lines(row: Row) -> list[str]:
         lines.append(f"{used} of {total} MiB in use" + (f", load {load['gpu']} %" if load else ""))
     for process in row.get("processes", ()):
         size = f" {process['memory'] // _MIB} MiB" if process["memory"] is not None else ""
-        where = f" in {process['container']}" if process["container"] else ""
-        lines.append(f"process {process['pid']} {process['command'] or '?'}{where}{size}")
+        in_container = f" in {process['container']}" if process["container"] else ""
+        lines.append(f"process {process['pid']} {process['command'] or '?'}{in_container}{size}")
     return lines

@@ -266,13 +266,13 @@ def _link(target: Target, link: Link, sources: set[tuple[int, int]]) -> None:
     step = "make the link"
     directory, name = _split(link.path)
     try:
-        parent, where = target.places.directory(directory)
+        parent, parent_path = target.places.directory(directory)
         if _says(parent, name, link.target):
             return
         if target.replaces_links:
             _put_in_place(parent, name, link.target)
             return
-        target.journal.note("link", join(where, name), link.target.encode("utf-8", "surrogateescape"))
+        target.journal.note("link", join(parent_path, name), link.target.encode("utf-8", "surrogateescape"))
         try:
             posix.symlink(link.target, name, dir_fd=parent)
         except OSError as e:

@@ -76,11 +76,11 @@ def rewrite_in_place(target: Target, path: str, compose: Compose, parents: bool)
         content = compose(original.content)
         if content is None or content == original.content:
             return True
-        where = path_in_root(target.root_fd, parent, name)
-        if not target.journal.in_image(where.rpartition("/")[0]):
+        path_of_file = path_in_root(target.root_fd, parent, name)
+        if not target.journal.in_image(path_of_file.rpartition("/")[0]):
             return False
         try:
-            _replace(target, parent, where, content, original)
+            _replace(target, parent, path_of_file, content, original)
         except OSError as e:
             if e.errno not in _NOT_IN_PLACE:
                 raise
@@ -119,8 +119,8 @@ def _read_original(parent: int, name: str) -> Original | None:
     return Original(content, stat.st_mode & 0o7777, stat.st_uid, stat.st_gid, stat.st_mtime_ns, stat.st_ino)
 
 
-def _replace(target: Target, parent: int, where: str, content: bytes, original: Original) -> None:
-    directory, _, name = where.rpartition("/")
+def _replace(target: Target, parent: int, path: str, content: bytes, original: Original) -> None:
+    directory, _, name = path.rpartition("/")
     temporary = f".{name}.{posix.urandom(4).hex()}"
     journal = target.journal
     journal.note(TEMPORARY, f"{directory}/{temporary}" if directory else temporary)
@@ -135,8 +135,8 @@ def _replace(target: Target, parent: int, where: str, content: bytes, original: 
             write_all(fd, content)
             if target.in_user_namespace:
                 original = _with_owner_outside(original, posix.fstat(fd))
-            original = _keep(target, parent, where, original)
-            journal.note(REWRITTEN, where, pack_rewritten(digest(content), original))
+            original = _keep(target, parent, path, original)
+            journal.note(REWRITTEN, path, pack_rewritten(digest(content), original))
             try:
                 posix.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
             except OSError:
@@ -149,10 +149,10 @@ def _replace(target: Target, parent: int, where: str, content: bytes, original: 
             raise
 
 
-def _keep(target: Target, parent: int, where: str, original: Original) -> Original:
-    """*original* with the name under which the file is kept beside *where* until it is given back by a rename, which needs
+def _keep(target: Target, parent: int, path: str, original: Original) -> Original:
+    """*original* with the name under which the file is kept beside *path* until it is given back by a rename, which needs
     no room on the disk.  Where the kernel makes no such link, its content in the journal has to do."""
-    directory, _, name = where.rpartition("/")
+    directory, _, name = path.rpartition("/")
     if original.content is None or target.journal.fd < 0:
         return original
     kept = f".{name}.{posix.urandom(4).hex()}"

@@ -96,13 +96,13 @@ def prepare_tree(tree: ProcTree, label: str, prefix: str | None = None, sources:
     return PreparedTree(prefix, mount, tuple(binds))
 
 
-def mask_tree(where: Target, tree: ProcTree, prepared: PreparedTree | None = None, sources: tuple[int, ...] = ()) -> None:
+def mask_tree(rootfs: Target, tree: ProcTree, prepared: PreparedTree | None = None, sources: tuple[int, ...] = ()) -> None:
     """A read-only tmpfs over the host's tree: *files* written, *binds* put back from the host.
 
     *prepared* is closed, and used if it fits; so are *sources* (see :func:`prepare_tree`).  Raises :class:`StepError`.
     """
     try:
-        target, prefix = _tree_target(where, tree.path)
+        target, prefix = _tree_target(rootfs, tree.path)
         with Fd(target):
             if target < 0:
                 return
@@ -110,7 +110,7 @@ def mask_tree(where: Target, tree: ProcTree, prepared: PreparedTree | None = Non
                 if prepared is not None:
                     prepared.close()
                 sources, opened = (), sources
-                prepared = prepare_tree(tree, where.label, prefix, opened)
+                prepared = prepare_tree(tree, rootfs.label, prefix, opened)
             attach(prepared.mount, target)
             for bind, source in zip(tree.binds, prepared.binds, strict=True):
                 name = prefix + bind.container_path.removeprefix(tree.path).lstrip("/")

@@ -100,12 +100,12 @@ class Target:
 
     def _make_room(self, path: str) -> None:
         self.places.renew()
-        fd, where, missing = existing_part(self.root_fd, path)
+        fd, existing, missing = existing_part(self.root_fd, path)
         with Fd(fd):
-            if not where:
+            if not existing:
                 raise GpurunError(f"the rootfs is read-only and has no /{missing}, which {path} needs: make one in it")
             try:
-                below = self._mounts_below(where)
+                below = self._mounts_below(existing)
                 cover = _overlay(self.root_fd, fd, self.label)
                 attach(cover, fd)
                 self._covers.append(cover)
@@ -116,13 +116,13 @@ class Target:
                     posix.close(place)
                     posix.close(tree)
             except OSError as e:
-                why = f"an overlay over /{where} cannot be made: {oserror_text(e)}"
+                why = f"an overlay over /{existing} cannot be made: {oserror_text(e)}"
                 raise GpurunError(f"the rootfs is read-only and has no place for {path}: {why}") from None
 
-    def _mounts_below(self, where: str) -> list[tuple[str, int]]:
-        """(path in the rootfs, detached copy) of each mount somewhere below the directory *where*."""
+    def _mounts_below(self, existing: str) -> list[tuple[str, int]]:
+        """(path in the rootfs, detached copy) of each mount somewhere below the directory *existing*."""
         root = posix.readlink(f"/proc/self/fd/{self.root_fd}").rstrip("/")
-        prefix = f"{root}/{where}/"
+        prefix = f"{root}/{existing}/"
         points = sorted({mount.point for mount in mounts() if mount.point.startswith(prefix)})
         outermost = [p for p in points if not any(p.startswith(other + "/") for other in points)]
         names = [p.removeprefix(root + "/") for p in outermost]

@@ -94,13 +94,13 @@ def _document(path: str) -> dict[str, Any]:
         data = read_file(path, _MAX_DOCUMENT + 1)
     except OSError as e:
         raise GpurunError(f"{clean(path)}: {(e.strerror or '').lower()}") from None
-    where = path.rpartition("/")[2]
+    file_name = path.rpartition("/")[2]
     if len(data) > _MAX_DOCUMENT:
-        raise ConfigError(where, f"is larger than {_MAX_DOCUMENT >> 20} MiB")
-    return as_object(parse_json(data, where), where)
+        raise ConfigError(file_name, f"is larger than {_MAX_DOCUMENT >> 20} MiB")
+    return as_object(parse_json(data, file_name), file_name)
 
 
-def _run(words: Sequence[str], directory: str, limits: Limits, environ: Mapping[str, str], where: str) -> None:
+def _run(words: Sequence[str], directory: str, limits: Limits, environ: Mapping[str, str], image: str) -> None:
     """Run a program in *directory* and wait for it; raises :class:`GpurunError` with its last line."""
     name = os.path.basename(words[0])
     before = os.statvfs(directory)
@@ -119,9 +119,9 @@ def _run(words: Sequence[str], directory: str, limits: Limits, environ: Mapping[
                 ended = _wait(child)
                 after = os.statvfs(directory)
                 if (before.f_bfree - after.f_bfree) * after.f_frsize > limits.size:
-                    raise GpurunError(f"{where}: the image takes more than {limits.size} bytes of disk (see --max-size)")
+                    raise GpurunError(f"{image}: the image takes more than {limits.size} bytes of disk (see --max-size)")
                 if before.f_ffree - after.f_ffree > _MAX_FILES:
-                    raise GpurunError(f"{where}: the image has more than {_MAX_FILES} files")
+                    raise GpurunError(f"{image}: the image has more than {_MAX_FILES} files")
                 if ended:
                     break
         finally:
@@ -132,7 +132,7 @@ def _run(words: Sequence[str], directory: str, limits: Limits, environ: Mapping[
         lines = read_file(said, _SAID).decode("utf-8", "replace").strip().splitlines() or [f"status {child.returncode}"]
         reason = _reason(lines)
         which = " (--tag says which)" if "more than one image" in reason or "choose an image" in reason else ""
-        raise GpurunError(f"{where}: {name}: {clean(reason, 500)}{which}")
+        raise GpurunError(f"{image}: {name}: {clean(reason, 500)}{which}")
     os.unlink(said)
 
 

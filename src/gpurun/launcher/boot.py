@@ -91,11 +91,11 @@ class Bundle:
         """importlib's question; the answer is None for what is not in the file."""
         entry = self.entry(name)
         if entry is None:
-            where = self.extensions.get(name)
-            if where is None or not _exists(where):  # the interpreter's own search finds it in another installation
+            file = self.extensions.get(name)
+            if file is None or not _exists(file):  # the interpreter's own search finds it in another installation
                 return None
-            loader = sys.modules["_frozen_importlib_external"].ExtensionFileLoader(name, where)
-            return sys.modules["_frozen_importlib"].ModuleSpec(name, loader, origin=where)
+            loader = sys.modules["_frozen_importlib_external"].ExtensionFileLoader(name, file)
+            return sys.modules["_frozen_importlib"].ModuleSpec(name, loader, origin=file)
         self.load_imports(name)
         return sys.modules["_frozen_importlib"].ModuleSpec(name, self, is_package=entry[2])
 

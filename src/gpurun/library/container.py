@@ -303,8 +303,8 @@ def _error(text: str, kind: str = "") -> GpurunError:
     if text == str(missing):
         return missing
     if kind in _DOCUMENT_ERRORS:
-        where, colon, what = text.partition(": ")
-        return _DOCUMENT_ERRORS[kind](where if colon else "", what if colon else text)
+        source, colon, what = text.partition(": ")
+        return _DOCUMENT_ERRORS[kind](source if colon else "", what if colon else text)
     if kind == GpuError.__name__:
         return GpuError(text)
     return GpurunError(text or "gpurun failed and did not say why")

@@ -49,10 +49,10 @@ def directories() -> tuple[str, ...]:
     return (f"/usr/lib/{triplet}", f"/lib/{triplet}", "/usr/lib64", "/lib64", "/usr/lib", "/lib", "/usr/local/lib")
 
 
-def find(where: tuple[str, ...] = ()) -> tuple[str, str]:
+def find(paths: tuple[str, ...] = ()) -> tuple[str, str]:
     """(path, identity) of the library without loading it; the *identity* changes when it is upgraded.  ("", "") when it is
     in none of the usual directories: then only the dynamic loader knows."""
-    for directory in where or directories():
+    for directory in paths or directories():
         path = f"{directory}/{SONAME}"
         try:
             found = posix.stat(path)

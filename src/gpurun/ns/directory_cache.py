@@ -66,7 +66,7 @@ class DirectoryCache:
         for path, text in wanted:
             directory, _, name = path.rpartition("/")
             try:
-                parent, where = self.directory(directory or "/")
+                parent, parent_path = self.directory(directory or "/")
             except OSError as e:
                 if e.errno not in _OF_THE_IMAGE:
                     raise StepError("make the directory of", path, e.errno) from None
@@ -75,7 +75,7 @@ class DirectoryCache:
                 continue
             missing.append((parent, path, text))
             kind, rest = ("file", b"") if text is None else ("link", text.encode("utf-8", "surrogateescape"))
-            notes.append((kind, join(where, name), rest))
+            notes.append((kind, join(parent_path, name), rest))
         stamps = [0] * len(notes) if self.journal is None else self.journal.note_all(notes)
         for (parent, path, text), stamp in zip(missing, stamps, strict=True):
             name = path.rpartition("/")[2]
@@ -130,9 +130,9 @@ class DirectoryCache:
     def note(self, kind: str, path: str, rest: bytes = b"") -> tuple[int, str]:
         """Write down that *path* is about to be made; returns (descriptor of its directory, its name)."""
         directory, _, name = path.rpartition("/")
-        parent, where = self.directory(directory or "/")
+        parent, parent_path = self.directory(directory or "/")
         if self.journal is not None:
-            self.journal.note(kind, join(where, name), rest)
+            self.journal.note(kind, join(parent_path, name), rest)
         return parent, name
 
     def cancel(self) -> None:
@@ -177,7 +177,7 @@ class DirectoryCache:
         above, _, name = path.rpartition("/")
         if name in ("", ".", ".."):
             return None
-        parent, where = self._hold(above or "/")
+        parent, parent_path = self._hold(above or "/")
         flags = O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC
         try:
             missing = above in self._made  # there is nothing in it yet
@@ -187,14 +187,14 @@ class DirectoryCache:
                 except FileNotFoundError:
                     missing = True
             if missing:
-                make_dir((parent, where), name, self.journal)
+                make_dir((parent, parent_path), name, self.journal)
                 fd = posix.open(name, flags, dir_fd=parent)
                 self._made.add(path)
         except NotADirectoryError:
             return None
         except OSError as e:
             raise OSError(e.errno, e.strerror, path) from None
-        return fd, join(where, name)
+        return fd, join(parent_path, name)
 
     def _checked(self, fd: int, path: str) -> int:
         """*fd*, to which *path* has been resolved; closed where the check refuses it."""

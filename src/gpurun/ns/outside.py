@@ -53,9 +53,9 @@ def other_than_the_containers() -> Foreign:
 def is_outside(root_fd: int, path: str, is_foreign: Foreign) -> bool:
     """Whether what would be made at *path* of the rootfs, with the directories that are missing above it, would be made in
     a directory from outside.  Raises OSError where *path* cannot be resolved."""
-    fd, where, _ = existing_part(root_fd, path)
+    fd, existing, _ = existing_part(root_fd, path)
     with Fd(fd):
-        return is_foreign(fd) and not _on_root(root_fd, where)
+        return is_foreign(fd) and not _on_root(root_fd, existing)
 
 
 def refuse_outside(path: str) -> GpurunError:
@@ -67,9 +67,9 @@ def refuse_outside(path: str) -> GpurunError:
     )
 
 
-def _on_root(root_fd: int, where: str) -> bool:
+def _on_root(root_fd: int, existing: str) -> bool:
     try:
-        posix.close(openat2(root_fd, where or ".", O_PATH | O_DIRECTORY, ON_ROOT))
+        posix.close(openat2(root_fd, existing or ".", O_PATH | O_DIRECTORY, ON_ROOT))
     except OSError as e:
         if e.errno != EXDEV:
             raise

@@ -146,9 +146,9 @@ def make_target(root_fd: int, path: str, directory: bool, journal: Journal | Non
             raise
     if directory:
         return make_dirs(root_fd, path, journal, check)
-    (parent, where), rest = _walk(root_fd, path, check)
+    (parent, parent_path), rest = _walk(root_fd, path, check)
     dirs = list(rest[:-1])
-    fd = (parent, where)
+    fd = (parent, parent_path)
     try:
         for name in dirs:
             make_dir(fd, name, journal)
@@ -192,8 +192,8 @@ def existing_part(root_fd: int, path: str) -> tuple[int, str, str]:
     For a path that exists the directory is that of the last name.
     """
     parent, _, name = path.rstrip("/").rpartition("/")
-    (fd, where), rest = _walk(root_fd, parent or "/")
-    return fd, where, rest[0] if rest else name
+    (fd, existing), rest = _walk(root_fd, parent or "/")
+    return fd, existing, rest[0] if rest else name
 
 
 def path_in_root(root_fd: int, directory_fd: int, name: str) -> str:
@@ -208,9 +208,9 @@ def in_root(root_path: str, fd: int) -> bool:
     return seen == root_path or seen.startswith(root_path.rstrip("/") + "/")
 
 
-def join(where: str, name: str) -> str:
-    """*name* in the directory *where* of the rootfs (empty for its root), as journals have paths."""
-    return f"{where}/{name}" if where else name
+def join(directory: str, name: str) -> str:
+    """*name* in *directory* of the rootfs (empty for its root), as journals have paths."""
+    return f"{directory}/{name}" if directory else name
 
 
 def _step(place: tuple[int, str], name: str, path: str) -> tuple[int, str]:
@@ -241,7 +241,7 @@ def _walk(root_fd: int, path: str, check: Check | None = None) -> tuple[tuple[in
                 if len(stack) > 1:
                     posix.close(stack.pop()[0])
                 continue
-            here, where = stack[-1]
+            here, here_path = stack[-1]
             try:
                 fd = posix.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=here)
             except FileNotFoundError:
@@ -263,7 +263,7 @@ def _walk(root_fd: int, path: str, check: Check | None = None) -> tuple[tuple[in
                         posix.close(stack.pop()[0])
                 todo.extend([c for c in text.split("/") if c not in ("", ".")][::-1])
             elif S_ISDIR(mode):
-                stack.append((fd, join(where, name)))
+                stack.append((fd, join(here_path, name)))
             else:
                 posix.close(fd)
                 if todo:

@@ -33,10 +33,10 @@ RUNTIMES = {
 
 def program(name: str) -> Callable[[list[str]], int] | None:
     """The program *name*, imported now; None for names that are not of the toolkit."""
-    where = PROGRAMS.get(name)
-    if where is None:
+    entry_point = PROGRAMS.get(name)
+    if entry_point is None:
         return None
-    module, _, function = where.partition(":")
+    module, _, function = entry_point.partition(":")
     __import__(module)
     found: Callable[[list[str]], int] = getattr(sys.modules[module], function)
     return found

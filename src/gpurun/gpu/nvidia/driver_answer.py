@@ -105,7 +105,7 @@ def _read(
     """(the driver, whether all of its device nodes were there at once)."""
     from gpurun.gpu.nvidia.host.driver import read_driver
 
-    where = (
+    arguments = (
         roots,
         request.capabilities,
         settings.environment(own_env),
@@ -116,7 +116,7 @@ def _read(
     driver: Driver | None = None
     failure: GpuError | None = None
     try:
-        driver = read_driver(*where)
+        driver = read_driver(*arguments)
         whole = all(node.exists for node in (*driver.nodes, *[gpu.node for gpu in driver.gpus]))
     except GpuError as e:
         failure, whole = e, False
@@ -126,7 +126,7 @@ def _read(
         if can_make_present(roots):
             _check_first(prepare, request, driver, settings)
             if make_present(roots, request.capabilities):
-                return read_driver(*where), whole
+                return read_driver(*arguments), whole
     if driver is None:
         raise failure or AssertionError("a driver or why there is none")
     return driver, whole

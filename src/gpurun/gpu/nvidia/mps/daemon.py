@@ -195,6 +195,6 @@ class MpsDaemon:
     def _program(self, name: str) -> Program:
         found = find_driver_program(name, self._driver_root, self._programs)
         if found is None:
-            where = self._driver_root or self._programs or "PATH"
-            raise GpurunError(f"MPS needs {name}, which is not in {where}: is the driver installed?")
+            searched = self._driver_root or self._programs or "PATH"
+            raise GpurunError(f"MPS needs {name}, which is not in {searched}: is the driver installed?")
         return found
