@@ -53,7 +53,8 @@ def test_whole_gpus_are_in_the_order_of_their_addresses(tmp_path: Path) -> None:
         assert (host.path / path[1:]).readlink() == Path(text)  # as udev has them
     if host.real_nodes:
         assert [(node.exists, node.mode, node.gid) for node in first.drm.nodes] == [(True, 0o660, 44), (True, 0o660, 992)]
-        assert (kfd_node(str(host.path)).exists, kfd_node(str(host.path)).gid) == (True, 992)
+        kfd = kfd_node(str(host.path))
+        assert kfd is not None and (kfd.exists, kfd.mode, kfd.gid) == (True, 0o660, 992)
 
 
 def _names(render: int) -> tuple[str, str]:

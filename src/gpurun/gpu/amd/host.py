@@ -10,11 +10,11 @@ from __future__ import annotations
 from gpurun.decimals import decimal
 from gpurun.gpu.host.drm import (
     DrmDevice,
-    device_node,
     devices_of_driver,
     distinct,
     drm_nodes,
     is_pci_address,
+    node_of_sysfs,
 )
 from gpurun.gpu.host.reads import exists, names_in, read_attribute
 from gpurun.record import Record, replace
@@ -143,10 +143,9 @@ def _node_of(name: str, render: int, nodes: tuple[KfdNode, ...]) -> KfdNode | No
     return None
 
 
-def kfd_node(sysroot: str) -> HostNode:
-    """/dev/kfd, which all that compute open; not there where KFD is not."""
-    major, _, minor = read_attribute(f"{sysroot}/sys/class/kfd/kfd/dev").partition(":")
-    return device_node(sysroot, "/dev/kfd", decimal(major, (1 << 12) - 1) or 0, decimal(minor, (1 << 20) - 1) or 0)
+def kfd_node(sysroot: str) -> HostNode | None:
+    """/dev/kfd, which all that compute open; None where KFD is not."""
+    return node_of_sysfs(sysroot, f"{sysroot}/sys/class/kfd/kfd/dev", "/dev/kfd")
 
 
 def links(sysroot: str, gpus: tuple[AmdGpu, ...]) -> tuple[tuple[tuple[int, int, int], ...], ...]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 DRM_MAJOR = 226
 #: Minors are below that; a node of DRM has one of 20 bits.
 _MAX_MINOR = (1 << 20) - 1
+_MAX_MAJOR = (1 << 12) - 1
 _MAX_NUMA = 1 << 10
 _HEX = "0123456789abcdef"
 #: No host has more devices of a driver; what is beyond is not looked at.
@@ -129,6 +130,13 @@ def device_node(sysroot: str, path: str, major: int, minor: int) -> HostNode:
     if found is None or not S_ISCHR(found.st_mode) or found.st_rdev != posix.makedev(major, minor):
         return HostNode(path, host_path, major, minor, False, 0o660)
     return HostNode(path, host_path, major, minor, True, found.st_mode & 0o777, found.st_gid)
+
+
+def node_of_sysfs(sysroot: str, attribute: str, path: str) -> HostNode | None:
+    """The node at *path* with the numbers in the file *attribute* of sysfs (``261:0``); None where there are none."""
+    first, _, second = read_attribute(attribute, 64).partition(":")
+    major, minor = decimal(first, _MAX_MAJOR), decimal(second, _MAX_MINOR)
+    return None if major is None or minor is None else device_node(sysroot, path, major, minor)
 
 
 def distinct(devices: Iterable[DrmDevice]) -> tuple[DrmDevice, ...]:

@@ -1,0 +1,1 @@
+"""Intel's GPUs under i915 and xe, and its Gaudi accelerators."""

@@ -1,0 +1,65 @@
+"""What fdinfo says of processes that use a GPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpurun.gpu.host.fdinfo import DrmClient, clients_of, read_client
+
+XE = """pos:\t0
+flags:\t0100002
+drm-driver:\txe
+drm-client-id:\t7
+drm-pdev:\t0000:04:00.0
+drm-total-system:\t0
+drm-total-vram0:\t8192 KiB
+drm-resident-vram0:\t4096 KiB
+drm-total-vram1:\t2 MiB
+drm-cycles-ccs:\t100
+drm-total-cycles-ccs:\t400
+drm-engine-capacity-ccs:\t4
+"""
+AMD = """drm-driver:\tamdgpu
+drm-pdev:\t0000:03:00.0
+drm-client-id:\t5
+drm-memory-vram:\t1024 KiB
+drm-memory-gtt:\t64 KiB
+drm-engine-gfx:\t123456 ns
+"""
+
+
+def test_clients() -> None:
+    assert read_client(9, XE) == DrmClient(9, "0000:04:00.0", 7, (4096 + 2048) << 10, (), (("ccs", 100, 400),))
+    assert read_client(9, AMD) == DrmClient(9, "0000:03:00.0", 5, 1 << 20, (("gfx", 123456),))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "pos:\t0\n", XE.replace("0000:04:00.0", "../../etc"), XE.replace("\t7", "\t-7"), "\0" * 9999]
+)
+def test_what_is_no_client(text: str) -> None:
+    assert read_client(9, text) is None
+
+
+def test_nonsense_in_a_client_counts_nothing() -> None:
+    text = AMD.replace("1024 KiB", "99999999999999999999999 KiB").replace("123456 ns", "1e9 ns")
+    assert read_client(9, text) == DrmClient(9, "0000:03:00.0", 5)
+
+
+def test_a_process_is_asked_for_its_drm_descriptors_alone(tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("device nodes need root")
+    fd, fdinfo = tmp_path / "77/fd", tmp_path / "77/fdinfo"
+    fd.mkdir(parents=True)
+    fdinfo.mkdir()
+    node = tmp_path / "renderD129"
+    os.mknod(node, 0o020600, os.makedev(226, 129))
+    for name, target in (("3", str(node)), ("4", str(node)), ("5", "/dev/null"), ("6", "/nowhere")):
+        (fd / name).symlink_to(target)
+    (fdinfo / "3").write_text(XE)
+    (fdinfo / "4").write_text(XE)  # dup(2) of it: one client
+    (fdinfo / "5").write_text(AMD)
+    assert [client.pci for client in clients_of(77, str(tmp_path))] == ["0000:04:00.0"]
+    assert clients_of(78, str(tmp_path)) == ()
