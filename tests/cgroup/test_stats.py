@@ -100,3 +100,13 @@ def test_psi_of_one_line() -> None:
 def test_cgroup_that_is_gone() -> None:
     with pytest.raises(FileNotFoundError):
         read_stats("/sys/fs/cgroup/no-such-cgroup")
+
+
+def test_memory_of_gpus() -> None:
+    """By region of the kernel's; runc's document has no such member, and without the controller neither has ours."""
+    files = {
+        "dmem.current": "drm/0000:03:00.0/vram 4096\ndrm/0000:04:00.0/vram0 0\n",
+        "dmem.max": "drm/0000:03:00.0/vram 8192\ndrm/0000:04:00.0/vram0 max\n",
+    }
+    assert of(FILES | files)["dmem"] == {"drm/0000:03:00.0/vram": {"usage": 4096, "limit": 8192}}
+    assert "dmem" not in of(FILES)

@@ -72,6 +72,21 @@ def test_a_table() -> None:
     assert "(no container is running)" in stats_table([], 0)
 
 
+@pytest.mark.parametrize(
+    ("regions", "cell"),
+    [
+        ({"drm/a/vram0": {"usage": 1 << 30, "limit": 2 << 30}, "drm/a/vram1": {"usage": 1 << 30}}, "2GiB / 2GiB"),
+        ({"drm/a/vram": {"usage": 3 << 20}}, "3MiB"),
+    ],
+)
+def test_memory_that_the_kernel_counts(regions: dict[str, dict[str, int]], cell: str) -> None:
+    now = look(12.0, 2.0)
+    now = replace(now, stats=replace(now.stats, raw={**now.stats.raw, "dmem": regions}))
+    made = row(None, now, ("web", "Docker"), [])
+    assert made["dmem"] == regions and made["gpus"] == []
+    assert re.split(r"\s{2,}", stats_table([made], 0).splitlines()[1].strip())[3:5] == ["-", cell]
+
+
 @pytest.fixture
 def busy(runtime: Runtime, bundle: MakeBundle) -> Any:
     return runtime.start(bundle().sh("while :; do :; done"))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "add_process",
     "attach_devices",
+    "check_dmem",
     "check_memory_before_update",
     "check_partition",
     "check_usable",
@@ -261,6 +262,18 @@ def check_partition(fd: int, writes: tuple[CgroupWrite, ...]) -> None:
             content = _read(fd, write.file).strip()
             if "invalid" in content:
                 raise GpurunError(f"{write.where}: the kernel refuses to reserve the CPUs for this container: {content}")
+
+
+def check_dmem(fd: int, writes: tuple[CgroupWrite, ...]) -> None:
+    """Raise :class:`GpurunError` where a limit of GPU memory among *writes* is not in force: of one that is below what the
+    cgroup has already, older kernels say nothing and keep the old one."""
+    for write in writes:
+        region, _, wanted = write.value.partition(" ")
+        if write.file != "dmem.max" or not wanted.strip().isdigit():
+            continue
+        found = dict([line.partition(" ")[::2] for line in _read(fd, write.file).splitlines()]).get(region, "")
+        if found == "max" or (found.isdigit() and int(found) > int(wanted)):
+            raise GpurunError(f"{write.where}: the kernel keeps {write.file} of {region} at {found}: more is in use now")
 
 
 def check_memory_before_update(fd: int, limit: int, swap: int) -> None:

@@ -66,7 +66,7 @@ def _read(fd: int, name: str) -> str:
 
 def stats(read: Read, hugepage_sizes: tuple[str, ...] = ()) -> dict[str, Any]:
     """``data`` of a ``stats`` event, from *read*, which gives the text of a file by its name ("" for none)."""
-    return {
+    made: dict[str, Any] = {
         "cpu": _cpu(read),
         "cpuset": _cpuset(read),
         "memory": _memory(read),
@@ -76,6 +76,8 @@ def stats(read: Read, hugepage_sizes: tuple[str, ...] = ()) -> dict[str, Any]:
         "intel_rdt": {},
         "network_interfaces": None,
     }
+    dmem = _dmem(read)
+    return {**made, "dmem": dmem} if dmem else made
 
 
 def _with_limit(made: dict[str, Any], name: str, limit: int) -> dict[str, Any]:
@@ -165,6 +167,14 @@ def _usage(read: Read, prefix: str) -> dict[str, int]:
         "max": _number(read(f"{prefix}.peak")),
         "failcnt": events.get("max", 0),
     }
+
+
+def _dmem(read: Read) -> dict[str, dict[str, int]]:
+    """The memory of GPUs by region of the dmem controller, which runc does not have: bytes."""
+    limits = _keyed(read("dmem.max"))
+    used = _keyed(read("dmem.current"))
+    told = [name for name, size in used.items() if size or name in limits]
+    return {name: _with_limit({"usage": used[name]}, "limit", limits.get(name, 0)) for name in told}
 
 
 def _hugetlb(read: Read, size: str) -> dict[str, int]:

@@ -129,6 +129,12 @@ def hugepage_sizes(directory: str = "/sys/kernel/mm/hugepages") -> tuple[str, ..
     return tuple([hugepage_name(int(name[10:-2])) for name in sorted(names)])  # hugepages-2048kB
 
 
+def dmem_capacity(root: str) -> str:
+    """The regions of GPU memory that the dmem controller of the tree at *root* counts: a line for each, its name and bytes;
+    "" where the kernel has no such controller."""
+    return _read_text(f"{root}/dmem.capacity")
+
+
 def numa_nodes(directory: str = "/sys/devices/system/node") -> tuple[tuple[int, str], ...]:
     """The NUMA nodes of this host that have memory or CPUs: (number, its CPUs as the kernel lists them)."""
     try:

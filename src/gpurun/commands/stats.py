@@ -4,7 +4,8 @@ The JSON form is an array with an object for each container, a line each time: `
 ``cpu`` (``percent`` of one processor since the look before, ``seconds`` so far), ``memory`` (``bytes``, ``limit`` or null),
 ``pressure`` (``cpu``, ``memory``, ``io``: percent of the last ten seconds that some process waited, null where the kernel
 does not say), ``io`` (``readBytes``, ``writtenBytes`` so far, ``readPerSecond``, ``writtenPerSecond``), ``pids``
-(``current``, ``limit`` or null); what the cgroup has no controller for is null; and ``gpus`` as `gpurun events` has them.
+(``current``, ``limit`` or null); what the cgroup has no controller for is null; ``gpus`` as `gpurun events` has them; and
+``dmem``, by region of the kernel's dmem controller ``usage`` and ``limit`` of a GPU's memory in bytes, no limit left out.
 """
 
 from __future__ import annotations
@@ -213,6 +214,7 @@ def row(before: Look | None, now: Look, called: tuple[str, str], gpus: list[Row]
         },
         "pids": {"current": counted("pids", figures.pids), "limit": figures.pids_limit},
         "gpus": gpus,
+        "dmem": figures.raw.get("dmem") or {},
     }
 
 
@@ -228,7 +230,7 @@ def _pressure(figures: Mapping[str, Any]) -> float | None:
 def stats_table(rows: list[Row], columns: int) -> str:
     """The table for people, in *columns* (0: any number): what does not fit is left out, from the right."""
     lines = [COLUMNS, *[_cells(one) for one in rows]]
-    if not any(one["gpus"] for one in rows):
+    if not any(one["gpus"] or one["dmem"] for one in rows):
         lines = [(*line[:3], *line[5:]) for line in lines]
     text = fitting_table(lines, columns, 2)
     return text if rows else f"{text}(no container is running)\n"
@@ -246,11 +248,17 @@ def _cells(one: Row) -> tuple[str, ...]:
         "-" if percent is None else f"{percent:.1f}%",
         "-" if memory["bytes"] is None else f"{size(memory['bytes'])}{limit}",
         " ".join(loads) or "-",
-        _gpu_memory(gpus),
+        _gpu_memory(gpus) if gpus else _region_memory(one["dmem"]),
         processes + (f" / {pids['limit']}" if pids["limit"] is not None else ""),
         "-" if io["readBytes"] is None else f"{size(io['readBytes'])} / {size(io['writtenBytes'])}",
         " / ".join(["-" if value is None else f"{value:.1f}%" for value in one["pressure"].values()]),
     )
+
+
+def _region_memory(regions: Mapping[str, Mapping[str, int]]) -> str:
+    limits = [region["limit"] for region in regions.values() if "limit" in region]
+    used = size(sum([region["usage"] for region in regions.values()]))
+    return f"{used}{f' / {size(sum(limits))}' if limits else ''}" if regions else "-"
 
 
 def _gpu_memory(gpus: list[Row]) -> str:

@@ -234,6 +234,7 @@ def apply(fd: int, state: store.State, writes: tuple[CgroupWrite, ...]) -> None:
 
         set_properties(state.unit, limit_properties(writes), state.manager)
     manager.write_resources(fd, writes)
+    manager.check_dmem(fd, writes)
 
 
 def contents(fd: int, writes: tuple[CgroupWrite, ...]) -> tuple[tuple[str, str], ...]:
@@ -247,7 +248,7 @@ def put_back(fd: int, state: store.State, before: tuple[tuple[str, str], ...]) -
     """Give the files their old contents again, last first; best effort, for the error that led here is the one to tell."""
     if state.unit:
         try:
-            single = [(file, text.strip()) for file, text in before if not file.startswith("io.")]  # a line a device
+            single = [(file, text.strip()) for file, text in before if file not in _BY_DEVICE]
             apply(fd, state, tuple([CgroupWrite(file, text, file) for file, text in single if text]))
         except GpurunError as e:
             log.warning(f"the limits of the systemd unit {state.unit} are no longer the container's: {e}")
@@ -259,14 +260,24 @@ def put_back(fd: int, state: store.State, before: tuple[tuple[str, str], ...]) -
                 continue  # the kernel took it once and does no longer: what is there now stays
 
 
+#: Files with a line for each device → what a device without a line has.
+_BY_DEVICE = {
+    "io.max": "rbps=max wbps=max riops=max wiops=max",
+    "dmem.max": "max",
+    "dmem.low": "0",
+    "dmem.min": "0",
+    **dict.fromkeys(("io.weight", "io.bfq.weight", "io.latency", "io.cost.qos", "rdma.max"), "default"),
+}
+
+
 def restoring_lines(file: str, before: str, now: str) -> tuple[str, ...]:
     """What to write to *file*, which says *now*, so that it says *before* again: files with a line for each device take one
     device in a write, and a device that had no line is given the default."""
-    if file not in ("io.max", "io.weight", "io.bfq.weight", "io.latency", "io.cost.qos", "rdma.max"):
+    if file not in _BY_DEVICE:
         return (before.strip() or "\n",)
     lines = before.split("\n")
     devices = [line.split()[0] for line in lines if line]
-    default = "rbps=max wbps=max riops=max wiops=max" if file == "io.max" else "default"
+    default = _BY_DEVICE[file]
     new = [line.split()[0] for line in now.split("\n") if line and line.split()[0] not in devices]
     return tuple([line for line in lines if line] + [f"{device} {default}" for device in new])
 
