@@ -271,22 +271,23 @@ def test_the_last_journal_takes_its_directories_along(tmp_path: Path, monkeypatc
     assert os.path.isfile(journal_disk.make_file("/run/gpurun", "a", str(tmp_path / "rootfs"))) and removed
 
 
-@pytest.mark.parametrize("failing", ["journal", "journal, forced", "link"])
+@pytest.mark.parametrize("failing", ["journal", "journal, forced", "link", "readlink"])
 def test_a_journal_that_cannot_be_removed(host: Host, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     """What it tells of has been taken back all the same; the next delete removes it."""
     before = host.files()
     directory = host.create().parent
     other = host.create("other", "usr/lib/another")
 
-    unlink = posix.unlink
+    name = failing if failing == "readlink" else "unlink"
+    real = getattr(posix, name)
 
-    def refused(path: str) -> None:
-        if path.endswith("/undone") is not (failing == "link"):
-            return unlink(path)
+    def refused(path: str) -> Any:
+        if path.endswith("/undone") is not ("link" in failing):
+            return real(path)
         raise OSError(EBUSY, "")
 
     with monkeypatch.context() as broken:
-        broken.setattr(posix, "unlink", refused)
+        broken.setattr(posix, name, refused)
         if failing == "journal, forced":
             (warning,) = undo_traces(str(host.root), "c", force=True)
             assert isinstance(warning, Stays) and warning.endswith("device or resource busy")

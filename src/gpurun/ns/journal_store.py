@@ -11,7 +11,7 @@ and undoing goes from the last to the first of all of them).
 from __future__ import annotations
 
 import posix
-from errno import EEXIST
+from errno import EEXIST, EINVAL
 
 from gpurun.errors import GpurunError, Stays, strerror_lower
 from gpurun.linux.files import O_CLOEXEC, Fd, read_fd, read_file, write_all
@@ -151,17 +151,24 @@ def _still_it(path: str, rootfs: str, rest: bytes) -> bool:
     """Whether *rootfs* is the directory that a journal of an earlier boot tells of; one of this boot need not be asked."""
     from gpurun.ns.journal_disk import is_of_this_boot
 
-    try:
-        kept = posix.readlink(path)
-    except OSError:
-        return True  # it lies in the state directory
-    if is_of_this_boot(kept):
+    kept = _linked(path)
+    if not kept or is_of_this_boot(kept):
         return True
     try:
         with Fd(posix.open(rootfs, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)) as fd:
             return _is_it(fd, rest)
     except OSError:
         return False
+
+
+def _linked(path: str) -> str:
+    """The journal that *path* links to; "" for one that lies in the state directory itself."""
+    try:
+        return posix.readlink(path)
+    except OSError as e:
+        if e.errno != EINVAL:
+            raise
+    return ""
 
 
 def _is_it(rootfs_fd: int, rest: bytes) -> bool:
@@ -179,10 +186,7 @@ def _forget(undone: str, force: bool) -> tuple[str, ...]:
     from gpurun.ns.journal_disk import remove
 
     stays: tuple[str, ...] = ()
-    try:
-        kept = posix.readlink(undone)
-    except OSError:
-        kept = ""  # it is the journal itself
+    kept = _linked(undone)
     try:
         if kept:
             remove(kept)
