@@ -23,8 +23,8 @@ from gpurun.engine import state as store  # noqa: E402
 from gpurun.errors import GpurunError  # noqa: E402
 from gpurun.invocation import Globals  # noqa: E402
 from gpurun.record import replace  # noqa: E402
-from tests.attacks.fuzzing import fuzzed, fuzzed_more  # noqa: E402
-from tests.attacks.words import Line, given_options, lines, mistaken  # noqa: E402
+from tests.attacks.fuzzing import fuzzed, fuzzed_more, share  # noqa: E402
+from tests.attacks.words import Draw, Line, given_options, lines, mistaken  # noqa: E402
 
 pytestmark = pytest.mark.attack("damaged input", "a reader hangs, crashes or takes what contradicts itself")
 
@@ -46,8 +46,11 @@ def test_what_is_right_is_understood(before: tuple[list[list[str]], dict[str, An
     assert replace(parse([found.command, *again, "--", *found.args]), globals=found.globals) == found
 
 
+MISTAKES = lines().flatmap(lambda line: mistaken(line.words))
+
+
 @fuzzed_more
-@given(lines().flatmap(lambda line: mistaken(line.words)))
+@given(MISTAKES)
 @example(("create", "--preserve-fds", "9" * 5000, "c"))
 def test_mistakes(words: tuple[str, ...]) -> None:
     try:
@@ -62,17 +65,29 @@ def test_mistakes(words: tuple[str, ...]) -> None:
     assert found.globals.root.startswith("/") and found.globals.root != "/"
 
 
-@fuzzed
-@given(st.data())
-def test_completion(data: st.DataObject) -> None:
-    """Every word that is offered goes on with what was typed, and is one that gpurun knows."""
+@st.composite
+def half_typed(draw: Draw) -> tuple[str, ...]:
+    """The words up to one of them, and the beginning of that."""
+    words = draw(st.one_of(lines().map(lambda line: line.words), MISTAKES))
+    if not words:
+        return ("",)
+    at = draw(st.integers(0, len(words) - 1))
+    return (*words[:at], words[at][: draw(st.integers(0, len(words[at])))])
+
+
+def offered(words: tuple[str, ...]) -> list[Any]:
     import click.shell_completion
 
-    words = data.draw(lines()).words
-    words = data.draw(st.sampled_from([words, data.draw(mistaken(words))]))
-    typed = words[-1] if words else ""
     shell = click.shell_completion.ShellComplete(COMMAND, {}, "gpurun", "_GPURUN_COMPLETE")
-    for item in shell.get_completions(["--root", "/nowhere", *words[:-1]], typed):
+    return shell.get_completions(["--root", "/nowhere", *words[:-1]], words[-1])
+
+
+@fuzzed
+@given(half_typed())
+def test_completion(words: tuple[str, ...]) -> None:
+    """Every word that is offered goes on with what was typed, and is one that gpurun knows."""
+    typed = words[-1]
+    for item in offered(words):
         assert item.value.startswith(typed) or item.type in ("file", "dir") or "=" in typed, (typed, item.value)
 
 
@@ -130,13 +145,15 @@ def call(words: tuple[str, ...], directory: Path) -> tuple[int, str, str]:
     return code, said[0], said[1]
 
 
+_CALLS = lines(CALLED, st.sampled_from(["c", "c", "c", "gone", "9"])).map(lambda line: line.words)
+CALLS = st.one_of(_CALLS, _CALLS.flatmap(mistaken))
+
+
 @fuzzed
-@given(st.data())
-def test_calls(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+@given(CALLS)
+def test_calls(tmp_path_factory: pytest.TempPathFactory, words: tuple[str, ...]) -> None:
     root = Root(tmp_path_factory.getbasetemp() / "words")
     before = root.listing()
-    words = data.draw(lines(CALLED)).words
-    words = data.draw(st.sampled_from([words, data.draw(mistaken(words))]))
     words = ("--root", str(root.path), *words)
     try:
         meant = parse(words)
@@ -154,3 +171,17 @@ def test_calls(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) ->
     after = root.listing()
     deleted = meant is not None and meant.command == "delete" and code == 0
     assert after == before or (deleted and not any(name.startswith("root/c") for name in after)), (words, after)
+
+
+#: Of each strategy, what is to come of it, and in how many percent of its cases at least.
+SHARES: dict[str, tuple[st.SearchStrategy[Any], Any, int]] = {
+    "mistakes that are lines all the same": (MISTAKES, lambda words: parse(words).command not in ("help", "version"), 25),
+    "calls of the container": (CALLS, lambda words: parse(("--root", "/r", *words)).args[:1] == ("c",), 20),
+    "words that are offered": (half_typed(), offered, 30),
+}
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_how_much_of_a_strategy_reaches_what_it_tests(name: str) -> None:
+    strategy, reaches, least = SHARES[name]
+    assert share(strategy, reaches) >= least

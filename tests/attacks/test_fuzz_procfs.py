@@ -29,7 +29,7 @@ from gpurun.linux import procfs  # noqa: E402
 from gpurun.linux.mountinfo import MountEntry, parse_mounts  # noqa: E402
 from gpurun.ns.idmap import same_map, tidy  # noqa: E402
 from gpurun.ns.namespaces import host_id  # noqa: E402
-from tests.attacks.fuzzing import damaged, fuzzed  # noqa: E402
+from tests.attacks.fuzzing import damaged, fuzzed, share  # noqa: E402
 
 pytestmark = pytest.mark.attack("damaged input", "a reader hangs, crashes or takes what contradicts itself")
 
@@ -65,7 +65,8 @@ def escaped(text: str, others: str = OF_PATHS) -> str:
 def tables_of_mounts(draw: Draw) -> tuple[str, list[MountEntry]]:
     lines, wanted = [], []
     for number in range(draw(st.integers(0, 5))):
-        root, point, source = as_read(draw(PATHS)), as_read(draw(PATHS)), as_read(draw(st.one_of(NAMES, PATHS)))
+        root = as_read(draw(st.one_of(st.just("/"), PATHS)))
+        point, source = as_read(draw(PATHS)), as_read(draw(st.one_of(NAMES, PATHS)))
         device = f"{draw(st.integers(0, 4095))}:{draw(st.integers(0, 1 << 20))}"
         fields = draw(st.lists(st.sampled_from(["shared:7", "master:3", "propagate_from:1", "unbindable"]), max_size=3))
         kind = draw(st.sampled_from(["ext4", "proc", "cgroup2", "fuse.x", "overlay", "tmpfs"]))
@@ -115,8 +116,11 @@ def test_stat(name: str, letter: str, parent: int, start: int) -> None:
         assert procfs.is_alive(77, start) == (letter not in "ZX") and not procfs.is_alive(77, start + 1)
 
 
+DAMAGED_STAT = damaged(b"77 (a program)" + STAT % (b"R", 5, 99))
+
+
 @fuzzed
-@given(damaged(b"77 (a program)" + STAT % (b"R", 5, 99)))
+@given(DAMAGED_STAT)
 def test_damaged_stat(data: bytes) -> None:
     with reads(data):
         assert procfs.parent(77) >= 0
@@ -158,8 +162,13 @@ def test_cgroups(made: list[tuple[str, str]]) -> None:
         names.of_cgroup(unified)
 
 
+CONTROLLERS = damaged(
+    b"0::/system.slice/x.scope\n#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t2\t80\t1\nblkio\t3\t1\t1\n"
+)
+
+
 @fuzzed
-@given(damaged(b"0::/system.slice/x.scope\n#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t2\t80\t1\nblkio\t3\t1\t1\n"))
+@given(CONTROLLERS)
 def test_damaged_lines_of_controllers(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
     assert tree.parse_own_cgroup(text) is not None and len(procfs.parse_cgroups(text)) <= text.count("\n") + 1
@@ -182,9 +191,18 @@ def test_maps_of_ids(counts: list[tuple[int, int]], asked: int) -> None:
     assert same_map(text, tidy(text))
 
 
+@st.composite
+def mapped_files(draw: Draw) -> tuple[list[str], list[str]]:
+    """(files that a process has mapped, mount points), of which some are the files or above them."""
+    mapped = draw(st.lists(PATHS, max_size=4))
+    above = [path[: at + 1].rstrip("/") for path in mapped for at, c in enumerate(f"{path}/") if c == "/" and at]
+    return mapped, draw(st.lists(st.one_of(PATHS, st.sampled_from(above or ["/x"])), min_size=1, max_size=3))
+
+
 @fuzzed
-@given(st.lists(PATHS, max_size=4), st.lists(PATHS, min_size=1, max_size=3))
-def test_files_that_are_mapped(mapped: list[str], points: list[str]) -> None:
+@given(mapped_files())
+def test_files_that_are_mapped(made: tuple[list[str], list[str]]) -> None:
+    mapped, points = made
     mapped = [as_read(path).replace("\n", "\\012") for path in mapped]
     points = [as_read(point).rstrip("/") for point in points if point != "/"]
     text = "".join(f"7f00-7f01 r-xp 00000000 08:01 7   {path}\n" for path in mapped)
@@ -303,22 +321,27 @@ def test_hosts_with_gpus(tmp_path_factory: pytest.TempPathFactory, host: list[di
     assert injected._administration(roots) == (1, 2)
 
 
-@fuzzed
-@given(st.data())
-def test_damaged_hosts_with_gpus(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    files = {name: text.encode() for name, text in files_of(data.draw(hosts())).items()}
+@st.composite
+def damaged_hosts(draw: Draw) -> dict[str, bytes]:
+    files = {name: text.encode() for name, text in files_of(draw(hosts())).items()}
     odd = st.one_of(
         st.sampled_from(["²", "٣", "-1", "+1", "1_0", "9" * 5000, str(1 << 20), str(1 << 64), "0x10", ""]), NAMES
     )
-    for name in data.draw(st.lists(st.sampled_from(sorted(files)), min_size=1, max_size=3)):
-        if data.draw(st.booleans()):
-            files[name] = data.draw(damaged(files[name]))
+    for name in draw(st.lists(st.sampled_from(sorted(files)), min_size=1, max_size=3)):
+        if draw(st.booleans()):
+            files[name] = draw(damaged(files[name]))
         else:  # the number of one line is another
             lines = files[name].split(b"\n")
-            at = data.draw(st.integers(0, len(lines) - 1))
+            at = draw(st.integers(0, len(lines) - 1))
             head = lines[at].rpartition(b" ")[0]
-            lines[at] = head + b" " + data.draw(odd).encode("utf-8", "surrogatepass")
+            lines[at] = head + b" " + draw(odd).encode("utf-8", "surrogatepass")
             files[name] = b"\n".join(lines)
+    return files
+
+
+@fuzzed
+@given(damaged_hosts())
+def test_damaged_hosts_with_gpus(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]) -> None:
     roots = write(tmp_path_factory.getbasetemp() / "host", files)
     try:
         found = gpus.read_gpus(roots)
@@ -335,3 +358,46 @@ def test_damaged_hosts_with_gpus(tmp_path_factory: pytest.TempPathFactory, data:
     for node in every:
         assert 0 <= node.major < 1 << 12 and 0 <= node.minor < 1 << 20 and node.mode <= 0o777 and ".." not in node.path
     assert all(0 <= number < 1 << 20 for number in (*minors.of.values(), *numbers))
+
+
+def _stat(data: bytes) -> bool:
+    with reads(data):
+        return procfs.stat(77) is not None
+
+
+#: Of each strategy, what is to come of it, and in how many percent of its cases at least.
+SHARES: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], int]] = {
+    "a whole cgroup2 tree": (
+        tables_of_mounts(),
+        lambda made: any(m.fstype == "cgroup2" and m.root == "/" for m in made[1]),
+        6,
+    ),
+    "damaged mounts": (
+        tables_of_mounts().flatmap(lambda made: damaged(made[0].encode("utf-8", "surrogateescape"))),
+        lambda data: parse_mounts(data.decode("utf-8", "surrogateescape")),
+        60,
+    ),
+    "damaged stat": (DAMAGED_STAT, _stat, 30),
+    "damaged lines of controllers": (
+        CONTROLLERS,
+        lambda data: "cpu" in tree.v1_controllers(data.decode("utf-8", "replace")),
+        30,
+    ),
+    "a mount point in use": (
+        mapped_files(),
+        lambda made: any(f"{path}/".startswith(f"{point}/") for path in made[0] for point in made[1] if point != "/"),
+        30,
+    ),
+    "kills": (damaged(b"\n".join(KILL)), lambda data: [*parse_kills(data.split(b"\n"))], 40),
+    "hosts with MIG devices": (hosts(), lambda host: any(gpu["mig"] and not gpu["excluded"] for gpu in host), 40),
+}
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_how_much_of_a_strategy_reaches_what_it_tests(name: str) -> None:
+    strategy, reaches, least = SHARES[name]
+    assert share(strategy, reaches) >= least
+
+
+def test_how_many_damaged_hosts_are_read(tmp_path: Path) -> None:
+    assert share(damaged_hosts(), lambda files: gpus.read_gpus(write(tmp_path / "host", files))) >= 30

@@ -21,7 +21,7 @@ from gpurun.engine.caller import update  # noqa: E402
 from gpurun.errors import GpurunError  # noqa: E402
 from gpurun.formats import dbus  # noqa: E402
 from gpurun.oci.resources import read_resources  # noqa: E402
-from tests.attacks.fuzzing import changed, damaged, fuzzed, fuzzed_more  # noqa: E402
+from tests.attacks.fuzzing import changed, damaged, fuzzed, fuzzed_more, share  # noqa: E402
 
 pytestmark = pytest.mark.attack("damaged input", "a reader hangs, crashes or takes what contradicts itself")
 
@@ -205,8 +205,15 @@ def test_what_is_asked_for_is_written(document: Document) -> None:
     assert written(plan_resources(read(document), ALL)) == wanted
 
 
+#: Mostly all but one or two: with more that are missing nearly all documents are refused.
+HAVE = st.one_of(
+    st.sets(st.sampled_from(ALL), min_size=1, max_size=2).map(lambda lacking: set(ALL) - lacking),
+    st.sets(st.sampled_from(ALL)),
+)
+
+
 @fuzzed_more
-@given(CONFIGS, st.sets(st.sampled_from(ALL)))
+@given(CONFIGS, HAVE)
 def test_a_limit_without_its_controller_is_refused_and_never_forgotten(document: Document, have: set[str]) -> None:
     try:
         wanted = asked(document)
@@ -285,14 +292,17 @@ def companions(document: Document) -> set[str]:
     return made
 
 
+@st.composite
+def worse(draw: Draw) -> bytes:
+    document = draw(CONFIGS)
+    if draw(st.booleans()):
+        return json.dumps(draw(changed(document))).encode("utf-8", "surrogatepass")
+    return draw(damaged(json.dumps(document).encode()))
+
+
 @fuzzed
-@given(st.data())
-def test_changed_and_damaged_documents(data: st.DataObject) -> None:
-    document = data.draw(CONFIGS)
-    if data.draw(st.booleans()):
-        text = json.dumps(data.draw(changed(document))).encode("utf-8", "surrogatepass")
-    else:
-        text = data.draw(damaged(json.dumps(document).encode()))
+@given(worse())
+def test_changed_and_damaged_documents(text: bytes) -> None:
     try:
         new = update.read_update(text, "stdin")
         writes = plan_resources(new, ALL)
@@ -334,10 +344,15 @@ def test_what_systemd_is_told(document: Document) -> None:
     tell_systemd(writes)
 
 
-@fuzzed
-@given(
+PROPERTIES = st.tuples(
     st.sampled_from(["TimeoutStopSec", "CPUWeight", "AllowedCPUs", "RuntimeMaxSec", "ab"]),
     st.one_of(
+        st.builds(
+            lambda word, number: f"{word}{number}",
+            st.sampled_from(["", "-", "uint64 ", "uint32 ", "byte ", "int16 ", "@d ", "@t "]),
+            st.one_of(st.integers(0, 300), st.sampled_from([1 << 31, 1 << 32, 1 << 63])),
+        ),
+        st.sampled_from(["true", "'a b'", "['a', 'b']", "[byte 0x3, 5]", "(1, 'x')", "[('a', true)]", "@as []", "1.5"]),
         st.text(alphabet="0123456789.eE-+xu inft64'[](),@aysb\\", max_size=25),
         st.sampled_from(
             [
@@ -353,7 +368,12 @@ def test_what_systemd_is_told(document: Document) -> None:
         ),
     ),
 )
-def test_properties_that_annotations_ask_for(name: str, text: str) -> None:
+
+
+@fuzzed
+@given(PROPERTIES)
+def test_properties_that_annotations_ask_for(asked_for: tuple[str, str]) -> None:
+    name, text = asked_for
     try:
         found = annotation_properties({f"org.systemd.property.{name}": text})
     except GpurunError:
@@ -371,8 +391,11 @@ def test_sizes(number: int, unit: str) -> None:
         assert update.parse_bytes(f"{number}.5{unit}", "memory") == (number << 10 * power) + (1 << 10 * power - 1)
 
 
+DAMAGED_SIZES = st.text(alphabet="0123456789.kmgtpbi- \n²٣", max_size=12)
+
+
 @fuzzed
-@given(st.text(alphabet="0123456789.kmgtpbi- \n²٣", max_size=12))
+@given(DAMAGED_SIZES)
 @example("9" * 5000)
 @example("1." + "9" * 5000)
 def test_damaged_sizes(text: str) -> None:
@@ -380,3 +403,33 @@ def test_damaged_sizes(text: str) -> None:
         assert update.parse_bytes(text, "memory") >= -1
     except GpurunError as e:
         assert "memory" in str(e)
+
+
+def _both(made: tuple[Document, set[str]]) -> bool:
+    """Whether a document with some of the controllers is accepted, and asks for something."""
+    document, have = made
+    return bool(plan_resources(read(document), sorted(have)))
+
+
+def _updated(made: tuple[Document, Document]) -> Any:
+    old, new = read(made[0]), read(made[1])
+    plan_resources(old, ALL)
+    return plan_resources(update.to_write(new, update.merge(old, new)), ALL)
+
+
+#: Of each strategy, how many percent at least are accepted and come to something.
+SHARES: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], int]] = {
+    "configs": (CONFIGS, lambda made: plan_resources(read(made), ALL), 50),
+    "some controllers": (st.tuples(CONFIGS, HAVE), _both, 20),
+    "updates": (st.tuples(UPDATES, UPDATES), _updated, 30),
+    "changed and damaged": (worse(), lambda made: plan_resources(update.read_update(made, "stdin"), ALL), 15),
+    "systemd": (CONFIGS, lambda made: limit_properties(plan_resources(read_resources(made), ALL)), 35),
+    "properties": (PROPERTIES, lambda made: annotation_properties({f"org.systemd.property.{made[0]}": made[1]}), 25),
+    "damaged sizes": (DAMAGED_SIZES, lambda made: update.parse_bytes(made, "memory") is not None, 8),
+}
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_how_much_of_a_strategy_is_accepted(name: str) -> None:
+    strategy, reads, least = SHARES[name]
+    assert share(strategy, reads) >= least
