@@ -297,7 +297,8 @@ def worse(draw: Draw) -> bytes:
     document = draw(CONFIGS)
     if draw(st.booleans()):
         return json.dumps(draw(changed(document))).encode("utf-8", "surrogatepass")
-    return draw(damaged(json.dumps(document).encode()))
+    text: bytes = draw(damaged(json.dumps(document).encode()))
+    return text
 
 
 @fuzzed
