@@ -84,6 +84,7 @@ HOOKS = {
     "enable-cuda-compat": "host-driver-version host-cuda-version cuda-compat-container-root",
     "disable-device-node-modification": "",
     "update-application-profile": "",
+    "apply-cuda-memory-limits": "driver-root gpu-id",
     "noop": None,
 }
 
