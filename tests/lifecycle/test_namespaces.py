@@ -25,22 +25,6 @@ def own(kind: str) -> str:
     return os.readlink(f"/proc/self/ns/{FILES[kind]}")
 
 
-@pytest.mark.parametrize("kind", ["pid", "network", "ipc", "uts", "mount", "cgroup"])
-def test_made(runtime: Runtime, bundle: MakeBundle, kind: str) -> None:
-    assert link(runtime.create(bundle()), kind) != own(kind)
-
-
-@pytest.mark.parametrize("kind", ["pid", "network", "ipc", "uts", "cgroup"])
-def test_left_out_is_the_callers(runtime: Runtime, bundle: MakeBundle, kind: str) -> None:
-    b = bundle().without_namespace(kind)
-    if kind == "uts":
-        del b.config["hostname"]
-    if kind == "network":
-        b.config["mounts"] = [m for m in b.config["mounts"] if m["type"] != "sysfs"]
-        b.mount("/sys", "/sys", "rbind", "ro")
-    assert link(runtime.create(b), kind) == own(kind)
-
-
 @pytest.mark.not_on("runc 1.1", reason="has no time namespaces")
 def test_time_namespace(runtime: Runtime, bundle: MakeBundle) -> None:
     b = bundle().namespace("time").sh("cat /proc/uptime; cat /proc/self/timens_offsets; readlink /proc/self/ns/time")
