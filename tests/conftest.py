@@ -25,8 +25,9 @@ from tests import forms
 from tests.fixtures import host, in_mount_namespace, make_sim, rootfs, sim  # noqa: F401
 from tests.native.abilities import missing
 from tests.native.bed import Bed, BedUnavailable
-from tests.native.bundle import Bundle, Config, base_config, make_rootfs
+from tests.native.bundle import Bundle, Config
 from tests.native.leaks import Leaks
+from tests.native.others import new_bundle, runtime_at
 from tests.native.runtime import Runtime
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -159,11 +160,8 @@ def runtime(bed: Bed, place: Path, request: pytest.FixtureRequest) -> Iterator[R
     path = runtime_path()
     if not os.access(path, os.X_OK):
         pytest.fail(f"{path} is missing: run `make build` first, or set RUNTIME")
-    made = Runtime(path, bed, Path(tempfile.mkdtemp(dir=place)))
-    made.directory.chmod(0o711)
-    yield made
-    made.cleanup()
-    shutil.rmtree(made.directory)
+    with runtime_at(path, bed, place) as made:
+        yield made
 
 
 @pytest.fixture
@@ -179,10 +177,7 @@ def bundle(runtime: Runtime, leaks: Leaks, busybox: Path) -> MakeBundle:
     """``bundle()`` makes a bundle with a busybox rootfs, watched for changes; ``bundle(config)`` with another config."""
 
     def make(config: Config | None = None) -> Bundle:
-        directory = Path(tempfile.mkdtemp(prefix="bundle.", dir=runtime.directory))
-        directory.chmod(0o711)
-        made = Bundle(directory, base_config() if config is None else config)
-        make_rootfs(made.rootfs, busybox)
+        made = new_bundle(runtime, busybox, config)
         leaks.watch(made)
         return made
 

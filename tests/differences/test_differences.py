@@ -23,8 +23,9 @@ from tests.conftest import runtime_path
 from tests.differences import allowed, configs
 from tests.differences.seen import Names, Seen, on_the_host, seen
 from tests.native.bed import Bed
-from tests.native.bundle import Bundle, base_config, make_rootfs
+from tests.native.bundle import Bundle
 from tests.native.listing import tree_listing
+from tests.native.others import new_bundle
 from tests.native.runtime import Container, Runtime
 from tests.native.terminal import Listener, read_all
 
@@ -61,10 +62,7 @@ def runtimes(bed: Bed, place: Path) -> Iterator[dict[str, Runtime]]:
 
 
 def make_bundle(runtime: Runtime, busybox: Path, probe: Path, change: configs.Change) -> Bundle:
-    directory = Path(tempfile.mkdtemp(prefix="bundle.", dir=runtime.directory))
-    directory.chmod(0o711)
-    b = Bundle(directory, base_config())
-    make_rootfs(b.rootfs, busybox)
+    b = new_bundle(runtime, busybox)
     shutil.copy(probe, b.rootfs / "bin/probe")
     b.process["args"] = ["/bin/probe", "hold"]
     change(b)

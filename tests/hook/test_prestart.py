@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from gpurun.cdi.edits import DeviceNode
 from gpurun.hook.device_program import allowing_prefix
 from gpurun.hook.prestart import is_privileged
 from tests.native.bed import Bed
-from tests.native.bundle import Bundle, base_config, make_rootfs
+from tests.native.bundle import Bundle
 from tests.native.listing import tree_listing
+from tests.native.others import another, new_bundle, skip_if_memlock_is_raised
 from tests.native.runtime import Runtime
 from tests.simdriver import Options, SimulatedDriver, bus_id, minor
 
@@ -163,34 +163,16 @@ touch $LIB/libcuda.so.1 2>&1 || true
 
 
 @pytest.fixture(params=["runc", "crun"])
-def other_runtime(request: pytest.FixtureRequest, bed: Bed, place: Path) -> Iterator[Runtime]:
-    path = os.environ.get(request.param.upper()) or shutil.which(request.param)  # RUNC=/path, CRUN=/path
-    if path is None:
-        pytest.skip(f"{request.param} is not installed")
-    made = Runtime(path, bed, Path(tempfile.mkdtemp(dir=place)))
-    made.directory.chmod(0o711)
-    yield made
-    made.cleanup()
-    shutil.rmtree(made.directory)
+def other_runtime(request: pytest.FixtureRequest, bed: Bed, place: Path, busybox: Path) -> Iterator[Runtime]:
+    with another(request.param, bed, place) as made:
+        skip_if_memlock_is_raised(made, busybox)
+        yield made
 
 
 @pytest.fixture
 def gpu_bundle(other_runtime: Runtime, busybox: Path, host: SimulatedDriver) -> Callable[..., Bundle]:
-    def plain() -> Bundle:
-        directory = Path(tempfile.mkdtemp(prefix="bundle.", dir=other_runtime.directory))
-        directory.chmod(0o711)
-        made = Bundle(directory, base_config())
-        make_rootfs(made.rootfs, busybox)
-        return made
-
-    probe = other_runtime.run(plain().args("true"))
-    if "RLIM_MEMLOCK" in probe.text:
-        pytest.skip(
-            f"this {other_runtime.name} raises RLIMIT_MEMLOCK, which is not permitted here (CRUN=/path: another one)"
-        )
-
     def build(*env: str) -> Bundle:
-        made = plain()
+        made = new_bundle(other_runtime, busybox)
         made.process["env"] += [*env, "LIB=/usr/lib64"]
         made.config["hooks"] = {
             "prestart": [{"path": sys.executable, "args": [*PYTHON, "prestart"], "env": [f"GPURUN_SYSROOT={host.path}"]}]

@@ -12,9 +12,20 @@ from tests.native import apparmor
 from tests.native.checkpoint import why_not
 from tests.native.execs import FOREVER
 from tests.native.leaks import Leaks
+from tests.native.others import another
 from tests.native.runtime import Container, Runtime
 from tests.native.selinux import all_logged, as_an_engine, peer, sealed  # noqa: F401
 from tests.native.terminal import Listener
+
+
+@pytest.fixture(params=["runtime", "runc"])
+def either(request: pytest.FixtureRequest, runtime: Runtime) -> Iterator[Runtime]:
+    """The runtime under test, and runc beside it: what a test says is true of both."""
+    if request.param == "runtime":
+        yield runtime
+        return
+    with another("runc", runtime.bed, runtime.directory.parent) as made:
+        yield made
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,22 +32,6 @@ PROFILES = {
     "strict": "flags=(attach_disconnected) {\n  file, signal (receive) peer=unconfined,\n"
     "  deny mount, deny umount, deny ptrace, deny capability, deny network, deny change_profile,\n}\n",
 }
-
-
-@pytest.fixture(params=["runtime", "runc"])
-def either(request: pytest.FixtureRequest, runtime: Runtime) -> Iterator[Runtime]:
-    """The runtime under test, and runc beside it: what a test says of AppArmor is true of both."""
-    if request.param == "runtime":
-        yield runtime
-        return
-    path = shutil.which("runc")
-    if path is None:
-        pytest.skip("runc is not installed")
-    made = Runtime(path, runtime.bed, Path(tempfile.mkdtemp(dir=runtime.directory.parent)))
-    made.directory.chmod(0o711)
-    yield made
-    made.cleanup()
-    shutil.rmtree(made.directory)
 
 
 def confined(bundle: Bundle, profile: str) -> Bundle:

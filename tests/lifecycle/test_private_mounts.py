@@ -17,9 +17,10 @@ from typing import NamedTuple
 import pytest
 
 from tests.conftest import MakeBundle, runtime_path
-from tests.native.bundle import Bundle, base_config, make_rootfs
+from tests.native.bundle import Bundle
 from tests.native.checkpoint import restored, saved
 from tests.native.leaks import Leaks
+from tests.native.others import another, new_bundle
 from tests.native.runtime import ENVIRONMENT, Container, Runtime
 from tests.native.terminal import Listener
 from tests.native.waiting import wait_until
@@ -287,30 +288,21 @@ def test_restored(host: Host, image: Path) -> None:
 
 @pytest.fixture
 def runc(host: Host, place: Path) -> Iterator[Runtime]:
-    path = os.environ.get("RUNC") or shutil.which("runc")
-    if path is None:
-        pytest.skip("runc is not installed")
-    made = Runtime(path, host.runtime.bed, Path(tempfile.mkdtemp(dir=place)))
-    made.directory.chmod(0o711)
-    yield made
-    made.cleanup()
-    shutil.rmtree(made.directory)
+    with another("runc", host.runtime.bed, place) as made:
+        yield made
 
 
 @pytest.mark.gpurun_only
 @pytest.mark.parametrize("user_namespace", [False, True])
 def test_the_stand_alone_hook_under_runc(host: Host, runc: Runtime, busybox: Path, user_namespace: bool) -> None:
     """runc 1.1 leaves its root, and nodes that it binds, slaves of the host's; the hook leaves nothing more so."""
-    directory = Path(tempfile.mkdtemp(prefix="bundle.", dir=runc.directory))
-    directory.chmod(0o711)
-    b = Bundle(directory, base_config())
-    make_rootfs(b.rootfs, busybox)
+    b = new_bundle(runc, busybox)
     if user_namespace:
         b.user_namespace()
     plain_mounts = runc.output(b.args("cat", "/proc/self/mountinfo"), stdin=b"").splitlines()
     runcs_own = {line.split()[4] for line in plain_mounts if "master:" in line}
     b.process["env"] += ["NVIDIA_VISIBLE_DEVICES=all"]
-    name = directory / "nvidia-container-runtime-hook"
+    name = b.directory / "nvidia-container-runtime-hook"
     name.symlink_to(runtime_path())
     hook = {"path": str(name), "args": [name.name, "prestart"], "env": [f"GPURUN_SYSROOT={host.driver.path}"]}
     b.config["hooks"] = {"prestart": [hook]}

@@ -34,21 +34,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=["runtime", "runc"])
-def either(request: pytest.FixtureRequest, runtime: Runtime) -> Iterator[Runtime]:
-    if request.param == "runtime":
-        yield runtime
-        return
-    path = shutil.which("runc")
-    if path is None:
-        pytest.skip("runc is not installed")
-    made = Runtime(path, runtime.bed, Path(tempfile.mkdtemp(dir=runtime.directory.parent)))
-    made.directory.chmod(0o711)
-    yield made
-    made.cleanup()
-    shutil.rmtree(made.directory)
-
-
 def lives(runtime: Runtime, b: Bundle) -> None:
     container = runtime.start(b.sh("echo up; sleep 1000"))
     container.wait_for("up")

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from gpurun.cdi.files import read_registry
 from gpurun.cdi.inject import inject
 from tests.conftest import MakeBundle, runtime_path
 from tests.native.bed import Bed
-from tests.native.bundle import Bundle, base_config, make_rootfs
+from tests.native.bundle import Bundle
 from tests.native.leaks import Leaks
+from tests.native.others import another, new_bundle, skip_if_memlock_is_raised
 from tests.native.runtime import ENVIRONMENT, Container, Runtime
 from tests.simdriver import MULTIARCH, Options, SimulatedDriver, bus_id, make, uuid
 from tests.simdriver.elf import shared_library
@@ -285,32 +285,15 @@ def test_annotations_in_mode_cdi(
 
 
 @pytest.fixture(params=["runc", "crun"])
-def other_runtime(request: pytest.FixtureRequest, bed: Bed, place: Path) -> Iterator[Runtime]:
-    path = os.environ.get(request.param.upper()) or shutil.which(request.param)  # RUNC=/path, CRUN=/path
-    if path is None:
-        pytest.skip(f"{request.param} is not installed")
-    made = Runtime(path, bed, Path(tempfile.mkdtemp(dir=place)))
-    made.directory.chmod(0o711)
-    yield made
-    made.cleanup()
-    shutil.rmtree(made.directory)
+def other_runtime(request: pytest.FixtureRequest, bed: Bed, place: Path, busybox: Path) -> Iterator[Runtime]:
+    with another(request.param, bed, place) as made:
+        skip_if_memlock_is_raised(made, busybox)
+        yield made
 
 
 @pytest.fixture
 def plain(other_runtime: Runtime, busybox: Path) -> Callable[[], Bundle]:
-    def build() -> Bundle:
-        directory = Path(tempfile.mkdtemp(prefix="bundle.", dir=other_runtime.directory))
-        directory.chmod(0o711)
-        made = Bundle(directory, base_config())
-        make_rootfs(made.rootfs, busybox)
-        return made
-
-    probe = other_runtime.run(build().args("true"), stdin=b"")
-    if "RLIM_MEMLOCK" in probe.text:
-        pytest.skip(
-            f"this {other_runtime.name} raises RLIMIT_MEMLOCK, which is not permitted here (CRUN=/path: another one)"
-        )
-    return build
+    return lambda: new_bundle(other_runtime, busybox)
 
 
 def test_our_hooks_under_another_runtime(
