@@ -273,6 +273,8 @@ class ApiServer:
                 if body["metadata"].get("resourceVersion"):
                     raise Refused(400, "BadRequest", "resourceVersion should not be set on objects to be created")
                 self._check(path_version(plural, self.versions), plural, "", body, None)
+                if query.get("dryRun") == "All":
+                    return copy.deepcopy(self.admit(plural, body) or body)
                 return self._store(key, self.admit(plural, body) or body, "ADDED", None)
             if old is None:
                 raise Refused(404, "NotFound", f'{plural} "{name}" not found')

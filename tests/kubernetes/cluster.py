@@ -115,8 +115,9 @@ class Cluster:
                 self.api.delete("resource.k8s.io", version, "resourceslices", one["metadata"]["name"])
 
     def published(self) -> list[str]:
-        """The names of all devices."""
-        return [device["name"] for spec in self.slices() for device in spec.get("devices") or ()]
+        """The names of all devices that claims get: without taints."""
+        found = [device for spec in self.slices() for device in spec.get("devices") or ()]
+        return [str(device["name"]) for device in found if not device.get("taints")]
 
     def allocate(self, name: str, *devices: str, config: list[dict[str, Any]] | None = None, **more: Any) -> v1.Claim:
         """Make a claim that a scheduler has allocated *devices* to; only on our own server."""

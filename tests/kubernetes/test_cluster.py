@@ -333,7 +333,9 @@ class Dra:
         return [spec for spec in specs if spec["driver"] == "gpu.nvidia.com" and spec.get("nodeName") == NODE]
 
     def devices(self) -> dict[str, dict[str, Any]]:
-        return {device["name"]: device for spec in self.slices() for device in spec.get("devices") or ()}
+        """Those that claims get: without taints."""
+        found = [device for spec in self.slices() for device in spec.get("devices") or ()]
+        return {device["name"]: device for device in found if not device.get("taints")}
 
     def claims(self) -> list[Path]:
         return list(Path("/var/run/cdi").glob("k8s.gpu.nvidia.com-claim_*.json"))

@@ -96,12 +96,38 @@ def test_the_kubelet_watches_how_devices_are(two: Cluster) -> None:
         assert time.monotonic() - began < 4 and list(answers) == [], "a watch holds nobody up"
 
 
-def test_a_gpu_that_is_not_well_is_not_published(two: Cluster) -> None:
+def test_a_gpu_that_is_not_well_has_a_taint(two: Cluster) -> None:
     two.device_node(0).unlink()
     two.until(lambda: two.published() == [SECOND])
+    (spec,) = two.slices()
+    (ill,) = [device for device in spec["devices"] if device["name"] == FIRST]
+    assert [(one["key"], one["effect"]) for one in ill["taints"]] == [("gpu.nvidia.com/unhealthy", "NoSchedule")]
     replace_node(two.device_node(0), minor(0, 2))
     two.until(lambda: sorted(two.published()) == [SECOND, FIRST])
     assert two.slices()[0]["pool"]["generation"] == 3
+
+
+@own_server
+@pytest.mark.parametrize("minor_version", [35, 36])
+def test_a_server_without_taints(minor_version: int) -> None:
+    """It has the feature off, and leaves them out without a word: the GPU is not there for a moment."""
+    server = ApiServer(minor=minor_version)
+    seen: list[set[str]] = []
+
+    def admit(plural: str, body: Object) -> Object | None:
+        for device in body["spec"].get("devices", ()):
+            device.pop("taints", None)
+        if not body["metadata"]["name"].endswith("-try"):
+            seen.append({str(device["name"]) for device in body["spec"]["devices"]})
+        return body
+
+    server.admit = admit
+    with cluster(server=server) as made:
+        made.start()
+        made.until(lambda: len(made.published()) == 2)
+        made.device_node(0).unlink()
+        made.until(lambda: made.published() == [SECOND])
+        assert seen == [{FIRST, SECOND}, {SECOND}]
 
 
 def test_slices_that_others_change_or_delete_come_back(two: Cluster) -> None:
@@ -164,6 +190,8 @@ def test_a_server_that_refuses_is_not_asked_at_every_look(two: Cluster) -> None:
     tries: list[float] = []
 
     def admit(plural: str, body: Object) -> Object | None:
+        if body["metadata"]["name"].endswith("-try"):
+            return None
         tries.append(time.monotonic())
         if len(tries) < 3:
             raise Refused(503, "ServiceUnavailable", "come again")

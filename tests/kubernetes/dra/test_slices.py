@@ -64,10 +64,22 @@ def test_the_api_server_takes_them() -> None:
 
 
 def test_what_is_ill_is_not_published() -> None:
-    (spec,) = slices(node_of(2), "n", {uuid(0): "Xid 79"}, 36)
+    (spec,) = slices(node_of(2), "n", {uuid(0): "Xid 79"}, 36, tainting=False)
     assert [d["name"] for d in spec["devices"]] == ["gpu-1"]
     (spec,) = slices(NodeGpus(), "n", {}, 36)
     assert spec["devices"] == []  # a pool that is empty, so that what was in it is gone
+
+
+def test_what_is_ill_has_a_taint() -> None:
+    (spec,) = slices(node_of(3), "n", {uuid(0): "Xid 79", uuid(1): "its device node is gone"}, 36)
+    assert [device.get("taints") for device in spec["devices"]] == [
+        [{"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}],
+        [{"key": "gpu.nvidia.com/unhealthy", "effect": "NoSchedule"}],
+        None,
+    ]
+    assert problems({"metadata": {"name": "s"}, "spec": spec | {"pool": spec["pool"] | {"generation": 1}}}, None, 36) == []
+    *_, devices = slices(DIVIDED, "n", {uuid(0): "Xid 79"}, 36)
+    assert [bool(device.get("taints")) for device in devices["devices"]] == [True, True, False], "its parts are ill with it"
 
 
 def test_no_slice_has_more_devices_than_the_api_takes() -> None:

@@ -5,6 +5,7 @@ What the API server has is known by a watch of this node's slices alone, so it i
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable
@@ -13,12 +14,14 @@ from typing import Any
 from gpurun import log
 from gpurun.errors import GpurunError
 from gpurun.kubernetes.api import RESOURCE_GROUP, Api, ApiError
-from gpurun.kubernetes.dra.slices import DRIVER, slices
+from gpurun.kubernetes.dra.slices import DRIVER, UNHEALTHY, counter_sets, slices
 from gpurun.kubernetes.follow import follow
 from gpurun.kubernetes.node import NodeGpus
 from gpurun.kubernetes.pauses import Pauses
 
 _PLURAL = "resourceslices"
+#: The first minor version whose server has taints of devices, if they are not switched off.
+_TAINTS_MINOR = 36
 Object = dict[str, Any]
 
 
@@ -30,6 +33,7 @@ class Publisher:
         self.version = api.resource_version_of_group()
         self._minor = api.minor_version()
         self._counting = True
+        self._tainting: bool | None = None if self._minor >= _TAINTS_MINOR else False
         self._owner: list[Object] = []
         self._lock = threading.Lock()
         #: Our slices as the server has them, by name; None until it has said so.  *_failure* is why it has not, or why a
@@ -45,7 +49,6 @@ class Publisher:
 
         Raises :class:`GpurunError`: the server has refused, cannot be asked, or rests from the last failure.
         """
-        wanted = slices(node, self._name, ill, self._minor, self._counting)
         with self._lock:
             there = None if self._there is None else dict(self._there)
             if self._failure is not None and (there is None or time.monotonic() < self._not_before):
@@ -53,9 +56,10 @@ class Publisher:
         if there is None:
             return False
         try:
+            wanted = slices(node, self._name, ill, self._minor, self._counting, bool(ill) and self._has_taints())
             written = self._write(there, wanted)
         except ApiError as e:
-            if self._counting and e.status in (400, 422) and any("sharedCounters" in spec for spec in wanted):
+            if self._counting and e.status in (400, 422) and counter_sets(node):
                 log.warning(f"this API server does not support counters: MIG devices are published without them ({e})")
                 self._counting = False
                 return self.publish(node, ill)
@@ -143,8 +147,27 @@ class Publisher:
         written = self._written.get(str(there["metadata"]["name"]))
         if written == (spec, str(there["metadata"]["resourceVersion"])):
             return True
-        pool = {key: value for key, value in there["spec"]["pool"].items() if key != "generation"}
-        return bool(there["spec"] | {"pool": pool} == spec)
+        found = copy.deepcopy(there["spec"])
+        del found["pool"]["generation"]
+        for taint in [taint for device in found.get("devices") or () for taint in device.get("taints") or ()]:
+            taint.pop("timeAdded", None)
+        return bool(found == spec)
+
+    def _has_taints(self) -> bool:
+        """Whether the server keeps taints of devices: one that has the feature off leaves them out without a word."""
+        if self._tainting is None:
+            one = {"name": "a", "taints": [UNHEALTHY]}
+            pool = {"name": self._name, "generation": 0, "resourceSliceCount": 1}
+            body = {
+                "apiVersion": f"{RESOURCE_GROUP}/{self.version}", "kind": "ResourceSlice",
+                "metadata": {"name": f"{self._name}-{DRIVER}-try"},
+                "spec": {"driver": DRIVER, "nodeName": self._name, "pool": pool, "devices": [one]},
+            }  # fmt: skip
+            made = self._api.create(RESOURCE_GROUP, self.version, _PLURAL, body, dry_run=True)
+            self._tainting = bool(made["spec"]["devices"][0].get("taints"))
+            if not self._tainting:
+                log.warning("this API server has no taints of devices: a GPU that is not well is not published")
+        return self._tainting
 
     def _owners(self) -> list[Object]:
         """The node owns its slices: they go with it."""

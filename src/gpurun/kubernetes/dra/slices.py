@@ -5,7 +5,7 @@ The names are those of NVIDIA's driver (gpu.nvidia.com), so that claims and devi
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from gpurun.kubernetes.node import NodeGpu, NodeGpus, NodeMig
@@ -14,6 +14,9 @@ from gpurun.record import Record
 DRIVER = "gpu.nvidia.com"
 #: The API's limits for one slice: devices, devices that consume counters, and sets of counters.
 MAX_DEVICES, MAX_COUNTING, MAX_SETS = 128, 64, 8
+#: Keys of the taints of a device that is not well: after an Xid (its number is the value), and for any other reason.
+TAINT_XID, TAINT_UNHEALTHY = f"{DRIVER}/xid", f"{DRIVER}/unhealthy"
+UNHEALTHY = {"key": TAINT_UNHEALTHY, "effect": "NoSchedule"}
 _PARTS = {
     "multiprocessorCount": "multiprocessors",
     "sharedCopyEngineCount": "copyEngines",
@@ -55,17 +58,22 @@ def mig_name(gpu: NodeGpu, mig: NodeMig) -> str:
     return f"gpu-{gpu.minor}-mig-{profile}-{mig.gi}-{mig.ci}"
 
 
-def devices(node: NodeGpus, ill: Collection[str], counters: bool) -> list[Object]:
-    """The devices of the pool but for those whose UUID is *ill*; with *counters* they say what they consume of their GPU."""
+def devices(node: NodeGpus, ill: Mapping[str, str], counters: bool, tainting: bool) -> list[Object]:
+    """The devices of the pool; with *counters* they say what they consume of their GPU.
+
+    One whose UUID is *ill* (why, by UUID) has a taint, or is left out when the server knows none.
+    """
     made = []
     for gpu in node.gpus:
-        if not gpu.mig_enabled and gpu.uuid not in ill:
-            made.append({"name": f"gpu-{gpu.minor}", "attributes": _gpu_attributes(node, gpu), **_capacity(gpu.memory)})
+        if not gpu.mig_enabled and (tainting or gpu.uuid not in ill):
+            whole = {"name": f"gpu-{gpu.minor}", "attributes": _gpu_attributes(node, gpu), **_capacity(gpu.memory)}
+            made.append(whole | _taints(ill.get(gpu.uuid, "")))
         for mig in gpu.migs:
-            if mig.uuid in ill or gpu.uuid in ill:
+            why = ill.get(mig.uuid) or ill.get(gpu.uuid, "")
+            if why and not tainting:
                 continue
             device: Object = {"name": mig_name(gpu, mig), "attributes": _mig_attributes(node, gpu, mig)}
-            device |= _capacity(mig.memory, mig)
+            device |= _capacity(mig.memory, mig) | _taints(why)
             if counters and mig.start >= 0:
                 taken = {f"memory-slice-{i}": {"value": "1"} for i in range(mig.start, mig.start + mig.size)}
                 device["consumesCounters"] = [{"counterSet": _counter_set(gpu), "counters": taken}]
@@ -84,19 +92,21 @@ def counter_sets(node: NodeGpus) -> list[Object]:
     return made
 
 
-def slices(node: NodeGpus, name: str, ill: Collection[str], server_minor: int, counting: bool = True) -> list[Object]:
+def slices(
+    node: NodeGpus, name: str, ill: Mapping[str, str], server_minor: int, counting: bool = True, tainting: bool = True
+) -> list[Object]:
     """The ``spec`` of each slice of the pool *name* (the node's), without the generation.
 
     A server before 1.35 wants counters in the slice of those who consume them, later ones in a slice of their own;
-    *counting* is false for a server that has none.
+    *counting* and *tainting* are false for a server that has no counters or taints of devices.
     """
     sets = counter_sets(node) if counting else []
-    made = devices(node, ill, bool(sets))
+    made = devices(node, ill, bool(sets), tainting)
     specs: list[Object] = []
     if sets and server_minor >= 35:
         specs += [{"sharedCounters": sets[at : at + MAX_SETS]} for at in range(0, len(sets), MAX_SETS)]
         sets = []
-    most = MAX_COUNTING if any("consumesCounters" in device for device in made) else MAX_DEVICES
+    most = MAX_COUNTING if any("consumesCounters" in one or "taints" in one for one in made) else MAX_DEVICES
     for at in range(0, len(made), most) or (0,):
         specs.append({"devices": made[at : at + most]} | ({"sharedCounters": sets} if sets else {}))
     common = {"driver": DRIVER, "nodeName": name}
@@ -135,6 +145,15 @@ def _common(node: NodeGpus, gpu: NodeGpu) -> Object:
     if gpu.pcie_root:
         found["resource.kubernetes.io/pcieRoot"] = _text(gpu.pcie_root)
     return found
+
+
+def _taints(why: str) -> Object:
+    """The taint of a device that is not well; no claim gets it that does not tolerate that, and pods that have it stay."""
+    if not why:
+        return {}
+    word, _, number = why.partition(" ")
+    xid = word == "Xid"
+    return {"taints": [{"key": TAINT_XID, "value": number, "effect": "NoSchedule"} if xid else UNHEALTHY]}
 
 
 def _text(value: str) -> Object:
