@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 DEB :=
 
 .PHONY: demo test test-long unit test-clients test-conformance test-front test-front-all test-packages test-pythons test-systemd
-.PHONY: setup-vm test-vm test-vm-all test-selinux test-attacks fuzz demo-kubernetes load-kubernetes test-kubernetes build deb dist docs screens bench profile lint format
+.PHONY: setup-vm test-vm test-vm-all test-selinux test-attacks fuzz demo-kubernetes load-kubernetes load-fleet test-kubernetes build deb dist docs screens bench profile lint format
 .PHONY: clean setup setup-test image manifests test-differences security-table
 
 demo: build
@@ -162,6 +162,10 @@ demo-kubernetes: setup-test
 # Many pods at once for a node's device plugin, the kubelet restarted meanwhile; LOAD="pods at-once".
 load-kubernetes: setup-test
 	PYTHONPATH=src $(PY) -m tests.kubernetes.load $(or $(LOAD),20000 16)
+
+# What the parts of 200 nodes ask of the API server of the bed, which is killed meanwhile; FLEET="nodes seconds".
+load-fleet: setup-test build
+	$(PY) tests/beds/kubernetes-bed -- env PYTHONPATH=src $(PY) -m tests.kubernetes.fleet $(or $(FLEET),200 300)
 
 # Where the time goes: imports, system calls, page faults of each command.
 profile: setup-test build

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import urllib.request
 from collections.abc import Iterator
@@ -17,8 +18,10 @@ from typing import Any
 
 import pytest
 
+from gpurun.errors import ConfigError
+from gpurun.kubernetes.dra.claim import read_config
 from tests.kubernetes import models, real
-from tests.kubernetes.dra.test_claim import config
+from tests.kubernetes.dra.test_claim import REFUSED, config
 from tests.kubernetes.mps import mps_programs
 from tests.kubernetes.nodes import replace_node
 from tests.kubernetes.real import NODE, Program, account, get, gone, has, kubectl, manifests, offered, pod, run, until
@@ -88,7 +91,7 @@ def test_the_api_server_takes_each_variant_of_the_chart(variant: str, rights: No
 def test_the_policies_are_well_typed(rights: None) -> None:
     policies = get("validatingadmissionpolicies")["items"]
     mine = {one["metadata"]["name"]: one for one in policies if one["metadata"]["name"].startswith("gpurun-")}
-    assert set(mine) == {"gpurun-labels-own-node", "gpurun-dra-driver-own-node"}
+    assert set(mine) == {"gpurun-labels-own-node", "gpurun-dra-driver-own-node", "gpurun-gpu-config"}
     for one in mine.values():
         assert not one["status"]["typeChecking"].get("expressionWarnings")
 
@@ -318,6 +321,52 @@ def gpu(expression: str = "", **more: Any) -> dict[str, Any]:
     return {"deviceClassName": "gpu.nvidia.com", "selectors": selectors} | more
 
 
+def configured(name: str, parameters: object) -> dict[str, Any]:
+    return template(name, gpu(), configs=[{"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}])
+
+
+def test_the_api_server_refuses_what_the_driver_would_not_understand(rights: None) -> None:
+    """Held against the driver's own reader, for templates, claims and classes."""
+
+    def said(one: dict[str, Any]) -> str:
+        words = ["kubectl", "create", "-f", "-", "--dry-run=server"]
+        done = subprocess.run(words, input=json.dumps(one), capture_output=True, text=True)
+        return "" if done.returncode == 0 else done.stderr
+
+    until(lambda: said(configured("ready", config({"strategy": "Luck"}))))  # a new policy takes a moment
+    cases: list[Any] = [parameters for parameters, _ in REFUSED if parameters is not None]
+    cases += [
+        config(None), config({}), config({"strategy": "TimeSlicing"}), config(None, "MigDeviceConfig"),
+        config({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}),
+        config({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": ""}, "mpsConfig": None}),
+        config({"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 0}}),
+        config({"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": "50"}}),
+        config({"strategy": "MPS", "mpsConfig": {
+            "defaultPinnedDeviceMemoryLimit": "8Gi", "defaultPerDevicePinnedMemoryLimit": {"0": "512Mi"}}}),
+    ]  # fmt: skip
+    wrong = []
+    for parameters in cases:
+        try:
+            read_config(parameters, "x")
+            good = True
+        except ConfigError:
+            good = False
+        whole = configured("one", parameters)
+        claim = whole | {"kind": "ResourceClaim", "spec": whole["spec"]["spec"]}
+        for one in (whole, claim):
+            answer = said(one)
+            if (answer == "") is not good or "failed to evaluate" in answer:
+                wrong.append((parameters, good, answer))
+    assert not wrong and sum(case is not None for case in cases) == 20
+    typing = config(None) | {"sharin": {}}
+    assert "with sharing alone" in said(configured("typo", typing))
+    other = [{"opaque": {"driver": "gpu.example.com", "parameters": {"anything": 1}}}]
+    assert said(template("others", gpu(), configs=other)) == ""
+    kind = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "odd"}}
+    opaque = {"opaque": {"driver": "gpu.nvidia.com", "parameters": config({"strategy": "Luck"})}}
+    assert "sharing has a strategy" in said(kind | {"spec": {"config": [opaque]}})
+
+
 class Dra:
     """The DRA driver with its GPUs."""
 
@@ -362,6 +411,10 @@ def test_what_is_published(dra: Dra) -> None:
     node = dra.driver.path / f"dev/{FIRST}"
     node.unlink()
     until(lambda: set(dra.devices()) == {"gpu-0"}, dra.program.said)
+    taints = [one["taints"] for spec in dra.slices() for one in spec["devices"] if one.get("taints")]
+    assert [[one["key"] for one in each] for each in taints] == [["gpu.nvidia.com/unhealthy"]]
+    kubectl("create", "-f", "-", given=[template("all", gpu(count=2)), pod("needs-all", claim="all")])
+    until(lambda: "cannot allocate all claims" in kubectl("describe", "pod", "needs-all"))
     replace_node(node, 1)
     until(lambda: len(dra.devices()) == 2, dra.program.said)
     after = [(one["metadata"]["name"], one["metadata"]["generation"]) for one in get("resourceslices")["items"]]
@@ -387,6 +440,24 @@ def test_a_claim_with_a_selector(dra: Dra, directory: Path) -> None:
     gone()
     until(lambda: not dra.claims(), dra.program.said)
     assert dra.program.said().count(": unprepared") == 3
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_pod_without_a_claim_has_a_gpu_by_the_name_of_a_resource(dra: Dra, own: bool) -> None:
+    name = "example.com/gpu" if own else "deviceclass.resource.kubernetes.io/gpu.nvidia.com"
+    patch = json.dumps({"spec": {"extendedResourceName": "example.com/gpu" if own else None}})
+    kubectl("patch", "deviceclass", "gpu.nvidia.com", "--type=merge", "-p", patch)
+    said = run(pod("one", gpus=1, resource=name), pod("two", gpus=1, resource=name))
+    assert sorted(node for text in said for node in has(text)) == sorted([FIRST, SECOND])
+
+
+def test_the_second_choice_of_a_claim(dra: Dra) -> None:
+    big = "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('1Ti')) > 0"
+    choices = [{"name": "big"} | gpu(big), {"name": "any"} | gpu(f"device.attributes['gpu.nvidia.com'].uuid == '{uuid(0)}'")]
+    one = template("either")
+    one["spec"]["spec"]["devices"]["requests"] = [{"name": "r0", "firstAvailable": choices}]
+    kubectl("create", "-f", "-", given=one)
+    assert has(run(pod("one", claim="either"))[0]) == [FIRST]
 
 
 def test_health_of_claims(dra: Dra) -> None:
@@ -448,10 +519,11 @@ def test_admin_access(dra: Dra) -> None:
 
 def test_opaque_configuration(dra: Dra) -> None:
     slices = config({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}})
-    odd = config({"strategy": "Luck"})
-    for name, parameters in (("sliced", slices), ("odd", odd)):
-        more = [{"opaque": {"driver": "gpu.nvidia.com", "parameters": parameters}}]
-        kubectl("create", "-f", "-", given=template(name, gpu(), configs=more))
+    kubectl("create", "-f", "-", given=configured("sliced", slices))
+    odd = configured("odd", config({"strategy": "Luck"}))
+    assert "sharing has a strategy, TimeSlicing or MPS" in kubectl("create", "-f", "-", given=odd, good=False)
+    kubectl("delete", "validatingadmissionpolicybinding", "gpurun-gpu-config")
+    until(lambda: subprocess.run(["kubectl", "create", "-f", "-"], input=json.dumps(odd), text=True).returncode == 0)
     run(pod("one", claim="sliced"))
     assert "--set-timeslice=3" in dra.log.read_text()
     kubectl("create", "-f", "-", given=pod("never", claim="odd"))

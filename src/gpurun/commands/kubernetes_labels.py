@@ -18,6 +18,10 @@ from gpurun.kubernetes.labels import FEATURES_FILE, labels_of, machine_type, pat
 from gpurun.kubernetes.node import read_node
 from gpurun.kubernetes.pauses import Pauses
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.kubernetes.api import Api
+
 _INTERVAL_S = 60.0
 _STAMP = "nvidia.com/gfd.timestamp"
 #: Looks after which the node is asked for its labels though ours are as they were: somebody may have changed them.
@@ -38,10 +42,12 @@ def labels(invocation: Invocation) -> int:
     output = output or env.get("GFD_OUTPUT_FILE", "") or FEATURES_FILE
     stop, wake = threading.Event(), threading.Event()
     source = config_source(invocation, env, wake.set)
-    node: _Node | None = None
+    node: NodeLabels | None = None
     if patch:
         need("kubernetes")
-        node = _Node(invocation.option("kubeconfig"), node_name(invocation))
+        from gpurun.kubernetes.api import connect
+
+        node = NodeLabels(connect(invocation.option("kubeconfig")), node_name(invocation))
     pauses = Pauses()
 
     def end() -> None:
@@ -91,13 +97,11 @@ def _made(invocation: Invocation, config: PluginConfig) -> dict[str, str]:
     return labels_of(node, config, machine_type(f"{host.roots.sysroot}{config.machine_type_file}"), stamp)
 
 
-class _Node:
-    """This node's labels in the API server."""
+class NodeLabels:
+    """The labels of the node *name* in the API server."""
 
-    def __init__(self, kubeconfig: str, name: str) -> None:
-        from gpurun.kubernetes.api import connect
-
-        self._api, self._name = connect(kubeconfig), name
+    def __init__(self, api: Api, name: str) -> None:
+        self._api, self._name = api, name
         self._written: dict[str, str] = {}
         self._looks = 0
 

@@ -89,32 +89,32 @@ def test_mps() -> None:
     assert read_config(config(None, "MigDeviceConfig"), "c") == DeviceConfig()
 
 
-@pytest.mark.parametrize(
-    ("parameters", "said"),
-    [
-        (None, "x: must be a mapping"),
-        ({"apiVersion": "v1", "kind": "GpuConfig"}, "x.apiVersion: 'v1' is unknown, known is resource.nvidia.com/v1beta1"),
-        (config({"strategy": "Luck"}), "x.sharing.strategy: 'Luck' is unknown"),
-        (config({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Soon"}}), "interval: 'Soon' is unknown"),
-        (
-            config({"strategy": "TimeSlicing", "mpsConfig": {"a": 1}}),
-            "sharing: mpsConfig cannot be given with the strategy TimeSlicing",
-        ),
-        (
-            config({"strategy": "MPS", "timeSlicingConfig": {"a": 1}}),
-            "sharing: timeSlicingConfig cannot be given with the strategy MPS",
-        ),
-        (config({"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 101}}), "must be a number from 0 to 100"),
-        (config({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "much"}}), "'much' is not an amount"),
-        (
-            config({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "1" * 5000}}),
-            "is not an amount of memory",
-        ),
-        (config({"strategy": "MPS", "mpsConfig": {"defaultPerDevicePinnedMemoryLimit": {"0": "x"}}}), "Limit.0: 'x' is no"),
-        (config({"timeSlicingConfig": {}, "mpsConfig": {}}), "x.sharing.strategy: is missing"),
-        (config({"strategy": "MPS", "mpsConfig": []}), None),
-    ],
-)
+REFUSED: list[tuple[Any, str | None]] = [
+    (None, "x: must be a mapping"),
+    ({"apiVersion": "v1", "kind": "GpuConfig"}, "x.apiVersion: 'v1' is unknown, known is resource.nvidia.com/v1beta1"),
+    (config({"strategy": "Luck"}), "x.sharing.strategy: 'Luck' is unknown"),
+    (config({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Soon"}}), "interval: 'Soon' is unknown"),
+    (
+        config({"strategy": "TimeSlicing", "mpsConfig": {"a": 1}}),
+        "sharing: mpsConfig cannot be given with the strategy TimeSlicing",
+    ),
+    (
+        config({"strategy": "MPS", "timeSlicingConfig": {"a": 1}}),
+        "sharing: timeSlicingConfig cannot be given with the strategy MPS",
+    ),
+    (config({"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 101}}), "must be a number from 0 to 100"),
+    (config({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "much"}}), "'much' is not an amount"),
+    (
+        config({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "1" * 5000}}),
+        "is not an amount of memory",
+    ),
+    (config({"strategy": "MPS", "mpsConfig": {"defaultPerDevicePinnedMemoryLimit": {"0": "x"}}}), "Limit.0: 'x' is no"),
+    (config({"timeSlicingConfig": {}, "mpsConfig": {}}), "x.sharing.strategy: is missing"),
+    (config({"strategy": "MPS", "mpsConfig": []}), None),
+]
+
+
+@pytest.mark.parametrize(("parameters", "said"), REFUSED)
 def test_what_is_not_understood(parameters: Any, said: str | None) -> None:
     if said is None:
         assert read_config(parameters, "x") == DeviceConfig("MPS")
