@@ -60,13 +60,14 @@ def edit_items(edits: ContainerEdits) -> tuple[Item, ...]:
         items.append(Item("private", tree.path, "", tree.reason))
         items += [Item("private", file.path, "", file.reason) for file in tree.files]
         items += [Item("private", bind.container_path, bind.host_path, bind.reason) for bind in tree.binds]
-    items += [Item("limit", one.gpu, "", _limit_text(one)) for one in edits.memory_limits]
+    items += [Item("limit", one.gpu, "", limit_text(one)) for one in edits.memory_limits]
     items += [Item("hook", f"{hook.stage}: {' '.join(hook.args or (hook.path,))}", hook.path) for hook in edits.hooks]
     items += [Item("warning", warning) for warning in edits.warnings]
     return tuple(items)
 
 
-def _limit_text(limit: MemoryLimit) -> str:
+def limit_text(limit: MemoryLimit) -> str:
+    """What the limit is, who keeps it, and who asked for it."""
     by = "the driver (NVML)" if limit.library else "the kernel (dmem.max)"
     soft = f", {limit.soft >> 20} MiB of it kept for it" if limit.soft else ""
     most = "no limit" if limit.hard >> 63 else f"at most {limit.hard >> 20} MiB of its memory"

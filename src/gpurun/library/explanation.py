@@ -7,6 +7,7 @@ from gpurun.cgroup.scope import Scope
 from gpurun.decimals import decimal
 from gpurun.engine.plan.container import Plan
 from gpurun.engine.plan.process import RLIMITS
+from gpurun.gpu.explain import limit_text
 from gpurun.gpu.host.access import is_confined
 from gpurun.gpu.nvidia.host.device_numbers import device_name
 from gpurun.linux import mount as lm
@@ -195,6 +196,7 @@ def _edits(edits: ContainerEdits) -> dict[str, list[str]]:
         "GPU: links": [f"{link.path} -> {link.target}   ({link.reason})" for link in edits.links],
         "GPU: libraries for the loader's cache": [f"{e.soname} => {e.path}" for e in edits.ldcache],
         "GPU: files in the image while the container lives": [f"{f.path}   ({f.reason})" for f in edits.image_files],
+        "GPU: memory": [f"{one.gpu}   ({limit_text(one)})" for one in edits.memory_limits],
         "GPU: modes": [f"{c.path}  {c.mode:04o}   ({c.reason})" for c in edits.chmods],
     }
     compat = edits.forward_compat

@@ -142,6 +142,8 @@ def test_nvidias_variables(told: Told, runtime: Runtime, bundle: MakeBundle, hos
     one = started(runtime, asking(bundle(), "all", f"{REQUEST}=1024", f"{LIMIT}=8192"), host)
     path = f"/sys/fs/cgroup{one.cgroup()}"
     assert told() == [(gpu, 1024, 8192, "open", path) for gpu in (0, 1)]
+    said = " ".join(runtime("explain", str(one.bundle.directory), env=ENVIRONMENT | host.env).out.split())
+    assert f"{uuid(1)} (at most 8192 MiB of its memory, 1024 MiB of it kept for it, by the driver (NVML)" in said
     one.kill("KILL")
     one.wait()
     assert one.delete().rc == 0
