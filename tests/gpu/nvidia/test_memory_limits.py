@@ -220,3 +220,16 @@ def test_the_hook_of_another_runtime(told: Told, host: SimulatedDriver, bundle: 
         assert [one[:3] for one in found] == wanted
         own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
         assert {one[4] for one in found} <= {f"/sys/fs/cgroup{own}"}
+
+
+@pytest.mark.native
+@pytest.mark.gpurun_only
+def test_a_gpu_that_comes_later(told: Told, runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver) -> None:
+    one = started(runtime, asking(bundle(), "0", f"{LIMIT}=64"), host)
+    done = runtime("gpu", "attach", one.id, "1", env=ENVIRONMENT | host.env)
+    assert done.rc == 0, done.text
+    assert [found[:4] for found in told()] == [(0, 64, 64, "open"), (1, 64, 64, "open")]
+    one.kill("KILL")
+    one.wait()
+    assert one.delete().rc == 0
+    assert [found[:3] for found in told()] == [(0, 0, -1), (1, 0, -1)]

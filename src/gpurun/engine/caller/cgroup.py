@@ -143,9 +143,8 @@ def restrict(plan: Plan, program_fd: int, directory: str, rollback: Rollback) ->
     if plan.cgroup.memory_limits:
         from gpurun.engine.gpus import memory_limits
 
-        record = f"{directory}/gpu-memory"
-        rollback.add(CGROUP, lambda: _warn(memory_limits.take_away(record)))
-        memory_limits.set_limits(plan.cgroup, record)
+        rollback.add(CGROUP, lambda: _warn(memory_limits.take_away(directory)))
+        memory_limits.set_limits(plan.cgroup.root, plan.cgroup.path, plan.cgroup.memory_limits, directory)
 
 
 def _warn(warnings: tuple[str, ...]) -> None:

@@ -291,7 +291,7 @@ def destroy(root: str, state: store.State, force: bool = False, told: bool = Tru
             raise
         saved = None
         warnings += (Stays(f"its saved config.json is damaged, no poststop hooks run, and what they take back stays: {e}"),)
-    warnings += _release_gpu_memory(f"{root}/{state.id}/gpu-memory")
+    warnings += _release_gpu_memory(f"{root}/{state.id}")
     _remove_cgroup(state, ran_out)
     warnings += _undo_traces(root, state.id, force, bool(state.created))
     _unmount_root(f"{root}/{state.id}/mounted")
@@ -328,14 +328,14 @@ def _unmount_root(record: str) -> None:
     unmount_root(record)
 
 
-def _release_gpu_memory(record: str) -> tuple[str, ...]:
+def _release_gpu_memory(directory: str) -> tuple[str, ...]:
     try:
-        posix.stat(record)
+        posix.stat(f"{directory}/gpu-memory")
     except FileNotFoundError:
         return ()  # no cgroup above keeps memory of a GPU for it
     from gpurun.engine.gpus.memory_limits import take_away
 
-    return take_away(record)
+    return take_away(directory)
 
 
 def _give_cpus_back(record: str) -> None:

@@ -9,6 +9,7 @@ and first when one goes.
 from __future__ import annotations
 
 from gpurun.cdi.edits import ContainerEdits, DeviceNode
+from gpurun.cgroup.tree import find_tree
 from gpurun.engine import state as store
 from gpurun.engine.gpus import attach_steps as steps
 from gpurun.engine.gpus import leases
@@ -116,6 +117,10 @@ def _attach_edits(one: Running, edits: ContainerEdits, units: tuple[Unit, ...], 
                 leases.bind(lease, one.state)
             steps.put_in(one, edits, journal)
             steps.tell_systemd(one, edits.device_nodes)
+            if edits.memory_limits:
+                from gpurun.engine.gpus.memory_limits import set_limits
+
+                set_limits(find_tree().root, one.state.cgroup, edits.memory_limits, f"{one.root}/{one.id}")
             one.set_rules(steps.first_code(after), steps.known_codes(begun))
             steps.end(one, after, begun.facts_after)
         except BaseException:

@@ -14,32 +14,43 @@ from gpurun.errors import GpuError
 from gpurun.gpu.nvidia.host.nvml import NO_LIMIT, set_memory_limits
 from gpurun.linux.files import read_file, write_atomically
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from gpurun.engine.plan.container import CgroupPlan
+#: The file in the state directory that says what was set.
+RECORD = "gpu-memory"
 
 
-def set_limits(cgroup: CgroupPlan, record: str) -> None:
-    """Set the limits of *cgroup*, which is there; the file *record* says so before.  Raises :class:`GpuError`."""
-    limits = cgroup.memory_limits
+def set_limits(root: str, cgroup: str, limits: tuple[MemoryLimit, ...], directory: str) -> None:
+    """Set *limits* for the *cgroup* of the tree at *root*, which is there; the state *directory* says so before.
+
+    Raises :class:`GpuError`.
+    """
     if any(limit.soft for limit in limits):
-        text = "\n".join([limits[0].library, cgroup.root, cgroup.path, *[limit.gpu for limit in limits]])
+        record = f"{directory}/{RECORD}"
+        gpus = dict.fromkeys([*_recorded(record)[3:], *[limit.gpu for limit in limits]])
+        text = "\n".join([limits[0].library, root, cgroup, *gpus])
         write_atomically(record, text.encode("utf-8", "surrogateescape"), 0o600)
     try:
-        set_memory_limits(cgroup.root, cgroup.path, limits)
+        set_memory_limits(root, cgroup, limits)
     except GpuError as e:
         raise GpuError(f"{limits[0].where}: the limit of the GPU's memory cannot be set: {e}") from None
 
 
-def take_away(record: str) -> tuple[str, ...]:
-    """Take back what :func:`set_limits` has recorded, as long as the cgroup is there; returns warnings."""
+def take_away(directory: str) -> tuple[str, ...]:
+    """Take back what :func:`set_limits` has recorded in *directory*, as long as the cgroup is there; returns warnings."""
+    library, root, cgroup, *gpus = _recorded(f"{directory}/{RECORD}") or ("", "", "")
     try:
-        library, root, cgroup, *gpus = read_file(record).decode("utf-8", "surrogateescape").split("\n")
         posix.stat(cgroup)
-    except (FileNotFoundError, ValueError):
+    except FileNotFoundError:
         return ()  # nothing was set, or the cgroup has gone with its last process
     try:
         set_memory_limits(root, cgroup, tuple([MemoryLimit(gpu, NO_LIMIT, library=library) for gpu in gpus]))
     except GpuError as e:
         return (f"what is kept of the GPU's memory for {cgroup} stays kept in the cgroups above it: {e}",)
     return ()
+
+
+def _recorded(record: str) -> list[str]:
+    """The library, the root of the tree, the cgroup, and the GPUs; nothing where none are recorded."""
+    try:
+        return read_file(record).decode("utf-8", "surrogateescape").split("\n")
+    except FileNotFoundError:
+        return []
