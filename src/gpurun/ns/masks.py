@@ -102,9 +102,8 @@ def repair_masks(root_fd: int, paths: tuple[str, ...]) -> None:
     peers of the host's /dev.  Raises :class:`StepError`.
     """
     for path in paths:
-        try:
-            target = open_in_root(root_fd, path)
-        except OSError:
+        target = _open(root_fd, {}, path, "mask")
+        if target < 0:
             continue  # it was not there to be masked, or the container has it no more
         with Fd(target):
             try:
