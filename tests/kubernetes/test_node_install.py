@@ -21,7 +21,7 @@ from gpurun.clients.toml_files import meaning
 from gpurun.errors import GpurunError
 from gpurun.kubernetes.install import program, restart, steps
 from gpurun.kubernetes.install.host import on_node
-from gpurun.kubernetes.install.wish import RECORD, NodeWish, with_defaults
+from gpurun.kubernetes.install.node_setup import RECORD, NodeSetup, with_defaults
 from tests.clients.containerd_config import CONTAINERD, V2, V3
 from tests.forms import stride
 from tests.kubernetes import killed
@@ -41,7 +41,7 @@ NODES: dict[str, dict[str, str]] = {
         "config.toml": 'version = 2\nimports = ["conf.d/*.toml"]\n', "conf.d/99-nvidia.toml": CONTAINERD,
     },
 }  # fmt: skip
-WISH = with_defaults(NodeWish("containerd", restart="systemd"))
+SETUP = with_defaults(NodeSetup("containerd", restart="systemd"))
 
 
 @pytest.fixture
@@ -57,10 +57,10 @@ def source(root: Path, text: str = PROGRAM) -> int:
     return os.open(file, os.O_RDONLY)
 
 
-def install(root: Path, wish: NodeWish = WISH, text: str = PROGRAM) -> str:
+def install(root: Path, setup: NodeSetup = SETUP, text: str = PROGRAM) -> str:
     fd = source(root, text)
     try:
-        return on_node(str(root), lambda: steps.install(wish, fd))
+        return on_node(str(root), lambda: steps.install(setup, fd))
     finally:
         os.close(fd)
 
@@ -115,7 +115,7 @@ def test_a_file_of_version_1_has_it_itself(root: Path) -> None:
     start = prepare(root, {"config.toml": '[plugins.cri.containerd]\n  snapshotter = "overlayfs"\n'})
     install(root)
     document = tomllib.loads((root / "etc/containerd/config.toml").read_text())
-    assert document["plugins"]["cri"]["containerd"]["runtimes"]["gpurun"]["options"]["BinaryName"] == WISH.program
+    assert document["plugins"]["cri"]["containerd"]["runtimes"]["gpurun"]["options"]["BinaryName"] == SETUP.program
     remove(root)
     assert contents(root) == start
 
@@ -123,7 +123,7 @@ def test_a_file_of_version_1_has_it_itself(root: Path) -> None:
 def test_crio(root: Path) -> None:
     start = prepare(root, {"crio.conf": "[crio.runtime]\ndefault_runtime = 'crun'\n"}, "etc/crio")
     listening(root, "run/crio/crio.sock")
-    install(root, with_defaults(NodeWish("crio", default=True)))
+    install(root, with_defaults(NodeSetup("crio", default=True)))
     runtime = tomllib.loads((root / "etc/crio/crio.conf.d/gpurun.conf").read_text())["crio"]["runtime"]
     assert runtime["default_runtime"] == "gpurun"
     assert runtime["runtimes"]["gpurun"] == {"runtime_path": "/opt/gpurun/bin/gpurun", "runtime_type": "oci"}
@@ -135,10 +135,10 @@ def test_crio(root: Path) -> None:
 def test_the_program_alone(root: Path) -> None:
     """For who writes the engine's configuration himself."""
     start = prepare(root, NODES["version 2"])
-    install(root, with_defaults(NodeWish("none")))
+    install(root, with_defaults(NodeSetup("none")))
     made = contents(root)
     assert set(made) - set(start) == {"opt/gpurun/bin/gpurun", RECORD[1:]}
-    assert install(root, with_defaults(NodeWish("none"))) == "it is there"
+    assert install(root, with_defaults(NodeSetup("none"))) == "it is there"
     remove(root)
     assert contents(root) == start and not (root / "var/log/systemctl").exists()
 
@@ -155,7 +155,7 @@ def test_what_the_administrator_has_changed_meanwhile_stays(root: Path) -> None:
 def test_another_wish_takes_the_old_one_back(root: Path) -> None:
     start = prepare(root, NODES["version 2"])
     install(root)
-    install(root, with_defaults(NodeWish("containerd", directory="/usr/local/gpurun", name="gpu", restart="systemd")))
+    install(root, with_defaults(NodeSetup("containerd", directory="/usr/local/gpurun", name="gpu", restart="systemd")))
     assert set(runtimes(root, "etc/containerd/conf.d/gpurun.toml")) == {"runc", "gpu"}
     assert not (root / "opt/gpurun").exists() and (root / "usr/local/gpurun/bin/gpurun").exists()
     remove(root)
@@ -277,7 +277,7 @@ def clear(root: Path, start: dict[str, str]) -> None:
 
 def test_what_a_killed_installer_left_goes_and_the_files_of_others_stay(root: Path) -> None:
     prepare(root, NODES["version 2"])
-    programs = root / WISH.program.lstrip("/")
+    programs = root / SETUP.program.lstrip("/")
     record, config = root / "var/lib/gpurun/node-install.json", root / "etc/containerd/config.toml"
     for file in (programs, record, config):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -303,7 +303,7 @@ def test_killed_at_any_step_of_installing(root: Path, after: str) -> None:
     while True:
         step += stride()
         fd = source(root)
-        was_killed = killed_at(step, root, lambda fd=fd: steps.install(WISH, fd))  # type: ignore[misc]
+        was_killed = killed_at(step, root, lambda fd=fd: steps.install(SETUP, fd))  # type: ignore[misc]
         os.close(fd)
         if after == "install":
             install(root)

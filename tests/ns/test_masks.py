@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def test_a_mask_is_the_containers_own_null_where_it_has_one(in_mount_namespace: 
         "none": lambda path: None,
     }
     for name, make in makers.items():
-        assert in_mount_namespace(lambda make=make: device_of(make)) == (name == "null", "EROFS"), name
+        assert in_mount_namespace(partial(device_of, make)) == (name == "null", "EROFS"), name
 
 
 def test_paths_in_proc_are_those_of_its_mount(in_mount_namespace: InNamespace[Any], image: Path) -> None:

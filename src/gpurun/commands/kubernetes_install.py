@@ -15,7 +15,7 @@ from gpurun.invocation import Invocation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.kubernetes.install.wish import NodeWish
+    from gpurun.kubernetes.install.node_setup import NodeSetup
 
 KUBELET_DIR, CDI_DIR = "/var/lib/kubelet", "/var/run/cdi"
 #: Seconds between two looks at what could not go yet.
@@ -37,7 +37,7 @@ def install_node(invocation: Invocation) -> int:
     if on_exit == "ask" and "/" not in invocation.option("daemonset"):
         raise UsageError("--on-exit ask needs --daemonset NAMESPACE/NAME, the DaemonSet to ask about")
     root = invocation.option("host-root").rstrip("/")
-    wish = _wish(invocation, root)
+    setup = _setup(invocation, root)
     path = invocation.option("program") or _own_program()
     stop = threading.Event()
     until_signal(stop.set)  # one that comes meanwhile waits: what is begun is finished first
@@ -47,7 +47,7 @@ def install_node(invocation: Invocation) -> int:
         raise GpurunError(f"--program {path}: {strerror_lower(e.errno or 0)}") from None
     with probed(invocation) as probes:
         try:
-            log.info(on_node(root, lambda: install(wish, source)))
+            log.info(on_node(root, lambda: install(setup, source)))
         finally:
             os.close(source)
         if invocation.flag("oneshot"):
@@ -138,7 +138,7 @@ def _taken_back(invocation: Invocation) -> list[str]:
     left: list[str] = []
     try:
         answer = json.loads(on_node(invocation.option("host-root").rstrip("/"), lambda: take_back(places)))
-        for text in answer["told"]:
+        for text in answer["done"]:
             log.info(text)
         left += answer["left"]
         if invocation.flag("patch-node"):
@@ -165,10 +165,10 @@ def _unlabel(invocation: Invocation) -> None:
         log.info(f"node {name}: {len(changes)} labels are gone")
 
 
-def _wish(invocation: Invocation, root: str) -> NodeWish:
+def _setup(invocation: Invocation, root: str) -> NodeSetup:
     from gpurun.kubernetes.install.host import on_node
+    from gpurun.kubernetes.install.node_setup import ENGINES, RESTART_MODES, NodeSetup, with_defaults
     from gpurun.kubernetes.install.program import which_engine
-    from gpurun.kubernetes.install.wish import ENGINES, RESTART_MODES, NodeWish, with_defaults
 
     engine = invocation.option("engine") or on_node(root, which_engine)
     if engine not in ENGINES:
@@ -181,10 +181,10 @@ def _wish(invocation: Invocation, root: str) -> NodeWish:
         if path and not path.startswith("/"):
             raise UsageError(f'--{name}: "{path}" is not an absolute path on the node')
     return with_defaults(
-        NodeWish(
+        NodeSetup(
             engine,
-            directory=paths["install-dir"] or NodeWish(engine).directory,
-            name=invocation.option("runtime-name") or NodeWish(engine).name,
+            directory=paths["install-dir"] or NodeSetup(engine).directory,
+            name=invocation.option("runtime-name") or NodeSetup(engine).name,
             config=paths["engine-config"], drop_in=paths["engine-drop-in"], socket=paths["engine-socket"], restart=restart,
             default=invocation.flag("default-runtime"), cdi=not invocation.flag("no-cdi"),
         )

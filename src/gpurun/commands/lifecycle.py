@@ -127,7 +127,7 @@ def run(invocation: Invocation) -> int:
         raise
     if not invocation.flag("keep"):
         try:
-            _tell(lifecycle.delete_own(options.root, created.state, told=True))
+            _tell(lifecycle.delete_own(options.root, created.state, oom_reported=True))
         except (GpurunError, OSError) as e:
             if not code:
                 raise

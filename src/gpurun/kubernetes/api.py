@@ -199,10 +199,10 @@ def _reason(error: Any) -> str:
     import json
 
     try:
-        told = json.loads(error.body or "{}")
+        document = json.loads(error.body or "{}")
     except (TypeError, ValueError):
-        told = {}
-    text = told.get("message") if isinstance(told, dict) else None
+        document = {}
+    text = document.get("message") if isinstance(document, dict) else None
     return " ".join(str(text or error.reason or "refused").split()) + f" ({error.status})"
 
 

@@ -20,7 +20,7 @@ from gpurun.kubernetes.dra.checkpoint import Checkpoint, PreparedClaim, Prepared
 from gpurun.kubernetes.install import steps
 from gpurun.kubernetes.install.host import on_node
 from gpurun.kubernetes.install.leavings import Leavings
-from gpurun.kubernetes.install.wish import RECORD, NodeWish, with_defaults
+from gpurun.kubernetes.install.node_setup import RECORD, NodeSetup, with_defaults
 from gpurun.kubernetes.labels import labels_left
 from tests.forms import stride
 from tests.kubernetes.api_server import ApiServer
@@ -84,7 +84,7 @@ def others(root: Path) -> None:
 
 def take_back(root: Path) -> tuple[list[str], list[str]]:
     answer = json.loads(on_node(str(root), lambda: steps.take_back(PLACES)))
-    return answer["told"], answer["left"]
+    return answer["done"], answer["left"]
 
 
 def everything(root: Path) -> dict[str, str]:
@@ -193,18 +193,18 @@ def test_killed_at_any_step(root: Path) -> None:
     assert step > 40
 
 
-WISH = with_defaults(NodeWish("containerd", restart="systemd"))
+SETUP = with_defaults(NodeSetup("containerd", restart="systemd"))
 LIES: dict[str, Callable[[dict[str, Any]], object]] = {
-    "a file of the system": lambda note: note["wish"].update(drop_in="/etc/passwd"),
-    "a program of the system": lambda note: note["wish"].update(directory="/opt/../usr"),
-    "no path": lambda note: note["wish"].update(directory="opt"),
-    "a path with a line": lambda note: note["wish"].update(directory="/opt/a\nb"),
-    "the kernel's": lambda note: note["wish"].update(config="/proc/1/root/etc/x.toml"),
-    "no text": lambda note: note["wish"].update(directory=["/opt"]),
-    "no such engine": lambda note: note["wish"].update(engine="docker"),
-    "no such restart": lambda note: note["wish"].update(restart="rm -rf /"),
+    "a file of the system": lambda note: note["setup"].update(drop_in="/etc/passwd"),
+    "a program of the system": lambda note: note["setup"].update(directory="/opt/../usr"),
+    "no path": lambda note: note["setup"].update(directory="opt"),
+    "a path with a line": lambda note: note["setup"].update(directory="/opt/a\nb"),
+    "the kernel's": lambda note: note["setup"].update(config="/proc/1/root/etc/x.toml"),
+    "no text": lambda note: note["setup"].update(directory=["/opt"]),
+    "no such engine": lambda note: note["setup"].update(engine="docker"),
+    "no such restart": lambda note: note["setup"].update(restart="rm -rf /"),
     "no truth": lambda note: note.update(removing="no"),
-    "too much": lambda note: note["wish"].update(more="1"),
+    "too much": lambda note: note["setup"].update(more="1"),
     "nothing": lambda note: note.clear(),
 }
 

@@ -144,17 +144,17 @@ def kill(root: str, container_id: str, signal: int, all_processes: bool = False)
                 raise SignalTooLate from None
 
 
-def delete(root: str, container_id: str, force: bool = False, told: bool = False) -> tuple[str, ...]:
+def delete(root: str, container_id: str, force: bool = False, oom_reported: bool = False) -> tuple[str, ...]:
     """Remove a stopped or created container with all that belongs to it; with *force* a running one too.
 
-    Returns warnings: a failing poststop hook is one, and that memory ran out, unless that has been *told*.
+    Returns warnings: a failing poststop hook is one, and that memory ran out, unless that has been *oom_reported*.
 
     With *force*, a container that does not exist is fine, and one whose state is damaged or that was half made is removed,
     with what is in the cgroup that the state or the config still names.  A state that cannot be read just now is an error,
     and all stays.  Where something of the container stays, because what told of it is damaged, the rest is removed, and then
     :class:`GpurunError` says what.  Raises :class:`GpurunError`.
     """
-    warnings = _delete(root, container_id, force, told)
+    warnings = _delete(root, container_id, force, oom_reported)
     stays = [warning for warning in warnings if isinstance(warning, Stays)]
     if not stays:
         return warnings
@@ -164,7 +164,7 @@ def delete(root: str, container_id: str, force: bool = False, told: bool = False
     raise GpurunError(f"container {container_id} is removed, but not all of it: {'; '.join(stays)}")
 
 
-def _delete(root: str, container_id: str, force: bool, told: bool) -> tuple[str, ...]:
+def _delete(root: str, container_id: str, force: bool, oom_reported: bool) -> tuple[str, ...]:
     try:
         state = store.load(root, container_id)
     except ContainerNotFound:
@@ -185,8 +185,8 @@ def _delete(root: str, container_id: str, force: bool, told: bool) -> tuple[str,
         raise GpurunError(f"cannot delete container {container_id} that is not stopped: {now}")
     if now != "stopped":
         _end_init(state, now == "paused")
-        told = True
-    return destroy(root, state, force, told)
+        oom_reported = True
+    return destroy(root, state, force, oom_reported)
 
 
 def _delete_damaged(root: str, left: store.State) -> tuple[str, ...]:
@@ -219,7 +219,7 @@ def _is_cgroup(path: str) -> bool:
     return True
 
 
-def delete_own(root: str, state: store.State, told: bool = False) -> tuple[str, ...]:
+def delete_own(root: str, state: store.State, oom_reported: bool = False) -> tuple[str, ...]:
     """Remove the container *state* that this process itself has made, as ``delete --force`` does; returns warnings.
 
     Who has made it need not read what it is.  If it has been deleted meanwhile nothing is done, also where another one
@@ -235,8 +235,8 @@ def delete_own(root: str, state: store.State, told: bool = False) -> tuple[str, 
         return ()
     if is_alive(state.pid, state.start_time):
         _end_init(state, True)
-        told = True
-    return destroy(root, state, force=True, told=told)
+        oom_reported = True
+    return destroy(root, state, force=True, oom_reported=oom_reported)
 
 
 def _ran_out_of_memory(cgroup: str) -> bool:
@@ -275,15 +275,15 @@ def _end_init(state: store.State, paused: bool) -> None:
         time.sleep(0.001)
 
 
-def destroy(root: str, state: store.State, force: bool = False, told: bool = True) -> tuple[str, ...]:
+def destroy(root: str, state: store.State, force: bool = False, oom_reported: bool = True) -> tuple[str, ...]:
     """Remove what is left of a container whose init has ended: its processes, cgroup, traces in the rootfs, state; then the
     poststop hooks run, whose failure is a warning (runtime.md "Lifecycle", step 13).
 
     With *force*, hooks that a damaged config does not tell any more are none.  That memory ran out is a warning as well,
-    unless that has been *told*.
+    unless that has been *oom_reported*.
     """
     ran_out = _ran_out_of_memory(state.cgroup)
-    warnings = () if told or not (ran_out or state.unit) else _how_memory_ended(state)
+    warnings = () if oom_reported or not (ran_out or state.unit) else _how_memory_ended(state)
     try:
         saved = _saved_hooks(root, state.id)
     except ConfigError as e:

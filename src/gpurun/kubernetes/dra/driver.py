@@ -146,8 +146,8 @@ class _V1Beta1(v1beta1_services.DRAPluginServicer):
 
 
 class _Registration(registration_services.RegistrationServicer):
-    def __init__(self, endpoint: str, told: Callable[[bool], None]) -> None:
-        self._endpoint, self._told = endpoint, told
+    def __init__(self, endpoint: str, on_registered: Callable[[bool], None]) -> None:
+        self._endpoint, self._on_registered = endpoint, on_registered
 
     def GetInfo(self, request: registration.InfoRequest, context: Any) -> registration.PluginInfo:
         return registration.PluginInfo(type="DRAPlugin", name=DRIVER, endpoint=self._endpoint, supported_versions=VERSIONS)
@@ -155,7 +155,7 @@ class _Registration(registration_services.RegistrationServicer):
     def NotifyRegistrationStatus(
         self, request: registration.RegistrationStatus, context: Any
     ) -> registration.RegistrationStatusResponse:
-        self._told(bool(request.plugin_registered))
+        self._on_registered(bool(request.plugin_registered))
         if request.plugin_registered:
             log.info(f"{DRIVER}: registered with the kubelet")
         else:

@@ -15,7 +15,7 @@ import stat
 
 from gpurun import log
 from gpurun.errors import GpurunError, strerror_lower
-from gpurun.kubernetes.install.wish import is_plain_path, read_own
+from gpurun.kubernetes.install.node_setup import is_plain_path, read_own
 from gpurun.record import Record
 
 #: The kinds of the CDI files, as specs.file_name makes their names; the DRA driver's have a claim's UID.

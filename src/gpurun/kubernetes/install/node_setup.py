@@ -28,7 +28,7 @@ _LARGEST = 65536
 _NO_PLACES = ("/proc/", "/sys/", "/dev/")
 
 
-class NodeWish(Record):
+class NodeSetup(Record):
     """What a node is to have.  Paths are the node's own, without the root under which a pod sees it.
 
     *engine* is one of :data:`ENGINES`, *config* its main file, *drop_in* the file of our own that it imports, *restart* one
@@ -59,20 +59,20 @@ class NodeWish(Record):
 class Installed(Record):
     """What has been begun on a node: *restart* while the engine is to be restarted for it, *removing* while it goes."""
 
-    wish: NodeWish
+    setup: NodeSetup
     restart: bool = False
     removing: bool = False
 
 
-def with_defaults(wish: NodeWish) -> NodeWish:
-    """*wish*, with the usual places of its engine where it names none."""
-    if wish.engine == NO_ENGINE:
-        return NodeWish(NO_ENGINE, wish.directory.rstrip("/"), wish.name, restart="none", cdi=False)
-    config = wish.config or FILES[wish.engine]
-    return NodeWish(
-        wish.engine, wish.directory.rstrip("/"), wish.name, config,
-        wish.drop_in or f"{os.path.dirname(config)}/{DROP_INS[wish.engine]}",
-        wish.socket or SOCKETS[wish.engine], wish.restart or RESTARTS[wish.engine], wish.default, wish.cdi,
+def with_defaults(setup: NodeSetup) -> NodeSetup:
+    """*setup*, with the usual places of its engine where it names none."""
+    if setup.engine == NO_ENGINE:
+        return NodeSetup(NO_ENGINE, setup.directory.rstrip("/"), setup.name, restart="none", cdi=False)
+    config = setup.config or FILES[setup.engine]
+    return NodeSetup(
+        setup.engine, setup.directory.rstrip("/"), setup.name, config,
+        setup.drop_in or f"{os.path.dirname(config)}/{DROP_INS[setup.engine]}",
+        setup.socket or SOCKETS[setup.engine], setup.restart or RESTARTS[setup.engine], setup.default, setup.cdi,
     )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def read_installed(path: str = RECORD) -> Installed | None:
         raise GpurunError(f"{path} can be written by others than root, and is not obeyed: look at it, and remove it")
     try:
         document = json.loads(data)
-        noted = Installed(NodeWish(**document["wish"]), document["restart"], document["removing"])
+        noted = Installed(NodeSetup(**document["setup"]), document["restart"], document["removing"])
         problem = _problem(noted)
     except (ValueError, KeyError, TypeError, RecursionError):
         problem = "cannot be read"
@@ -123,22 +123,22 @@ def is_plain_path(path: object) -> bool:
 
 def _problem(noted: Installed) -> str:
     """Why no installer has written that; empty: one may have."""
-    wish = noted.wish
-    default = NodeWish("")
-    for name in NodeWish._fields:
-        if type(getattr(wish, name)) is not type(getattr(default, name)):
+    setup = noted.setup
+    default = NodeSetup("")
+    for name in NodeSetup._fields:
+        if type(getattr(setup, name)) is not type(getattr(default, name)):
             return f"says {name} in a wrong way"
     if type(noted.restart) is not bool or type(noted.removing) is not bool:
         return "cannot be read"
-    if wish.engine not in ENGINES or wish.restart not in RESTART_MODES:
-        return f"names the engine {wish.engine!r} and its restart {wish.restart!r}, which are not known"
-    paths = [wish.directory, *([] if wish.engine == NO_ENGINE else [wish.config, wish.drop_in, wish.socket])]
+    if setup.engine not in ENGINES or setup.restart not in RESTART_MODES:
+        return f"names the engine {setup.engine!r} and its restart {setup.restart!r}, which are not known"
+    paths = [setup.directory, *([] if setup.engine == NO_ENGINE else [setup.config, setup.drop_in, setup.socket])]
     wrong = next((path for path in paths if not is_plain_path(path) or path.startswith(_NO_PLACES)), "")
     return f"names {wrong!r}, where nothing is installed" if wrong else ""
 
 
 def write_installed(installed: Installed, path: str = RECORD) -> None:
     """Write the note; when this returns it is on the disk.  Raises :class:`GpurunError`, PermissionError."""
-    wish = {name: getattr(installed.wish, name) for name in NodeWish._fields}
-    document = {"wish": wish, "restart": installed.restart, "removing": installed.removing}
+    setup = {name: getattr(installed.setup, name) for name in NodeSetup._fields}
+    document = {"setup": setup, "restart": installed.restart, "removing": installed.removing}
     files.write(path, json.dumps(document, indent=1) + "\n")
