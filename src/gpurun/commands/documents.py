@@ -24,6 +24,7 @@ def spec(invocation: Invocation) -> int:
     """
     import json
 
+    from gpurun.linux.files import Fd, write_all
     from gpurun.oci.default_spec import default_spec
     from gpurun.paths import absolute_path
 
@@ -33,8 +34,12 @@ def spec(invocation: Invocation) -> int:
         fd = posix.open(path, posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL, 0o666)
     except FileExistsError:
         raise GpurunError("File config.json exists. Remove it first") from None
-    with open(fd, "w", encoding="utf-8") as file:
-        file.write(text + "\n")
+    try:
+        with Fd(fd):
+            write_all(fd, f"{text}\n".encode())
+    except BaseException:  # ^C too: half a file would be in the way of the next call
+        posix.unlink(path)
+        raise
     return 0
 
 

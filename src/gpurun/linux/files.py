@@ -127,9 +127,13 @@ def write_atomically(path: str, data: bytes, mode: int, durable: bool = False, e
             if durable:
                 posix.fsync(fd)
         posix.rename(temporary, path)
-    except OSError as e:
-        posix.unlink(temporary)
-        e.filename = path  # write(2) names none
+    except BaseException as e:  # ^C too
+        try:
+            posix.unlink(temporary)
+        except FileNotFoundError:
+            pass  # it has its name
+        if isinstance(e, OSError):
+            e.filename = path  # write(2) names none
         raise
     if durable:
         sync_directory(folder or slash or ".")
