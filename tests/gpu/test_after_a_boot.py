@@ -80,14 +80,18 @@ def test_the_next_container_has_the_new_drivers_files_alone(
     assert tree_listing(gpu.rootfs) == image
 
 
+@pytest.mark.parametrize("by", ["index", "CDI"])
 def test_a_container_without_a_gpu_finds_the_image(
-    runtime: Runtime,
-    gpu: Bundle,
-    make_host: MakeHost,
-    boot: Callable[[Container], None],
+    runtime: Runtime, gpu: Bundle, make_host: MakeHost, boot: Callable[[Container], None], by: str
 ) -> None:
-    image = tree_listing(gpu.rootfs)
-    boot(runtime.start(gpu, env=ENVIRONMENT | make_host(2).env))
+    """The links and the cache that the hooks of a CDI file bring go too."""
+    image, host = tree_listing(gpu.rootfs), make_host(2)
+    if by == "CDI":
+        file = f"{host.path}/etc/cdi/nvidia.yaml"
+        assert runtime("cdi", "generate", "--output", file, env=ENVIRONMENT | host.env).rc == 0
+        gpu.process["env"][-2] = "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"
+    boot(runtime.start(gpu, env=ENVIRONMENT | host.env))
+    assert len(tree_listing(gpu.rootfs)) > len(image) + 10
     gpu.process["env"] = ["PATH=/bin:/sbin:/usr/bin"]
     runtime.output(gpu.sh("! ls /usr/lib/*/nvidia/current 2>/dev/null"))
     assert tree_listing(gpu.rootfs) == image

@@ -199,7 +199,8 @@ class Container:
     def kill(self, signal: int | str = signals.SIGTERM) -> None:
         """Send the container's first process *signal*: a number, or a name such as ``"SIGKILL"`` or ``"term"``.
 
-        Raises :class:`ArgumentError` for anything else, :class:`GpurunError` when the container has ended.
+        Raises :class:`ArgumentError` for what is neither, :class:`GpurunError` for a signal that there is not, and when the
+        container has ended.
         """
         if isinstance(signal, bool) or not isinstance(signal, int | str):
             raise ArgumentError("signal must be a number, or a name such as SIGTERM")
