@@ -96,10 +96,15 @@ FRONT := $(addprefix tests/lifecycle/test_,callers.py cgroup.py descriptors.py e
   $(addprefix tests/conformance/test_,operations.py runtime.py) \
   $(addprefix tests/faults/test_,killed.py killed_gpu.py killed_step.py undo.py unreadable.py) tests/gpu/test_containers.py \
   tests/hook/test_hostile_images.py
+# Again, each exec preceded by one like it (tests/native/prime.py): so the front does it itself.
+PRIMED := $(addprefix tests/lifecycle/test_exec,.py _isolation.py _process.py) \
+  $(addprefix tests/lifecycle/test_,descriptors.py lookup.py pause.py process.py seccomp.py streams.py) \
+  $(addprefix tests/attacks/test_,caller_secrets.py cve_2019_5736.py cve_2022_29162.py doors.py tracer.py)
 FRONT_ALL := tests/attacks tests/lifecycle tests/conformance tests/faults tests/gpu tests/hook tests/native
 
 test-front: setup-test build
 	RUNTIME=build/gpurun-fast $(PYTEST) $(FRONT) tests/attacks -m "native and not slow"
+	RUNTIME=build/gpurun-fast PRIMED=1 $(PYTEST) $(PRIMED) -m "native and not slow"
 
 test-front-all: setup-test build
 	RUNTIME=build/gpurun-fast $(PYTEST) --long $(FRONT_ALL) -m "native and not slow"

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not compiler(), reason="there is no C compiler h
 SECONDS = int(os.environ.get("FUZZ_SECONDS", "0"))
 HARNESS = Path(__file__).with_name("front_fuzz.c")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-U_FORTIFY_SOURCE", "-g", "-O1")
-FALLS_BACK = "\tbecome_launcher(false);\n"
+FALLS_BACK = "\tbecome_launcher(to_be_sealed);\n"
 
 
 def front(directory: Path) -> Path:

@@ -19,6 +19,8 @@ from tests.native.bundle import Bundle
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 #: System calls that a filter refuses to the runtime and all that it starts, in any test: REFUSED=clone3,mount_setattr
 REFUSED = tuple(os.environ["REFUSED"].split(",")) if os.environ.get("REFUSED") else ()
+#: Before each exec one that does nothing, so that the compiled front does it itself by the plan of that (prime.py).
+PRIMED = os.environ.get("PRIMED", "") == "1"
 TIMEOUT = 60.0  # seconds; only a hang gets there
 
 
@@ -176,6 +178,10 @@ class Runtime:
         preexec: Callable[[], None] | None = None,
         tracer: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
+        if PRIMED and args[:1] == ("exec",):
+            from tests.native.prime import prime  # of gpurun's own modules as well
+
+            prime(self.path, [*self.argv[1:], *args], self.new_files(), lambda argv: self.bed.command(argv, cwd))
         argv = [*tracer, *self.argv, *globals_, *args]
         if preexec is None and not REFUSED:
             argv, before_exec = self.bed.command(argv, cwd)

@@ -1,8 +1,8 @@
 """``build/gpurun-fast``: the launcher with a small compiled program before it (``front.c``), where there is a C compiler.
 
-The program answers the plain forms of ``state``, ``start``, ``kill``, ``pause``, ``resume`` and ``delete`` itself, in a
-millisecond instead of an interpreter's start, and becomes the launcher behind it for all else.  One file, which can
-be copied anywhere like the launcher alone; nothing needs it.
+The program does the plain forms of ``state``, ``start``, ``kill``, ``pause``, ``resume``, ``delete`` and ``exec`` itself, in
+one to three milliseconds instead of an interpreter's start, and becomes the launcher behind it for all else.  One file,
+which can be copied anywhere like the launcher alone; nothing needs it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from gpurun.builder.launcher import (
     read_sources,
     real_interpreter,
 )
+from gpurun.engine.caller import kept_plan
 from gpurun.engine.state import State
 from gpurun.launcher.sealed import OPTION
+from gpurun.linux.seccomp import CAN_WAIT
 from gpurun.oci import SPEC_VERSION
 
 #: Where in the file the launcher begins: more than the program needs, which is linked with the C library in it.  On aarch64,
@@ -57,15 +59,22 @@ def compiler(multiarch: str = "") -> list[str]:
 
 def constants() -> tuple[str, ...]:
     """What the program takes over from gpurun: the fields of the state file, the name of an option, and so on."""
-    fields = " ".join(f'X({name.upper()},"{name}")' for name in State._fields)
+    lists = {
+        "STATE_FIELDS(X)": " ".join([f'X({name.upper()},"{name}")' for name in State._fields]),
+        "PLAN_NUMBERS(X)": " ".join([f"X({name.upper()})" for name in kept_plan.NUMBERS]),
+        "PLAN_TEXTS(X)": " ".join([f"X({name.upper()})" for name in kept_plan.TEXTS]),
+        "PLAN_FILES": ",".join([f'"{name}"' for name in kept_plan.FILES]),
+    }
     texts = {
         "SPEC_VERSION": SPEC_VERSION,
         "SEALED_OPTION": OPTION,
         "BUILD_NAME": build_name(read_sources()),
         "CACHE": CACHE,
+        "PLAN_NAME": kept_plan.NAME,
     }
-    numbers = (f"-DBASE={BASE}", f"-DPYTHON_MINOR={sys.version_info.minor}")
-    return (*numbers, f"-DSTATE_FIELDS(X)={fields}", *[f'-D{name}="{text}"' for name, text in texts.items()])
+    numbers = {"BASE": BASE, "PYTHON_MINOR": sys.version_info.minor, "PLAN_BYTES": kept_plan.MAX_BYTES, "CAN_WAIT": CAN_WAIT}
+    given = {**numbers, **lists, **{name: f'"{text}"' for name, text in texts.items()}}
+    return tuple([f"-D{name}={value}" for name, value in given.items()])
 
 
 def compile_front(

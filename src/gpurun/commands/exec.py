@@ -68,18 +68,20 @@ def exec_options(invocation: Invocation, preserved: tuple[int, ...] = ()) -> Exe
     from gpurun.engine.plan.exec import ExecOptions
 
     container_id, *args = invocation.args
-    process = None
+    process, text = None, b""
     path = invocation.option("process")
     if path:
         from gpurun.linux.files import read_file
 
-        process = read_process_file(read_file(path, _MAX_PROCESS), path)
+        text = read_file(path, _MAX_PROCESS)
+        process = read_process_file(text, path)
     paths = [invocation.option(name) for name in ("pid-file", "console-socket", "pidfd-socket")]
     pid_file, console_socket, pidfd_socket = [absolute_path(path) if path else "" for path in paths]
     return ExecOptions(
         id=container_id,
         root=invocation.globals.root,
         process=process,
+        process_text=text,
         args=tuple(args),
         cwd=invocation.option("cwd"),
         env=invocation.texts("env"),

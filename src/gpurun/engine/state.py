@@ -10,6 +10,7 @@
     attached    the GPUs that have come while it ran, and those that have gone (:mod:`gpurun.engine.gpus.attached`)
     gpu-change  the attach or detach that is being made, or whose process was killed
     seccomp     the flags and the program of the container's filter, if it has one, for exec
+    exec-plan   what is the same at each exec, for the compiled front (:mod:`gpurun.engine.caller.kept_plan`)
 
 The directory is made, and the cgroup's path written into it, before anything else that outlives the process is made: so a
 create that was killed can always be undone.

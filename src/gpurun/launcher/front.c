@@ -1,16 +1,16 @@
 /*
- * The compiled front of gpurun: `state`, `start`, `kill`, `pause`, `resume` and `delete` of an ordinary container.
+ * The compiled front of gpurun: `state`, `start`, `kill`, `pause`, `resume`, `delete` and `exec` of an ordinary container.
  *
  * It is never needed.  It does what gpurun/engine/caller/lifecycle.py and gpurun/commands/ (inspect, control) do, from the same
  * files, for the plainest form of these commands.  For every other command, for every container with something more to do, and
  * for whatever it does not understand, it falls back: it becomes the launcher that is appended to it (execve of the interpreter
  * line at byte BASE), which is `defer_to_python`; a function that is called `require_...` returns only where that is not needed.
- * So every rare path and every error text is in Python only.  For `create`, `run` and `exec` it
- * seals the interpreter before it becomes the launcher, so that the container's process can be a copy of it.
+ * So every rare path and every error text is in Python only.  For `create`, `run` and every other
+ * `exec` it seals the interpreter before it becomes the launcher, so that the container's process can be a copy of it.
  *
  * The rule that makes this safe: nothing is changed until everything is understood, and what is changed first leaves a
- * container that the launcher can go on with.  What was made in a rootfs is for the launcher alone to undo: nothing here reads
- * or changes anything of an image.
+ * container that the launcher can go on with; the processes of an exec are ended before it does.  What was made in a rootfs is
+ * for the launcher alone to undo: nothing here changes anything of an image, or reads more of it than exec's /etc/passwd.
  *
  * Nothing is allocated but the launcher's words and what the C library needs to read a directory; all buffers have a fixed
  * size, and what does not fit falls back.
@@ -27,11 +27,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/keyctl.h>
+#include <linux/magic.h>
 #include <linux/mount.h>
+#include <linux/sched.h>
+#include <linux/seccomp.h>
+#include <sched.h>
 #include <sys/auxv.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -276,6 +287,8 @@ static int do_resume(const struct container *c)
 }
 
 #include "front_delete.c"
+#include "front_plan.c"
+#include "front_setter.c"
 
 /* ---- the command line ----------------------------------------------------------------------------------------------- */
 
@@ -337,6 +350,8 @@ static const char *default_root(void)
 	return text(root, "%s/gpurun", runtime);
 }
 
+#include "front_exec.c"
+
 int main(int argc, char **argv)
 {
 	static struct container c;
@@ -346,6 +361,8 @@ int main(int argc, char **argv)
 	arguments = argv;
 	argument_count = argc;
 	const char *slash = self ? strrchr(self, '/') : NULL;
+	if (is_setter(self))
+		become_setter();
 	/* Under the name of one of NVIDIA's programs gpurun is that one. */
 	if (!self || strncmp(slash ? slash + 1 : self, "nvidia-", 7) == 0 || getenv("_GPURUN_COMPLETE"))
 		defer_to_python();
@@ -365,8 +382,10 @@ int main(int argc, char **argv)
 	}
 	if (argc - at < 2)
 		defer_to_python();
-	if (strcmp(argv[at], "create") == 0 || strcmp(argv[at], "run") == 0 || strcmp(argv[at], "exec") == 0)
-		become_launcher(true);
+	bool to_exec = strcmp(argv[at], "exec") == 0;
+	to_be_sealed = to_exec || strcmp(argv[at], "create") == 0 || strcmp(argv[at], "run") == 0;
+	if (to_be_sealed && !to_exec)
+		defer_to_python();
 	const char *command = argv[at], *id = argv[at + 1], *more = argc - at == 3 ? argv[at + 2] : NULL;
 	bool to_kill = strcmp(command, "kill") == 0, to_delete = strcmp(command, "delete") == 0;
 	bool force = to_delete && more && (strcmp(id, "--force") == 0 || strcmp(id, "-f") == 0);
@@ -376,8 +395,8 @@ int main(int argc, char **argv)
 	}
 	bool to_state = strcmp(command, "state") == 0, to_start = strcmp(command, "start") == 0;
 	bool to_pause = strcmp(command, "pause") == 0, to_resume = strcmp(command, "resume") == 0;
-	if (argc - at > 3 || (more && !to_kill) || !is_id(id) ||
-	    !(to_state || to_start || to_kill || to_delete || to_pause || to_resume))
+	if (!to_exec && (argc - at > 3 || (more && !to_kill) || !is_id(id) ||
+			 !(to_state || to_start || to_kill || to_delete || to_pause || to_resume)))
 		defer_to_python();
 	if (!root)
 		root = default_root();
@@ -389,6 +408,8 @@ int main(int argc, char **argv)
 			defer_to_python();
 		close(fd);
 	}
+	if (to_exec)
+		return do_exec(root, at + 1);
 	load(root, id, &c);
 	if (to_pause)
 		return do_pause(&c);

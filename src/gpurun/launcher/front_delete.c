@@ -9,7 +9,7 @@ enum { EMPTY_MILLISECONDS = 100 };	/* for its cgroup to be empty after that */
 /* The names in the state directory: an unknown one, or a record of something more to undo, falls back. */
 static void require_plain_files(const struct container *c)
 {
-	static const char *const plain[] = { ".", "..", "state", "config.json", "exec.fifo", "edits", "seccomp", "gpus" };
+	static const char *const plain[] = { ".", "..", "state", "config.json", "exec.fifo", "edits", "seccomp", "gpus", PLAN_NAME };
 	struct dirent *entry;
 	DIR *directory = opendir(c->directory);
 
@@ -105,7 +105,7 @@ static void remove_cgroup(const struct container *c)
 
 static int do_delete(const struct container *c, bool force)
 {
-	static const char *const files[] = { "config.json", "exec.fifo", "edits", "seccomp", "gpus", "state" };
+	static const char *const files[] = { "config.json", "exec.fifo", "edits", "seccomp", "gpus", PLAN_NAME, "state" };
 	char path[PATH_BYTES];
 	const char *now = status(c);
 

@@ -239,7 +239,18 @@ static _Noreturn void become_launcher(bool sealed)
 	_exit(1);
 }
 
+static bool to_be_sealed; /* for a command whose process can be a copy of the launcher's */
+
+/* What exec has made so far: ours to end and to reap. */
+enum { SETTER, PROCESS };
+static pid_t made[2];
+
 static _Noreturn void defer_to_python(void)
 {
-	become_launcher(false);
+	for (int i = 0; i < 2; i++)
+		if (made[i] > 0) {
+			kill(made[i], SIGKILL);
+			waitpid(made[i], NULL, 0);
+		}
+	become_launcher(to_be_sealed);
 }

@@ -20,6 +20,7 @@ from gpurun.engine.clone.setter import clone_setter, may_clone_setter
 from gpurun.engine.signals import block_signals
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.launcher.fresh_interpreter import EXEC_ENTRY
+from gpurun.launcher.sealed import is_sealed
 from gpurun.linux import process as lp
 from gpurun.linux.files import read_file
 from gpurun.linux.procfs import open_pidfd
@@ -85,6 +86,11 @@ class _Exec:
         """Have the process made, and let it go; returns the plan's warnings, its pidfd, and the master of its terminal
         or -1."""
         options = self.options
+        made_from = b""
+        if is_sealed():  # the front may go by the plan the next time
+            from gpurun.engine.caller.kept_plan import keep_plan, stamps
+
+            made_from = stamps(options.root, options.id)
         state = _usable_container(options)
         init = open_pidfd(state.pid, state.start_time)
         if init is None:
@@ -112,6 +118,8 @@ class _Exec:
         if not options.detach:
             block_signals()  # from now on they are the process's
         messages.send(self.channel, "go")
+        if made_from and self.started is None and not warnings:
+            keep_plan(options, state, plan, made_from)
         return warnings, pidfd, master
 
     def _start_starter(self) -> None:

@@ -32,6 +32,7 @@ class ExecOptions(Record):
     id: str
     root: str
     process: dict[str, Any] | None = None
+    process_text: bytes = b""  # of the process file, which *process* was read from
     args: tuple[str, ...] = ()
     cwd: str = ""
     env: tuple[str, ...] = ()
