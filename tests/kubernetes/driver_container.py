@@ -39,6 +39,11 @@ def moved(host: Path, whole: bool) -> Path:
     root.mkdir(parents=True)
     for name in ("usr", "etc"):
         (host / name).rename(root / name)
+    return programs(root, whole, host)
+
+
+def programs(root: Path, whole: bool, host: Path) -> Path:
+    """Make the programs in the driver's root; the file in which they say what they were told."""
     said = root / "said" if whole else host / "said"
     said.touch()
     if whole:

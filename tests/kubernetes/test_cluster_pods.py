@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.kubernetes import real
+from tests.kubernetes.driver_container import programs
 from tests.kubernetes.real import NODE, Object, get, gone, has, kubectl, manifests, offered, pod, run, until
 
 DRIVER = Path("/run/nvidia/driver")
@@ -49,9 +56,8 @@ def applied(request: pytest.FixtureRequest) -> Iterator[str]:
     for one in objects:
         if one["kind"] == "DaemonSet":
             arguments = one["spec"]["template"]["spec"]["containers"][0]["args"]
-            where = [at for at, word in enumerate(arguments) if word.startswith("--driver-root=")]
-            for at in where:
-                arguments[at] = f"--driver-root={DRIVER}"
+            if "install" not in one["metadata"]["name"]:
+                arguments.append(f"--driver-root={DRIVER}")
     kubectl("apply", "-f", "-", given=objects)
     names = [one["metadata"]["name"] for one in objects if one["kind"] == "DaemonSet"]
     try:
@@ -67,6 +73,74 @@ def applied(request: pytest.FixtureRequest) -> Iterator[str]:
         # But for the namespace: its end can take minutes, half of the longest time that a pod of it may take.
         kubectl("delete", "-f", "-", "--ignore-not-found", given=[one for one in objects if one["kind"] != "Namespace"])
     until(lambda: files() == before, lambda: sorted(set(files()) ^ set(before)))
+
+
+def daemons() -> list[int]:
+    """The PIDs of MPS control daemons on this node."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"-f" in words and any(word.endswith(b"/nvidia-cuda-mps-control") for word in words):
+                found.append(int(path.parent.name))
+    return found
+
+
+def left() -> list[str]:
+    """What is on the node of gpurun's."""
+    paths = [*files(), *map(str, Path("/run/gpurun/mps").glob("*")), *map(str, Path("/var/run/cdi").glob("*nvidia*"))]
+    return [*paths, *[name for name in get("node", NODE)["metadata"]["labels"] if name.startswith("nvidia.com/")]]
+
+
+def test_mps_outlives_the_plugin_and_all_is_taken_back_at_the_end(tmp_path: Path) -> None:
+    """NVIDIA's programs are in the driver's root only; a pod runs on while everything is deleted."""
+    if not image_is_there():
+        pytest.skip("needs the image of the pods on the node: make image; kubernetes-bed --image FILE")
+    said, before = programs(DRIVER, True, DRIVER), left()
+    shared = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"
+    values = {
+        "driverRoot": str(DRIVER), "devicePlugin": {"config": {"shared": shared}, "defaultConfig": "shared"},
+        "uninstall": {"enabled": False}, "metrics": {"enabled": False}, "namespace": {"create": True},
+    }  # fmt: skip
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
+    words = [sys.executable, "-m", "gpurun", "kubernetes", "manifests", "--values", str(tmp_path / "values.yaml")]
+    env = os.environ | {"PYTHONPATH": str(real.REPOSITORY / "src")}
+    objects = list(yaml.safe_load_all(subprocess.run(words, env=env, capture_output=True, check=True, text=True).stdout))
+    uninstall = manifests("gpurun-uninstall.yaml")
+
+    def ready(name: str, timeout: str, good: bool = True) -> str:
+        return kubectl("-n", "gpurun", "rollout", "status", f"daemonset/{name}", f"--timeout={timeout}", good=good)
+
+    def waits() -> str:
+        return kubectl("-n", "gpurun", "logs", "daemonset/gpurun-uninstall")
+
+    def control() -> str:
+        return kubectl("exec", "computes", "--", "ls", "-i", "/tmp/nvidia-mps/control")
+
+    kubectl("apply", "-f", "-", given=objects)
+    try:
+        until(lambda: offered("nvidia.com/gpu") == (4, 4), lambda: kubectl("-n", "gpurun", "describe", "pods")[-3000:])
+        until(lambda: get("node", NODE)["metadata"]["labels"].get("nvidia.com/gpu.sharing-strategy") == "mps")
+        assert len(has(run(pod("computes", gpus=1))[0])) == 1
+        at, began = control(), daemons()
+        assert len(began) == 1 and "daemon from the driver's root" in said.read_text()
+        kubectl("-n", "gpurun", "rollout", "restart", "daemonset/gpurun-device-plugin")
+        ready("gpurun-device-plugin", "120s")
+        assert (daemons(), control()) == (began, at), "a rollout changes nothing"
+        os.kill(began[0], signal.SIGKILL)
+        until(lambda: daemons() not in ([], began) and "/control" in control())
+    finally:
+        kubectl("delete", "-f", "-", "--ignore-not-found", given=[one for one in objects if one["kind"] != "Namespace"])
+    kubectl("apply", "-f", "-", given=uninstall)
+    try:
+        ready("gpurun-uninstall", "20s", good=False)
+        until(lambda: "is needed by" in waits(), waits)
+        assert get("pod", "computes")["status"]["phase"] == "Running" and Path("/opt/gpurun/bin/gpurun").exists()
+        gone("computes")
+        ready("gpurun-uninstall", "120s")
+    finally:
+        kubectl("delete", "-f", "-", "--ignore-not-found", given=[one for one in uninstall if one["kind"] != "Namespace"])
+    assert (left(), daemons()) == (before, [])
 
 
 def figures() -> str:

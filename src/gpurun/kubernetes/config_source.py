@@ -110,4 +110,8 @@ class NodeLabel:
             self._set(node)
 
     def _failed(self, error: GpurunError) -> None:
+        from gpurun.kubernetes.api import ApiError
+
+        if isinstance(error, ApiError) and error.status in (0, 410):
+            return  # a server that restarts breaks watches, and has forgotten old versions
         log.warning(f"the label {self._label} of node {self._node} cannot be watched: {error}")

@@ -34,7 +34,7 @@ def follow(
     missed, *failed* with each error, after which it goes on.  Returns some minutes after *stop*, unless something changes:
     for a daemon thread.
     """
-    pauses, version = Pauses(), ""
+    pauses, version = Pauses(2.0, 60.0), ""
     while not stop.is_set():
         began = time.monotonic()
         try:
