@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tests.simcards import ACCEL_MAJOR, GIB, RENDER, Card, Host
@@ -51,12 +52,16 @@ FUNCTIONS = (
 )
 
 
-def arc(path: Path, functions: bool = True) -> Host:
-    """An Arc A770 under i915, an Arc B580 under xe, and with *functions* an Arc Pro B60 that is divided (SR-IOV)."""
+def arc(path: Path, functions: bool = True, first: int = 0) -> Host:
+    """An Arc A770 under i915, an Arc B580 under xe, and with *functions* an Arc Pro B60 that is divided (SR-IOV).
+
+    *first* is added to the minors: another one keeps tests apart that look at all containers of this machine.
+    """
     host = Host(path)
     host.majors(drm=226)
     for card in (*CARDS, *(FUNCTIONS if functions else ())):
-        host.add(card)
+        files = {name.replace(f"card{card.card}", f"card{card.card + first}"): text for name, text in card.files.items()}
+        host.add(replace(card, card=card.card + first, render=card.render + first, files=files))
     return host
 
 

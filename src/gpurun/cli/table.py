@@ -355,7 +355,7 @@ COMMANDS: dict[str, CommandRow] = {
             ("json", "", "switch", "list, validate: the same as --format json"),
             (
                 "mode", "", "text",
-                "generate, refresh: auto, nvml, wsl, csv, management, gds, mofed, gdrcopy, nvswitch or imex",
+                "generate, refresh: auto, nvml, wsl, csv, management, gds, mofed, gdrcopy, nvswitch, imex or intel",
             ),
             ("device-name-strategy", "", "texts", "generate, refresh: index, uuid or type-index (default: index and uuid)"),
             ("vendor", "", "text", "generate, refresh: the vendor of the kind (nvidia.com)"),

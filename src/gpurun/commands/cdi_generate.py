@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from gpurun.invocation import Invocation
 
 _GPU_MODES = ("auto", "nvml")
+#: The mode that writes Intel's GPUs, as intel.com/gpu.
+INTEL = "intel"
 #: The kind that tells the devices of a mode from GPUs, for those who want both in one directory.
 _OWN_KIND = {mode: f"--class={mode}" for mode in ("gds", "mofed", "gdrcopy", "nvswitch")}
 _OWN_KIND |= {"imex": "--class=imex-channel", "management": "--vendor=management.nvidia.com"}
@@ -44,7 +46,11 @@ def option_items(invocation: Invocation, name: str) -> tuple[str, ...]:
 
 
 def generate_spec(mode: str, roots: Roots, options: GenerateOptions, env: Mapping[str, str]) -> Generated:
-    """The specification of *mode* (``auto``, ``nvml`` or one of :data:`MODES`).  Raises :class:`GpurunError`."""
+    """The specification of *mode* (``auto``, ``nvml``, ``intel`` or one of :data:`MODES`).  Raises :class:`GpurunError`."""
+    if mode == INTEL:
+        from gpurun.gpu.intel.cdi import generate as generate_intel
+
+        return Generated(generate_intel(roots.sysroot))
     platform = PLATFORMS.get(mode, "")
     if mode == "auto" and not has_cards_alone(roots):
         platform = detect(roots)
@@ -53,7 +59,9 @@ def generate_spec(mode: str, roots: Roots, options: GenerateOptions, env: Mappin
     if mode in _GPU_MODES:
         return generate(roots, options, env)
     if mode not in MODES:
-        raise UsageError(f'--mode: "{mode}" is not supported, known are {", ".join([*_GPU_MODES, *PLATFORMS, *MODES])}')
+        raise UsageError(
+            f'--mode: "{mode}" is not supported, known are {", ".join([*_GPU_MODES, *PLATFORMS, *MODES, INTEL])}'
+        )
     common = generate(roots, replace(options, devices=("all",)), env).spec if mode == "management" else None
     return generate_mode(mode, dev_root(roots).rstrip("/"), options, common)
 
