@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from gpurun.errors import GpurunError
+from gpurun.linux.files import unlink_if_there
 
 #: Where the kubelet keeps its state, unless its --root-dir says otherwise.
 KUBELET_DIR = "/var/lib/kubelet"
@@ -34,9 +35,7 @@ def server(path: str, workers: int) -> grpc.Server:
     if len(path.encode()) > _SUN_PATH:
         raise GpurunError(f"{path}: the path of a Unix socket has at most {_SUN_PATH} bytes: choose a shorter --kubelet-dir")
     try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
+        unlink_if_there(path)
     except OSError as e:
         raise GpurunError(f"{path}: {os.strerror(e.errno or 0)}") from None
     # SO_REUSEPORT would let two plugins share a TCP port; on Unix sockets it means nothing.

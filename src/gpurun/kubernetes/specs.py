@@ -15,7 +15,7 @@ from gpurun.gpu.nvidia.cdi.generate import generate
 from gpurun.gpu.nvidia.cdi.generated import GenerateOptions
 from gpurun.gpu.nvidia.cdi.modes import generate_mode
 from gpurun.gpu.nvidia.host.roots import Roots, dev_root
-from gpurun.linux.files import write_atomically
+from gpurun.linux.files import unlink_if_there, write_atomically
 from gpurun.record import Record, replace
 
 T = TypeVar("T")
@@ -118,9 +118,7 @@ def write(path: str, spec: CdiSpec) -> bool:
 def remove(path: str) -> None:
     """Remove *path* if it is there.  Raises :class:`GpurunError`."""
     try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass  # done already
+        unlink_if_there(path)  # done already
     except OSError as e:
         raise GpurunError(f"remove {path}: {strerror_lower(e.errno or 0)}") from None
 

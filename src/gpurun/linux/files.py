@@ -108,6 +108,14 @@ def write_all(fd: int, data: bytes) -> None:
         raise
 
 
+def unlink_if_there(path: str) -> None:
+    """Remove the file *path*, unless it is gone already.  Raises OSError."""
+    try:
+        posix.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
 def write_atomically(path: str, data: bytes, mode: int, durable: bool = False, exact: bool = False) -> None:
     """Write *data* to a file beside *path* and rename it there: a reader sees the old file or the whole new one.
 

@@ -7,11 +7,9 @@ anew from the driver that is there then (:mod:`gpurun.engine.checkpoint.restore_
 
 from __future__ import annotations
 
-import posix
-
 from gpurun.errors import ConfigError, GpurunError, Step, clean, oserror_text
 from gpurun.formats.jsontext import dumps
-from gpurun.linux.files import read_file, write_atomically
+from gpurun.linux.files import read_file, unlink_if_there, write_atomically
 from gpurun.oci.reader import as_object, parse_json
 from gpurun.record import Record
 
@@ -50,10 +48,7 @@ def write_devices(image_path: str, saved: SavedDevices | None) -> None:
     path = f"{image_path}/{NAME}"
     with Step("write", path):
         if saved is None:
-            try:
-                posix.unlink(path)
-            except FileNotFoundError:
-                pass
+            unlink_if_there(path)
             return
         value = {name: getattr(saved, name) for name in SavedDevices._fields}
         text = dumps({"version": _VERSION, **{k: _plain(v) for k, v in value.items()}})

@@ -17,7 +17,7 @@ from gpurun.engine.gpus.attached import Attached, ExecFacts, GpuChange, forget_c
 from gpurun.errors import GpurunError, NotRunning, StepError, oserror_text
 from gpurun.hook.device_verdicts import verdicts
 from gpurun.hook.running import DeviceChange, change
-from gpurun.linux.files import O_CLOEXEC, Fd, write_atomically
+from gpurun.linux.files import O_CLOEXEC, Fd, unlink_if_there, write_atomically
 from gpurun.record import replace
 
 TYPE_CHECKING = False
@@ -145,20 +145,13 @@ def write_facts(one: Running, facts: ExecFacts) -> None:
         if facts.env or facts.gids:
             store.save_edits(one.root, one.id, facts.env, facts.gids)
         else:
-            _remove(f"{path}/edits")
+            unlink_if_there(f"{path}/edits")
         if facts.minors:
             write_atomically(f"{path}/gpus", " ".join([str(minor) for minor in facts.minors]).encode(), 0o600)
         else:
-            _remove(f"{path}/gpus")
+            unlink_if_there(f"{path}/gpus")
     except OSError as e:
         raise StepError("write down the GPUs of the container in", path, e.errno) from None
-
-
-def _remove(path: str) -> None:
-    try:
-        posix.unlink(path)
-    except FileNotFoundError:
-        pass
 
 
 def put_in(one: Running, edits: ContainerEdits, journal: int) -> None:

@@ -11,13 +11,11 @@ gets the lock, has found a change whose process was killed, and completes or und
 
 from __future__ import annotations
 
-import posix
-
 from gpurun.cdi.edits import DeviceNode
 from gpurun.engine import state as store
 from gpurun.errors import GpurunError
 from gpurun.formats.jsontext import dumps
-from gpurun.linux.files import read_file, write_atomically
+from gpurun.linux.files import read_file, unlink_if_there, write_atomically
 from gpurun.oci.reader import as_object, parse_json
 from gpurun.record import Record
 
@@ -116,10 +114,7 @@ def save_change(root: str, container_id: str, change: GpuChange) -> None:
 
 def forget_change(root: str, container_id: str) -> None:
     """The change has come to its end.  Raises OSError."""
-    try:
-        posix.unlink(f"{root}/{container_id}/{store.CHANGE}")
-    except FileNotFoundError:
-        pass  # deleted with its container
+    unlink_if_there(f"{root}/{container_id}/{store.CHANGE}")  # deleted with its container
 
 
 def _document(path: str) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from gpurun.decimals import decimal
 from gpurun.errors import StepError, oserror_text
 from gpurun.gpu.leases.liveness import lives
 from gpurun.gpu.leases.turns import Want
-from gpurun.linux.files import read_regular, write_atomically
+from gpurun.linux.files import read_regular, unlink_if_there, write_atomically
 from gpurun.record import Record
 
 _PREFIX = "waiting."
@@ -44,7 +44,7 @@ def draw(directory: str, pid: int, start_time: int, want: Want) -> Ticket:
 
 def leave(directory: str, ticket: Ticket) -> None:
     """Stand in the queue no longer.  The lock is held; where that cannot be had, it is done without."""
-    _remove(f"{directory}/{_PREFIX}{ticket.number}")
+    unlink_if_there(f"{directory}/{_PREFIX}{ticket.number}")
 
 
 def tickets(directory: str, tidy: bool = True) -> tuple[Ticket, ...]:
@@ -59,7 +59,7 @@ def tickets(directory: str, tidy: bool = True) -> tuple[Ticket, ...]:
             if ticket is not None and lives(ticket.pid, ticket.start_time):
                 found.append(ticket)
             elif ticket is not None and tidy:
-                _remove(f"{directory}/{_PREFIX}{number}")
+                unlink_if_there(f"{directory}/{_PREFIX}{number}")
     except FileNotFoundError:
         return ()  # nobody has leased anything since this host booted
     except OSError as e:
@@ -93,10 +93,3 @@ def _ticket(path: str, number: int) -> Ticket | None:
     keys = words[4:] if count is not None else words[2:]  # an earlier version wrote no more than the keys
     nvlink = count is not None and words[3:4] == ["nvlink"]
     return Ticket(number, pid or 0, start or 0, Want(frozenset(keys), count if count is not None else 1, nvlink))
-
-
-def _remove(path: str) -> None:
-    try:
-        posix.unlink(path)
-    except FileNotFoundError:
-        pass

@@ -27,7 +27,7 @@ from gpurun.gpu.leases import files
 from gpurun.gpu.leases.lease import Lease, Leased
 from gpurun.gpu.leases.liveness import is_live, own_pid_namespace
 from gpurun.linux import procfs
-from gpurun.linux.files import O_CLOEXEC, Fd, mkdir_p, read_file, write_atomically
+from gpurun.linux.files import O_CLOEXEC, Fd, mkdir_p, read_file, unlink_if_there, write_atomically
 from gpurun.paths import runtime_directory
 from gpurun.record import to_plain
 
@@ -198,7 +198,7 @@ class Store:
 
     def remove(self, lease: Lease) -> None:
         """Forget *lease*."""
-        _remove(f"{self.path}/{lease.file}")
+        unlink_if_there(f"{self.path}/{lease.file}")
 
     def last_used(self) -> dict[str, int]:
         """Key → when it was last seen in use, in nanoseconds since 1970; what was never seen is missing."""
@@ -234,10 +234,3 @@ def new_lease(container_id: str, root: str, units: tuple[Leased, ...], **more: A
         time.time_ns(),
         **more,
     )
-
-
-def _remove(path: str) -> None:
-    try:
-        posix.unlink(path)
-    except FileNotFoundError:
-        pass  # somebody else saw the same

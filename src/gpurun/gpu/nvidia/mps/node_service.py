@@ -24,7 +24,7 @@ from gpurun import log
 from gpurun.errors import ConfigError, GpurunError, oserror_text
 from gpurun.gpu.nvidia.mps.detached import start_detached
 from gpurun.launcher.fresh_interpreter import MAIN_ENTRY, NODE_MPS_ENTRY, command_line
-from gpurun.linux.files import write_atomically
+from gpurun.linux.files import unlink_if_there, write_atomically
 from gpurun.oci.reader import as_object, parse_json
 from gpurun.record import Record, to_plain
 
@@ -121,9 +121,7 @@ def keep(directory: str, program: NodeProgram) -> None:
 def end(directory: str, program: NodeProgram) -> None:
     """End the daemon of *directory*, and remove it; there need be none.  Raises :class:`GpurunError` while it lives."""
     try:
-        os.unlink(f"{directory}/{WANTED}")
-    except FileNotFoundError:
-        pass  # an earlier end did so and got no further
+        unlink_if_there(f"{directory}/{WANTED}")  # an earlier end did so and got no further
     except OSError as e:
         raise GpurunError(f"MPS: {oserror_text(e)}") from None
     if not os.path.isdir(directory):

@@ -19,7 +19,7 @@ from gpurun.gpu.nvidia.mps.daemon import MpsDaemon, MpsLimits
 from gpurun.gpu.nvidia.mps.node_service import FAILED, LOCK, READY, NodeService, read_wanted
 from gpurun.gpu.nvidia.mps.supervisor import kept, mount_shm
 from gpurun.linux import mount as lm
-from gpurun.linux.files import write_atomically
+from gpurun.linux.files import unlink_if_there, write_atomically
 
 _LOCK_S = 5.0
 #: Seconds between two looks at what is wanted, and before a daemon that has died is started again.
@@ -41,7 +41,7 @@ def _serve(directory: str) -> int:
         return 0  # it has gone meanwhile
     if not _alone(lock):
         return 0
-    _remove(f"{directory}/{READY}")
+    unlink_if_there(f"{directory}/{READY}")
     daemon: MpsDaemon | None = None
     current = ""
     once = False  # a daemon has answered
@@ -57,17 +57,17 @@ def _serve(directory: str) -> int:
                 service, digest = wanted
                 if daemon is not None and digest != current:
                     log.info(f"{directory}: another MPS daemon is wanted")
-                    _remove(f"{directory}/{READY}")
+                    unlink_if_there(f"{directory}/{READY}")
                     daemon.stop()
                     daemon = None
                 if daemon is None or not daemon.alive():
                     current = digest
-                    _remove(f"{directory}/{READY}")
+                    unlink_if_there(f"{directory}/{READY}")
                     daemon = daemon or _made(directory, service)
                     daemon.start()
                     once = True
                     write_atomically(f"{directory}/{READY}", digest.encode(), 0o644)
-                    _remove(f"{directory}/{FAILED}")
+                    unlink_if_there(f"{directory}/{FAILED}")
                 _wait(daemon)
             except (GpurunError, OSError) as e:
                 said = str(e) if isinstance(e, GpurunError) else oserror_text(e)
@@ -112,7 +112,7 @@ def _wait(daemon: MpsDaemon) -> None:
         os.close(fd)
     if ended:
         log.warning(f"the MPS daemon in {daemon.directory} has ended, it is started again")
-        _remove(f"{daemon.directory}/{READY}")
+        unlink_if_there(f"{daemon.directory}/{READY}")
         daemon.alive()
         time.sleep(_AGAIN_S)
 
@@ -123,10 +123,3 @@ def _tidy(directory: str) -> None:
     while os.path.ismount(shm):
         lm.umount2(shm, lm.MNT_DETACH)
     shutil.rmtree(directory)
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass

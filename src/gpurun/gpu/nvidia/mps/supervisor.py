@@ -22,7 +22,7 @@ from gpurun.gpu.nvidia.mps.daemon import MpsDaemon, MpsLimits
 from gpurun.gpu.nvidia.mps.service import START_S, Service, is_served
 from gpurun.linux import mount as lm
 from gpurun.linux import procfs
-from gpurun.linux.files import write_atomically
+from gpurun.linux.files import unlink_if_there, write_atomically
 from gpurun.oci.reader import as_object, parse_json
 
 TYPE_CHECKING = False
@@ -66,7 +66,7 @@ def _serve() -> int:
     if not _alone(lock, service):
         return 0
     # What one left behind that was killed: its containers may have the directory mounted, so that stays.
-    _remove(f"{service.directory}/ready")
+    unlink_if_there(f"{service.directory}/ready")
     store = Store(service.store)
     daemon = MpsDaemon(f"{service.directory}/daemon", (service.uuid,), MpsLimits(), service.programs, exclusive=False)
     daemon.keep = True
@@ -117,11 +117,11 @@ def _watch(store: Store, service: Service, daemon: MpsDaemon) -> None:
                 with store:
                     users = _users(store, service.key)
                     if not users:
-                        _remove(f"{service.directory}/ready")
+                        unlink_if_there(f"{service.directory}/ready")
                         return
             if not daemon.alive():
                 log.warning(f"the MPS daemon of GPU {service.key} has ended, it is started again")
-                _remove(f"{service.directory}/ready")
+                unlink_if_there(f"{service.directory}/ready")
                 daemon.start()
                 _announce(service)
             _await_change(users, daemon.pid)
@@ -167,14 +167,7 @@ def _tidy(service: Service, store: Store) -> None:
     with store:
         if any(one.pid for one in _users(store, service.key)):
             return  # the daemon could not be started again: containers have its directory mounted, for the next one
-        _remove(f"{service.directory}/ready")
+        unlink_if_there(f"{service.directory}/ready")
         while os.path.ismount(service.shm):
             lm.umount2(service.shm, lm.MNT_DETACH)
         shutil.rmtree(f"{service.directory}/daemon", ignore_errors=True)
-
-
-def _remove(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
