@@ -122,7 +122,7 @@ def _gpu_config() -> dict[str, Any]:
 def _gpu(runtime: Runtime, count: int) -> None:
     """A create with every GPU and capability, and a plain one beside it, in the same environment.
 
-    As on a host that runs containers the driver is remembered (:mod:`gpurun.gpu.discovery_cache`); and once it is not.
+    As on a host that runs containers the driver is remembered (gpu/nvidia/discovery_cache.py); and once it is not.
     """
     _create(runtime, PLAIN, plain_config())
     runtime.environment["GPURUN_GPU_CACHE"] = "off"

@@ -113,7 +113,8 @@ def test_no_circle_of_files() -> None:
 
 def test_no_circle_of_folders() -> None:
     def folder(module: str) -> str:
-        return module if FILES[module].name == "__init__.py" else module.rpartition(".")[0]
+        alone = FILES[module].name == "__init__.py" or any(module in names for names in ROOMS)
+        return module if alone else module.rpartition(".")[0]
 
     graph: dict[str, set[str]] = {}
     for path, tree in trees().items():
@@ -171,6 +172,39 @@ def test_few_rooms_know_nvidia(path: Path) -> None:
     if path.relative_to(PACKAGE).parts[0] not in rooms:
         # The name of a module to import says nothing of what is in it.
         assert not {text for text in texts_of(parsed(path)) if "nvidia" in text.replace("gpu.nvidia.", "")}
+
+
+#: Where makers' names may stand, beside their rooms: who speaks of products to people and to other programs.
+MAKERS = ("nvidia", "amd", "rocm", "kfd", "intel", "habana")
+KNOWING = (
+    "toolkit",
+    "kubernetes",
+    "metrics",
+    "commands",
+    "clients",
+    "cli",
+    "hook",
+    "library",
+    "__main__.py",
+    "gpu/vendors.py",
+)
+#: Files of other rooms that still know one: what is left to be put behind the table.
+LEFT = (
+    "gpu/doctor.py", "gpu/doctor_host.py", "gpu/host/access.py", "gpu/leases/container_nodes.py", "gpu/leases/shares.py",
+    "gpu/request/free.py",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", FILES.values(), ids=FILES)
+def test_makers_are_known_in_their_rooms_alone(path: Path) -> None:
+    name = path.relative_to(PACKAGE).as_posix()
+    own = [f"gpu/{maker}/" for maker in MAKERS]
+    if name.startswith((*own, "__main__.py", *KNOWING, *LEFT)):
+        return
+    # The name of a module to import says nothing of what is in it, and Intel RDT is no GPU.
+    texts = [re.sub(r"gpu\.[a-z]+\.|intel.?rdt", "", text) for text in texts_of(parsed(path))]
+    words = {word for text in texts for word in re.findall(r"[a-z0-9]+", text)}
+    assert not words & set(MAKERS), name
 
 
 def test_the_rule_about_nvidia_is_asked_of_texts_and_of_most_rooms() -> None:

@@ -148,7 +148,7 @@ MARSHAL = {
     "builder/launcher.py": "the build, of what it has written",
     "builder/any_python.py": "the launcher, of its own file",
     "document_cache.py": "a cache that is ours alone, with a digest (cachefile.py)",
-    "gpu/discovery_cache.py": "a cache that is ours alone, with a digest (cachefile.py)",
+    "gpu/nvidia/discovery_cache.py": "a cache that is ours alone, with a digest (cachefile.py)",
 }
 READERS = {"loads", "load", "eval", "exec", "Unpickler"}
 FORBIDDEN = {"pickle", "shelve", "dill", "cPickle", "jsonpickle"}

@@ -15,8 +15,8 @@ from gpurun.errors import GpurunError
 from gpurun.gpu.nvidia.cdi.generate import generate
 from gpurun.gpu.nvidia.cdi.generated import GenerateOptions
 from gpurun.gpu.nvidia.host.roots import Roots
-from gpurun.gpu.nvidia.request.injected import Injected
 from gpurun.gpu.nvidia.request.settings import Settings
+from gpurun.gpu.request.injected import Injected
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from gpurun.oci.config import Device, Mount, OciHook
 from tests.simdriver import Options, SimulatedDriver, bus_id

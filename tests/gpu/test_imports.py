@@ -24,7 +24,8 @@ print(json.dumps(sorted(name[7:] for name in files)))
 """
 #: What answers "these GPUs, these capabilities" on a host in order.
 PLAIN = {
-    "gpu.resolve", "gpu.nvidia.driver_answer", "gpu.nvidia.request.injected", "gpu.nvidia.host.device_numbers",
+    "gpu.resolve", "gpu.vendors", "gpu.request.injected", "gpu.nvidia.resolve", "gpu.nvidia.driver_answer",
+    "gpu.nvidia.host.device_numbers",
     "gpu.nvidia.request.environment", "gpu.nvidia.request.records", "gpu.nvidia.request.selection",
     "gpu.nvidia.request.settings", "gpu.nvidia.host.driver", "gpu.nvidia.host.file_names", "gpu.nvidia.host.files",
     "gpu.nvidia.host.gpus", "gpu.nvidia.host.libraries", "gpu.nvidia.host.nodes", "gpu.host.reads",
@@ -33,7 +34,7 @@ PLAIN = {
     "cdi.edits", "formats.elf", "formats.ldcache", "formats.ldconf",
 }  # fmt: skip
 #: What the engine imports, whatever a container asks.
-ALWAYS = {"gpu.resolve", "gpu.nvidia.request.injected", "gpu.nvidia.host.device_numbers"}
+ALWAYS = {"gpu.resolve", "gpu.vendors", "gpu.request.injected"}
 
 
 def imported(host: SimulatedDriver, *env: str) -> set[str]:

@@ -6,18 +6,21 @@ from gpurun.engine import state as store
 from gpurun.engine.gpus.attached import load_attached
 from gpurun.engine.gpus.device_edits import own_environment
 from gpurun.errors import GpurunError
-from gpurun.gpu.leases.choice import units_of
+from gpurun.gpu.device import units_of
 from gpurun.gpu.leases.container_nodes import nodes_of
 from gpurun.gpu.leases.survey import survey
 from gpurun.gpu.nvidia.cdi.stale import library_version
-from gpurun.gpu.nvidia.host.device_numbers import MAX_GPU_MINOR, NVIDIA_MAJOR
-from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
+from gpurun.gpu.vendors import VENDORS
 from gpurun.linux.mountinfo import mounts
 from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.gpu.leases.choice import Unit
+    from gpurun.gpu.device import GpuDevice
+
+
+_OF_GPUS = {vendor.numbers[0]: range(vendor.numbers[1], vendor.numbers[2] + 1) for vendor in VENDORS}
+_NVIDIA = VENDORS[0].numbers[0]
 
 
 class ContainerGpu(Record):
@@ -37,28 +40,34 @@ def gpus_of_container(root: str, state: store.State, alive: bool) -> tuple[Conta
     """What create has given to the container and attach since.  Raises :class:`GpurunError` for records that are damaged."""
     record = load_attached(root, state.id)
     taken = {(node.major, node.minor) for node in record.denied}
-    made = {(NVIDIA_MAJOR, minor) for minor in store.load_gpus(root, state.id)} - taken
+    made = {*store.load_gpus(root, state.id)} - taken
     attached = {(node.major, node.minor) for node in record.nodes}
     now = nodes_of(state.pid, computes=True) if alive else frozenset(made | attached)
     found: list[ContainerGpu] = []
     known: set[tuple[int, int]] = set()
     for unit in _units(frozenset(made | attached | now)):
-        numbers = set(unit.nodes)
+        numbers = set(unit.numbers)
         known |= numbers
         since = "attach" if numbers & attached else "create" if numbers & made else "inside"
         since = since if numbers <= now else "hidden"
-        found.append(ContainerGpu(unit.label, unit.name, f"/dev/nvidia{unit.minor}", since))
+        found.append(ContainerGpu(unit.label, unit.name, _node(unit), since))
     for major, minor in sorted((made | attached) - known):  # the host has had another driver since, or none
-        if major == NVIDIA_MAJOR and minor <= MAX_GPU_MINOR:
+        if minor in _OF_GPUS.get(major, ()):
             since = "attach" if (major, minor) in attached else "create"
-            found.append(ContainerGpu("a GPU that this host does not have now", "", f"/dev/nvidia{minor}", since))
+            path = f"/dev/{'nvidia' if major == _NVIDIA else 'dri/renderD'}{minor}"
+            found.append(ContainerGpu("a GPU that this host does not have now", "", path, since))
     return tuple(found)
 
 
-def _units(numbers: frozenset[tuple[int, int]]) -> tuple[Unit, ...]:
+def _node(unit: GpuDevice) -> str:
+    """The path that opens *unit*, of a MIG device that of its GPU."""
+    return unit.nodes[0].path if unit.nodes[0].minor == unit.minor else f"/dev/nvidia{unit.minor}"
+
+
+def _units(numbers: frozenset[tuple[int, int]]) -> tuple[GpuDevice, ...]:
     env = own_environment()
     try:
-        return units_of(survey(roots_of(env, site_settings(env)), ask_nvml=False).units, numbers)
+        return units_of(survey(env, ask=False).units, numbers)
     except GpurunError:  # a configuration that cannot be read is the doctor's business
         return ()
 

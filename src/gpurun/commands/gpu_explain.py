@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpurun.gpu.nvidia.request.records import GpuRequest
-    from gpurun.gpu.nvidia.request.settings import Settings
 
 _TITLES = {
     "environment": "environment",
@@ -105,14 +104,9 @@ def _with_previews(asked: Inquiry, env: Mapping[str, str]) -> Inquiry:
         sharing = preview_sharing(asked.env, asked.annotations, asked.mounts, env)
         if sharing is not None:
             return replace(asked, allocate=sharing.free, sharer=sharing.give)
-    return replace(asked, allocate=lambda request, site: _lease(request, site, env))
-
-
-def _lease(request: GpuRequest, settings: Settings, env: Mapping[str, str]) -> GpuRequest:
-    """*request* with the GPUs that it would be given now, and a warning that says why those."""
     from gpurun.engine.gpus.leases import preview
 
-    return preview(request, settings, env)
+    return replace(asked, allocate=lambda request: preview(request, env))
 
 
 def _request(request: GpuRequest) -> dict[str, Any]:

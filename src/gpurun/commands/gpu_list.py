@@ -23,7 +23,6 @@ from gpurun.formats.jsontext import dumps
 from gpurun.gpu.doctor_host import other_cards
 from gpurun.gpu.leases.container_nodes import cgroup_of
 from gpurun.gpu.leases.names import of_cgroup
-from gpurun.gpu.leases.survey import survey
 from gpurun.gpu.nvidia.host.driver import module_version
 from gpurun.gpu.nvidia.host.gpus import read_gpus
 from gpurun.gpu.nvidia.host.health import unwell
@@ -31,6 +30,7 @@ from gpurun.gpu.nvidia.host.nvml import USAGE, find_nvml, query
 from gpurun.gpu.nvidia.host.roots import PROC
 from gpurun.gpu.nvidia.platforms.platform import TEGRA, WSL, detect
 from gpurun.gpu.nvidia.request.settings import Settings, roots_of, site_settings
+from gpurun.gpu.nvidia.survey import survey_below
 from gpurun.gpu.request.share import share_text
 from gpurun.output import one_line, write_stderr, write_stdout
 
@@ -105,7 +105,7 @@ def describe(gpu_roots: Roots, roots: tuple[str, ...], processes: bool, leases: 
     """The document of the JSON form."""
     gpus = read_gpus(gpu_roots)
     held = containers_of(roots)
-    having = [(one, _holder(one)) for one in (*held, *other_containers(survey(gpu_roots, ask_nvml=False), held))]
+    having = [(one, _holder(one)) for one in (*held, *other_containers(survey_below(gpu_roots, ask=False), held))]
     answer: Row = {"driverVersion": module_version(gpu_roots), "gpus": [_gpu(gpu, held, having, leases) for gpu in gpus]}
     said, problem = _usage(gpu_roots) if processes else (None, None)
     ill = unwell(gpu_roots, gpus, said, silent=processes and said is None)

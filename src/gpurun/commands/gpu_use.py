@@ -21,7 +21,7 @@ from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.gpu.leases.survey import Survey
+    from gpurun.gpu.device import Survey
 
 #: Where the clients keep the states of containers, beside gpurun's own default.
 _CLIENT_ROOTS = (
@@ -80,10 +80,10 @@ def other_containers(found: Survey, held: tuple[Held, ...]) -> tuple[Held, ...]:
 
     Without a state directory, and by the 64 digits in the name of their cgroup, if that has such.  Raises GpurunError.
     """
-    numbers = frozenset([number for unit in found.units for number in unit.nodes])
+    numbers = found.numbers
     mine = {mount_namespace(str(one.pid)) for one in held}
     others = []
-    for one in containers_with_nodes(Grants(numbers, found.uvm)):
+    for one in containers_with_nodes(Grants(numbers, found.common)):
         if one.namespace not in mine and one.devices & numbers:
             path = cgroup_of(one.pid)
             others.append(Held(container_id_of(path), one.pid, path, tuple(sorted(one.devices))))
@@ -116,7 +116,7 @@ def with_another_driver(held: tuple[Held, ...], loaded: str) -> tuple[tuple[str,
 
 
 def holders(devices: tuple[tuple[int, int], ...], held: tuple[Held, ...]) -> dict[tuple[int, int], tuple[Holder, ...]]:
-    """Device → the processes that have it open, of all that may be seen."""
+    """GpuDevice → the processes that have it open, of all that may be seen."""
     wanted = {posix.makedev(*device): device for device in devices}
     found: dict[tuple[int, int], list[Holder]] = {}
     for name in sorted([n for n in posix.listdir("/proc") if n.isdigit()], key=int):

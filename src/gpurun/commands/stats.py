@@ -23,6 +23,7 @@ from gpurun.engine import state as store
 from gpurun.engine.caller.events import parse_duration
 from gpurun.errors import ContainerNotFound, GpurunError
 from gpurun.formats.jsontext import dumps
+from gpurun.gpu.nvidia.host.device_numbers import NVIDIA_MAJOR
 from gpurun.gpu.nvidia.host.nvml import USAGE, find_nvml, query
 from gpurun.gpu.nvidia.host.roots import roots_from_environment
 from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
@@ -157,7 +158,7 @@ class _Watch:
     def _gpus(self, now: Mapping[tuple[str, str], Look]) -> dict[tuple[str, str], list[Row]]:
         """The use of their GPUs by those that have some; NVML is asked once for all, and not again once it has failed."""
         having = {key: store.load_gpus(look.root, look.state.id) for key, look in now.items()}
-        having = {key: minors for key, minors in having.items() if minors}
+        having = {key: numbers for key, numbers in having.items() if numbers}
         if not having or self._gpus_silent:
             return {}
         env = {k.decode(errors="surrogateescape"): v.decode(errors="surrogateescape") for k, v in posix.environ.items()}
@@ -169,9 +170,9 @@ class _Watch:
             log.warning(f"no numbers of the GPUs: {e}")
             return {}
         found = {}
-        for key, minors in having.items():
+        for key, numbers in having.items():
             pids = control.processes(now[key].state.cgroup)
-            found[key] = [of_gpu(gpu, pids) for gpu in answer["gpus"] if gpu.get("minor") in minors]
+            found[key] = [of_gpu(gpu, pids) for gpu in answer["gpus"] if (NVIDIA_MAJOR, gpu.get("minor")) in numbers]
         return found
 
 

@@ -6,7 +6,7 @@
     created     the journal of what gpurun makes in the rootfs for devices, undone by delete (:mod:`gpurun.ns.journal_store`)
     edits       the variables and groups that the container's devices brought, if any: exec gives them too
     exclusive   the CPUs that cgroups above leave to this one, and these cgroups
-    gpus        the minors of the GPUs' device nodes, if it has any
+    gpus        the numbers (major:minor) of the GPUs' device nodes, if it has any
     attached    the GPUs that have come while it ran, and those that have gone (:mod:`gpurun.engine.gpus.attached`)
     gpu-change  the attach or detach that is being made, or whose process was killed
     seccomp     the flags and the program of the container's filter, if it has one, for exec
@@ -49,6 +49,8 @@ MAX_BYTES = 16 << 20
 #: The largest saved config.json that is read, in bytes: that of the bundle, and what devices have added.
 MAX_SAVED_CONFIG = 64 << 20
 
+#: What an older gpurun, which knew one maker of GPUs, has left out.
+_FIRST_MAJOR = "195"
 #: The record of a change of GPUs (:class:`gpurun.engine.gpus.attached.GpuChange`).
 CHANGE = "gpu-change"
 
@@ -303,19 +305,23 @@ def is_changing(root: str, container_id: str) -> bool:
     return posix.access(f"{root}/{container_id}/{CHANGE}", posix.F_OK)
 
 
-def save_gpus(root: str, container_id: str, minors: tuple[int, ...]) -> None:
+def save_gpus(root: str, container_id: str, numbers: tuple[tuple[int, int], ...]) -> None:
     """Keep which GPUs the container has, for what it is asked of their use; nothing is written when it has none."""
-    if minors:
-        write_atomically(f"{root}/{container_id}/gpus", " ".join([str(minor) for minor in minors]).encode(), 0o600)
+    if numbers:
+        text = " ".join([f"{major}:{minor}" for major, minor in numbers])
+        write_atomically(f"{root}/{container_id}/gpus", text.encode(), 0o600)
 
 
-def load_gpus(root: str, container_id: str) -> tuple[int, ...]:
-    """What :func:`save_gpus` has kept."""
+def load_gpus(root: str, container_id: str) -> tuple[tuple[int, int], ...]:
+    """(major, minor) of each that :func:`save_gpus` has kept.  Raises :class:`GpurunError` for a damaged file."""
     try:
         data = read_file(f"{root}/{container_id}/gpus")
     except FileNotFoundError:
         return ()
-    return _numbers(f"{root}/{container_id}/gpus", data.decode("utf-8", "surrogateescape"))
+    words = data.decode("utf-8", "surrogateescape").split()
+    pairs = [word.split(":") if ":" in word else [_FIRST_MAJOR, word] for word in words]
+    flat = _numbers(f"{root}/{container_id}/gpus", " ".join([number for pair in pairs for number in pair]))
+    return tuple(zip(flat[::2], flat[1::2], strict=False))
 
 
 def _numbers(path: str, text: str) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from gpurun.cdi.edits import ContainerEdits, MemoryLimit
     from gpurun.gpu.nvidia.host.driver import Driver
-    from gpurun.gpu.nvidia.request.injected import Injected
+    from gpurun.gpu.request.injected import Injected
 
 
 class Question(Record):

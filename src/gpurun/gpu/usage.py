@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpurun.gpu.nvidia.host.device_numbers import NVIDIA_MAJOR
 from gpurun.gpu.nvidia.host.nvml import USAGE, find_nvml, query
 from gpurun.gpu.nvidia.host.roots import roots_from_environment
 from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
@@ -15,15 +16,17 @@ if TYPE_CHECKING:
 TIMEOUT_S = 3.0
 
 
-def gpu_usage(minors: Collection[int], pids: Collection[int], own_env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What each GPU with a device node of *minors* does, and what the processes *pids* (of the host) have of it.
+def gpu_usage(
+    numbers: Collection[tuple[int, int]], pids: Collection[int], own_env: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """What each GPU with a device node of *numbers* (major, minor) does, and what the host's processes *pids* have of it.
 
     Raises :class:`GpurunError` in a sentence when the driver cannot be asked or does not answer within TIMEOUT_S seconds.
     """
     settings = read_settings(settings_path(own_env))
     roots = roots_from_environment(own_env, settings.driver_root)
     answer = query(find_nvml(roots), USAGE, TIMEOUT_S)
-    return [of_gpu(gpu, pids) for gpu in answer["gpus"] if gpu.get("minor") in minors]
+    return [of_gpu(gpu, pids) for gpu in answer["gpus"] if (NVIDIA_MAJOR, gpu.get("minor")) in numbers]
 
 
 def of_gpu(gpu: Mapping[str, Any], pids: Collection[int]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import sys
 from gpurun.cgroup.tree import UNIFIED_MOUNTPOINT, find_tree, join_root, parse_own_cgroup
 from gpurun.errors import ConfigError, GpuError, GpurunError, StepError, error_text, oserror_text
 from gpurun.gpu.nvidia.request.settings import Settings, read_settings, settings_path
-from gpurun.gpu.resolve import WRONG_MODE, Inquiry, gpu_edits, no_check
+from gpurun.gpu.nvidia.resolve import WRONG_MODE
+from gpurun.gpu.resolve import Inquiry, gpu_edits, no_check
 from gpurun.hook.apply import apply_edits
 from gpurun.hook.device_program import allow_devices
 from gpurun.hook.device_steps import node_step

@@ -10,27 +10,23 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import GpuError, GpurunError
+from gpurun.gpu.device import Survey
 from gpurun.gpu.leases import allocator, container_nodes, queue, shares
 from gpurun.gpu.leases.allocator import Requester
-from gpurun.gpu.leases.choice import Unit
 from gpurun.gpu.leases.lease import Lease
 from gpurun.gpu.leases.names import Known
 from gpurun.gpu.leases.policy import LeasePolicy
 from gpurun.gpu.leases.store import Store
-from gpurun.gpu.leases.survey import Survey
 from gpurun.gpu.leases.turns import Want
-from gpurun.gpu.nvidia.host.roots import Roots
 from gpurun.gpu.request.free import read_free_request
 from gpurun.gpu.request.share import Share
 from gpurun.linux import procfs
 from gpurun.record import replace
 from tests.deadline import within
+from tests.gpu.devices import nvidia
 
 GIB = 1 << 30
-UNITS = tuple(
-    Unit(f"0000:0{n}:00.0", f"GPU-{n}", n, n, "Tesla T4" if n < 2 else "NVIDIA A100", memory=80 * GIB, nodes=((195, n),))
-    for n in range(6)
-)
+UNITS = tuple(nvidia(n, model="Tesla T4" if n < 2 else "NVIDIA A100", memory=80 * GIB, nodes=((195, n),)) for n in range(6))
 ANYTHING = LeasePolicy()
 Ask = Callable[..., tuple[str, ...]]
 
@@ -48,7 +44,7 @@ def ask(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
 
     def lease(text: str, name: str = "web", policy: LeasePolicy = ANYTHING, **more: object) -> tuple[str, ...]:
         requester = Requester(name, "/root", Known(name), source="NVIDIA_VISIBLE_DEVICES", **more)  # type: ignore[arg-type]
-        return allocator.allocate(read_free_request(text, ""), Roots("/"), policy, store, requester)[1]
+        return allocator.allocate(read_free_request(text, ""), {}, policy, store, requester)[1]
 
     with within(120):
         yield lease
@@ -187,6 +183,6 @@ def test_no_share_of_a_gpu_that_cannot_work(store: Store, monkeypatch: pytest.Mo
     monkeypatch.setattr(container_nodes, "containers_with_nodes", lambda *_: ())
     share, requester = Share(GIB, source="annotations"), Requester("web", "/root")
     with pytest.raises(GpuError, match=r"GPU 0 has no room for a share of .*: not well: it has fallen off the bus"):
-        shares.share_named(frozenset(ill.nodes), share, Roots("/"), ANYTHING, store, requester, note)
+        shares.share_named(frozenset(ill.numbers), share, {}, ANYTHING, store, requester, note)
     with pytest.raises(GpuError, match="GPU 0: not well: it has fallen off the bus"):
-        shares.share_free(read_free_request("free", ""), share, Roots("/"), ANYTHING, store, requester, note)
+        shares.share_free(read_free_request("free", ""), share, {}, ANYTHING, store, requester, note)

@@ -6,20 +6,22 @@ import time
 
 import pytest
 
-from gpurun.gpu.leases.choice import Unit, choose, judge
+from gpurun.gpu.device import GpuDevice
+from gpurun.gpu.leases.choice import choose, judge
 from gpurun.gpu.request.free import FreeRequest, read_free_request
 from gpurun.record import replace
+from tests.gpu.devices import nvidia
 
 GIB = 1 << 30
 
 
-def unit(index: int, *links: int, node: int = 0, memory: int = 80 * GIB, model: str = "NVIDIA A100-SXM4-80GB") -> Unit:
-    return Unit(f"0000:{index:02x}:00.0", f"GPU-{index}", index, index, model, node, memory, links)
+def unit(index: int, *links: int, node: int = 0, memory: int = 80 * GIB, model: str = "NVIDIA A100-SXM4-80GB") -> GpuDevice:
+    return nvidia(index, f"0000:{index:02x}:00.0", links, model=model, numa_node=node, memory=memory)
 
 
-def mig(gpu: int, gi: int, profile: str = "1g.10gb") -> Unit:
+def mig(gpu: int, gi: int, profile: str = "1g.10gb") -> GpuDevice:
     made = unit(gpu)
-    return replace(made, key=f"{made.key}/{gi}/0", name=f"MIG-{gpu}-{gi}", mig=True, profile=profile)
+    return replace(made, key=f"{made.key}/{gi}/0", names=(f"MIG-{gpu}-{gi}",), parent=made.key, profile=profile)
 
 
 def indices(*args: object, **how: object) -> list[int]:
@@ -83,7 +85,7 @@ def test_a_large_host_is_quick(count: int) -> None:
 
 
 def why(
-    request: str, units: tuple[Unit, ...], taken: dict[str, str] | None = None, never: tuple[str, ...] = ()
+    request: str, units: tuple[GpuDevice, ...], taken: dict[str, str] | None = None, never: tuple[str, ...] = ()
 ) -> list[str]:
     return [v.why for v in judge(read_free_request(request, ""), units, taken or {}, frozenset(never))]
 

@@ -121,12 +121,12 @@ def test_who_cannot_compute_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "device_programs", lambda path: (b"code",))
     monkeypatch.setattr(room, "granted_numbers", lambda programs, numbers: frozenset(numbers) & frozenset(allowed))
     wanted = frozenset({(195, 0), (195, 1)})
-    assert Grants(wanted, 510)(1) == frozenset()
+    assert Grants(wanted, frozenset({(510, 0)}))(1) == frozenset()
     allowed.add((510, 0))
-    assert Grants(wanted, 510)(1) == {(195, 0)}
-    assert Grants(wanted, -1)(1) == frozenset()
+    assert Grants(wanted, frozenset({(510, 0)}))(1) == {(195, 0)}
+    assert Grants(wanted, frozenset())(1) == frozenset()
     allowed.add((226, 128))
-    assert Grants(wanted, -1)(1) == {(195, 0)}
+    assert Grants(wanted, frozenset())(1) == {(195, 0)}
 
 
 def test_what_the_kernel_does_not_tell_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_what_the_kernel_does_not_tell_is_an_error(monkeypatch: pytest.MonkeyPat
         raise OSError(errno.EMFILE, "")
 
     monkeypatch.setattr(room, "cgroup_of", lambda pid: "/some")
-    grants = Grants(frozenset({(195, 0)}), 510)
+    grants = Grants(frozenset({(195, 0)}), frozenset({(510, 0)}))
     monkeypatch.setattr(posix, "open", full)
     with pytest.raises(GpurunError, match="too many open files"):
         grants(1)

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.gpu.device import Survey
 from gpurun.gpu.leases import container_nodes
 from gpurun.gpu.leases import survey as module
-from gpurun.gpu.leases.choice import Unit
 from gpurun.gpu.leases.container_nodes import Seen
 from gpurun.gpu.leases.lease import Lease, Leased
 from gpurun.gpu.leases.liveness import own_pid_namespace
 from gpurun.gpu.leases.policy import LeasePolicy
 from gpurun.gpu.leases.store import new_lease
-from gpurun.gpu.leases.survey import Survey, describe_lease, holders, is_there, survey
-from gpurun.gpu.nvidia.host.roots import Roots
+from gpurun.gpu.leases.survey import describe_lease, holders, is_there, survey
 from gpurun.record import replace
+from tests.gpu.devices import nvidia
 from tests.simdriver import Options, bus_id, make
 
-UNITS = tuple(Unit(f"0000:0{n}:00.0", f"GPU-{n}", n, n, "A100", nodes=((195, n),)) for n in range(3))
+UNITS = tuple(nvidia(n, model="A100", nodes=((195, n),)) for n in range(3))
 FOUND = Survey(UNITS)
 NOBODY = 1 << 22
 
@@ -93,5 +93,5 @@ def test_names_of_others_are_harmless() -> None:
 def test_a_gpu_off_the_bus(tmp_path: Path) -> None:
     make(tmp_path, Options(gpus=3))
     (tmp_path / "sys/bus/pci/devices" / bus_id(1) / "config").write_bytes(b"\xff" * 64)
-    found = survey(Roots(sysroot=str(tmp_path)), ask_nvml=False)
+    found = survey({"GPURUN_SYSROOT": str(tmp_path)}, ask=False)
     assert [bool(unit.unwell) for unit in found.units] == [False, True, False]

@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from gpurun.gpu.leases.choice import Unit
+from gpurun.gpu.device import DIRECT, GpuDevice
 from gpurun.gpu.leases.turns import Want, available_units
 
 #: A to H; A-B, C-D, E-F and G-H are connected by NVLink.
 UNITS = tuple(
-    Unit(letter, letter, n, n, "Tesla T4" if letter in "AB" else "A100", links=(n ^ 1,))
+    GpuDevice("nvidia", letter, (letter,), n, "Tesla T4" if letter in "AB" else "A100", links=((n ^ 1, DIRECT),))
     for n, letter in enumerate("ABCDEFGH")
 )
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from gpurun.gpu.leases.choice import Unit, Verdict
+from typing import Any
+
+from gpurun.gpu.leases.choice import Verdict
 from gpurun.gpu.leases.wording import reasons
+from tests.gpu.devices import nvidia
 
 
 def verdict(index: int, why: str = "", waiting: bool = False, mig: str = "") -> Verdict:
-    return Verdict(Unit(f"0000:0{index}:00.0{mig}", "", index, index, "", mig=bool(mig)), why, waiting)
+    return Verdict(nvidia(index, f"0000:0{index}:00.0{mig}", **_part(index, mig)), why, waiting)
+
+
+def _part(index: int, mig: str) -> dict[str, Any]:
+    return {"parent": f"0000:0{index}:00.0", "title": f"MIG device {mig[1:]} of GPU {index}"} if mig else {}
 
 
 def test_each_reason_once() -> None:

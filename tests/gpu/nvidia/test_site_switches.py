@@ -11,10 +11,10 @@ import pytest
 from gpurun.cgroup import manager
 from gpurun.cgroup.devices import compile_filter, emulate
 from gpurun.errors import GpuError
-from gpurun.gpu.discovery_cache import question
 from gpurun.gpu.host.access import closed_by_job
 from gpurun.gpu.nvidia.cdi.generate import generate
 from gpurun.gpu.nvidia.cdi.generated import GenerateOptions
+from gpurun.gpu.nvidia.discovery_cache import question
 from gpurun.gpu.nvidia.request.settings import Settings, roots_of
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from gpurun.kubernetes.node import read_node

@@ -7,6 +7,7 @@ import pytest
 from gpurun.errors import ConfigError
 from gpurun.gpu.nvidia.request.environment import read_request
 from gpurun.gpu.request.free import FreeRequest, read_free_request
+from gpurun.record import replace
 
 GIB = 1 << 30
 
@@ -32,7 +33,10 @@ GIB = 1 << 30
     ],
 )
 def test_what_it_means(text: str, free_request: FreeRequest) -> None:
-    assert read_free_request(text, "NVIDIA_VISIBLE_DEVICES") == free_request
+    found = read_free_request(text, "NVIDIA_VISIBLE_DEVICES", "nvidia")
+    assert (found.source, found.vendor) == ("NVIDIA_VISIBLE_DEVICES", "nvidia")
+    assert replace(found, source="", vendor="") == free_request
+    assert read_free_request(f"{text};vendor=AMD", "", "nvidia").vendor == "amd"
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from gpurun.engine.gpus.device_edits import device_edits, injected_devices, own_
 from gpurun.engine.plan.container import Host, Plan, PlanOptions, make_plan
 from gpurun.engine.site_config import read_site, site_path
 from gpurun.errors import ConfigError, StepError
-from gpurun.gpu.nvidia.host.device_numbers import node_minors
-from gpurun.gpu.nvidia.request.injected import has_gpus
+from gpurun.gpu.request.injected import has_gpus
 from gpurun.gpu.resolve import may_ask, may_share
+from gpurun.gpu.vendors import VENDORS, gpu_numbers
 from gpurun.linux import procfs
 from gpurun.linux.files import read_file
 from gpurun.ns.namespaces import NAMESPACES
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from gpurun.engine.caller.start_init import Started
     from gpurun.engine.gpus.leases import GrantedLease
     from gpurun.engine.gpus.shares import Sharing
-    from gpurun.gpu.nvidia.request.records import GpuRequest
-    from gpurun.gpu.nvidia.request.settings import Settings
+    from gpurun.gpu.request.free import FreeRequest
 
 
 class CreateOptions(Record):
@@ -143,7 +142,7 @@ def plan_bundle(
     Returns (text of the config, plan).
     """
     data, config = read_bundle(options.bundle, options.config)
-    if started is not None and (may_ask(config.process.env) or has_gpus(injected_devices(config))):
+    if started is not None and (may_ask(config.process.env) or _has_gpus(config)):
         from gpurun.engine.caller.start_init import tell
 
         tell(started, "devices")
@@ -151,6 +150,11 @@ def plan_bundle(
     if check is None or granted is None:
         return plan_config(options, data, config)
     return plan_checked(options, data, config, check, granted)
+
+
+def _has_gpus(config: Config) -> bool:
+    injected = injected_devices(config)
+    return any(has_gpus(injected, vendor) for vendor in VENDORS)
 
 
 def plan_checked(
@@ -173,14 +177,14 @@ def plan_checked(
 
         sharing = sharing_of(config, options.id, options.root, own_environment(), note=True)
 
-    def allocate(request: GpuRequest, settings: Settings) -> GpuRequest:
+    def allocate(request: FreeRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if sharing is not None:
-            return sharing.free(request, settings)
+            return sharing.free(request)
         from gpurun.engine.gpus import leases
 
-        request, made = leases.grant(request, settings, own_environment(), config, options.id, options.root, had)
+        names, made = leases.grant(request, own_environment(), config, options.id, options.root, had)
         granted.append(made)
-        return request
+        return names, ()
 
     def check_edits(edits: ContainerEdits) -> None:
         check(_plan_with(edits, options, data, config)[1])
@@ -193,8 +197,8 @@ def plan_checked(
         granted += sharing.granted
         sharing.start()
     init = planned[1].init
-    minors = node_minors((*init.edits.device_nodes, *init.devices))
-    if granted == [] and minors and posix.access(site_path(posix.environ), posix.F_OK):
+    numbers = gpu_numbers((*init.edits.device_nodes, *init.devices))
+    if granted == [] and numbers and posix.access(site_path(posix.environ), posix.F_OK):
         from gpurun.engine.gpus.leases import record_named_gpus
 
         return planned[0], record_named_gpus(planned[1], config, options.root, own_environment(), granted)

@@ -55,21 +55,21 @@ class Gpus:
     """The use of a container's GPUs, asked for until the driver has failed once: each report waits for it."""
 
     def __init__(self, root: str, state: store.State) -> None:
-        self._minors = store.load_gpus(root, state.id)
+        self._numbers = store.load_gpus(root, state.id)
         self._cgroup = state.cgroup
 
     def read(self) -> dict[str, Any]:
         """The member ``gpus`` for a report; none for a container without GPUs, or a driver that does not tell."""
-        if not self._minors:
+        if not self._numbers:
             return {}
         from gpurun.gpu.usage import gpu_usage
 
         own_env = {k.decode(errors="surrogateescape"): v.decode(errors="surrogateescape") for k, v in posix.environ.items()}
         try:
-            return {"gpus": gpu_usage(self._minors, control.processes(self._cgroup), own_env)}
+            return {"gpus": gpu_usage(self._numbers, control.processes(self._cgroup), own_env)}
         except GpurunError as e:
             log.warning(f"no numbers of the GPUs: {e}")
-            self._minors = ()
+            self._numbers = ()
             return {}
 
 

@@ -66,9 +66,9 @@ def saved_devices(root: str, state: store.State, config: Config, foreign: Outsid
     pids = control.processes(state.cgroup) if state.cgroup else (state.pid,)
     own_env = own_environment()
     roots = roots_of(own_env, site_settings(own_env))
-    units = survey(roots, ask_nvml=False).units
+    found = survey(own_env, ask=False)
+    units = found.units
     gpus = units_had(root, state, load_attached(root, state.id), units, own_env)
-    numbers = frozenset([number for unit in units for number in unit.nodes])
     return SavedDevices(
         driver=module_version(roots),
         gpus=tuple([(unit.index, unit.name) for unit in gpus]),
@@ -76,7 +76,7 @@ def saved_devices(root: str, state: store.State, config: Config, foreign: Outsid
         trees=tuple(dict.fromkeys([one.point for one in ours if _is_tree(one)])),
         nodes=nodes,
         used=_used(pids, [point for point, _ in points]),
-        computing=_computing(pids, frozenset(nodes), numbers),
+        computing=_computing(pids, frozenset(nodes), found.numbers),
     )
 
 

@@ -15,7 +15,7 @@ from gpurun.engine.checkpoint.criu_options import config_file, path_in
 from gpurun.engine.checkpoint.saved_devices import SavedDevices, external_name
 from gpurun.engine.gpus.device_edits import own_environment
 from gpurun.errors import GpuError, Step
-from gpurun.gpu.leases.choice import units_of
+from gpurun.gpu.device import units_of
 from gpurun.gpu.leases.survey import survey
 from gpurun.gpu.nvidia.cuda_checkpoint import obstacle
 from gpurun.gpu.nvidia.host.driver import module_version
@@ -57,7 +57,7 @@ def check_devices(plan: Plan, saved: SavedDevices | None, config: Config) -> Non
             raise GpuError(f"when it was saved, {saved.computing}: {why}")
         nodes = frozenset([(node.major, node.minor) for node in edits.device_nodes])
         nodes |= {(step.major, step.minor) for step in plan.init.devices}
-        names = {unit.name for unit in units_of(survey(roots, ask_nvml=False).units, nodes)}
+        names = {unit.name for unit in units_of(survey(own_env, ask=False).units, nodes)}
         lost = [name for _, name in saved.gpus if name not in names]
         if lost:
             raise GpuError(

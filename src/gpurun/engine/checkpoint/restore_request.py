@@ -15,8 +15,8 @@ from gpurun.formats.jsontext import dumps
 from gpurun.gpu.leases.allocator import is_named
 from gpurun.gpu.leases.survey import describe_lease, survey
 from gpurun.gpu.nvidia.request import restore
-from gpurun.gpu.nvidia.request.records import DEVICES, is_free
-from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
+from gpurun.gpu.nvidia.request.records import DEVICES
+from gpurun.gpu.vendors import is_free
 from gpurun.oci.reader import as_object, parse_json
 from gpurun.record import replace
 
@@ -130,7 +130,7 @@ def _against(words: list[str], saved: SavedDevices, own: tuple[str, str]) -> str
     if any(name.startswith("MIG-") for _, name in saved.gpus):
         return ""
     own_env = own_environment()
-    units = survey(roots_of(own_env, site_settings(own_env)), ask_nvml=False).units
+    units = survey(own_env, ask=False).units
     held = {
         unit.key: lease
         for lease in open_store(own_env).leases()

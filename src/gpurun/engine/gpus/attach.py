@@ -13,24 +13,26 @@ from gpurun.cgroup.tree import find_tree
 from gpurun.engine import state as store
 from gpurun.engine.gpus import attach_steps as steps
 from gpurun.engine.gpus import leases
-from gpurun.engine.gpus.attach_view import Running, find_unit
+from gpurun.engine.gpus.attach_view import Running, find_unit, is_called
 from gpurun.engine.gpus.attached import Attached, AttachedGpu, ExecFacts, GpuChange
 from gpurun.engine.gpus.leases import GrantedLease
 from gpurun.engine.gpus.open_devices import check_unused
 from gpurun.errors import ConfigError, GpuError, GpurunError, clean
-from gpurun.gpu.leases.choice import Unit
+from gpurun.gpu.device import GpuDevice
 from gpurun.gpu.leases.store import Store
-from gpurun.gpu.nvidia.request.records import DEVICES, DRIVER_CAPABILITIES, place
+from gpurun.gpu.leases.survey import survey
+from gpurun.gpu.nvidia.request.records import DRIVER_CAPABILITIES
+from gpurun.gpu.request.free import read_free_request
 from gpurun.gpu.request.share import read_share
 from gpurun.gpu.resolve import Inquiry, gpu_edits, may_share, no_check
+from gpurun.gpu.vendors import VENDORS, Vendor, gpu_numbers, is_free, named, place
 from gpurun.hook.running import not_there
 from gpurun.linux.files import Fd
 from gpurun.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.gpu.nvidia.request.records import GpuRequest
-    from gpurun.gpu.nvidia.request.settings import Settings
+    from gpurun.gpu.request.free import FreeRequest
 
 
 def attach(root: str, container_id: str, devices: tuple[str, ...], capabilities: str = "") -> tuple[str, ...]:
@@ -78,7 +80,7 @@ def _attach(one: Running, devices: tuple[str, ...], capabilities: str = "") -> t
         numbers = frozenset([(node.major, node.minor) for node in edits.device_nodes])
         warnings = edits.warnings
         if not granted:
-            text, made = leases.note_more(tuple(numbers), one.settings, one.own_env, one.config, one.state, one.root)
+            text, made = leases.note_more(tuple(numbers), one.own_env, one.config, one.state, one.root)
             granted += [made] if made is not None else []
             warnings += (_as_typed(text),) if text else ()
         _attach_edits(one, edits, one.units(numbers), granted)
@@ -91,7 +93,7 @@ def _attach(one: Running, devices: tuple[str, ...], capabilities: str = "") -> t
     return warnings
 
 
-def _attach_edits(one: Running, edits: ContainerEdits, units: tuple[Unit, ...], granted: list[GrantedLease]) -> None:
+def _attach_edits(one: Running, edits: ContainerEdits, units: tuple[GpuDevice, ...], granted: list[GrantedLease]) -> None:
     """Make the change that *edits* with *units* are, all of it or nothing.  Raises :class:`GpurunError`."""
     before = one.attached
     have = one.having()
@@ -132,7 +134,7 @@ def _detach(one: Running, devices: tuple[str, ...], force: bool = False) -> tupl
     have = one.having()
     leaving = tuple([find_unit(device, have) for device in devices])
     staying = tuple([unit for unit in have if unit not in leaving])
-    kept = {number for unit in staying for number in unit.nodes} | _of_mig_parents(staying, have)
+    kept = {number for unit in staying for number in unit.numbers} | _of_mig_parents(staying, have)
     nodes = tuple([n for n in one.nodes_of_units(leaving) if (n.major, n.minor) not in kept])
     keys = tuple(dict.fromkeys([unit.key for unit in leaving]))
     before = one.attached
@@ -172,13 +174,18 @@ def _edits(one: Running, devices: tuple[str, ...], capabilities: str, granted: l
     ):
         raise ConfigError("gpu attach", f"{one.id} has a share of a GPU: its programs see the GPU of their MPS daemon alone")
     wanted = capabilities or env.get(DRIVER_CAPABILITIES, "")
-    others = [f"{name}={value}" for name, value in env.items() if name not in (DEVICES, DRIVER_CAPABILITIES)]
-    asked = (f"{DEVICES}={','.join(devices)}", *([f"{DRIVER_CAPABILITIES}={wanted}"] if wanted else []))
+    variables = [vendor.variable for vendor in VENDORS]
+    others = [f"{name}={value}" for name, value in env.items() if name not in (*variables, DRIVER_CAPABILITIES)]
+    variable = _vendor_of(one, devices).variable
+    asked = (
+        f"{variable}={','.join(devices)}",
+        *([f"{DRIVER_CAPABILITIES}={wanted}"] if wanted else []),
+    )
 
-    def allocate(request: GpuRequest, settings: Settings) -> GpuRequest:
-        request, made = leases.grant_more(request, settings, one.own_env, one.config, one.state, one.root)
+    def allocate(request: FreeRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        names, made = leases.grant_more(request, one.own_env, one.config, one.state, one.root)
         granted.append(made)
-        return request
+        return names, ()
 
     sets = one.config.process.capabilities
     privileged = sets is not None and "CAP_SYS_ADMIN" in sets.bounding
@@ -193,29 +200,49 @@ def _edits(one: Running, devices: tuple[str, ...], capabilities: str, granted: l
     return edits
 
 
+def _vendor_of(one: Running, devices: tuple[str, ...]) -> Vendor:
+    """Whose GPUs *devices* are: what they say themselves; else those that the container has; else the first of this host.
+
+    Raises :class:`ConfigError` for GPUs of several makers: each is a change of its own.
+    """
+    if is_free(devices[0]):
+        asked = read_free_request(devices[0], VENDORS[0].variable).vendor
+        if asked:
+            return named(asked)
+    units = survey(one.own_env, ask=False).units
+    makers = {unit.vendor for unit in units for word in devices if not word.isdecimal() and is_called(unit, word)}
+    if len(makers) > 1:
+        raise ConfigError(
+            "gpu attach", f"{clean(','.join(devices))}: GPUs of different makers are attached one after the other"
+        )
+    makers = makers or {unit.vendor for unit in one.having()} or {unit.vendor for unit in units}
+    return next((vendor for vendor in VENDORS if vendor.name in makers), VENDORS[0])
+
+
 def _as_typed(text: str) -> str:
     """An error of create, whose request is a variable of config.json, for somebody who has typed it."""
-    text = text.replace(f" ({place(DEVICES)})", "")
-    return text.replace(place(DEVICES), "gpu attach").replace(place(DRIVER_CAPABILITIES), "--capabilities")
+    for vendor in VENDORS:
+        text = text.replace(f" ({place(vendor.variable)})", "").replace(place(vendor.variable), "gpu attach")
+    return text.replace(place(DRIVER_CAPABILITIES), "--capabilities")
 
 
-def _with_units(before: Attached, units: tuple[Unit, ...], nodes: tuple[DeviceNode, ...]) -> Attached:
+def _with_units(before: Attached, units: tuple[GpuDevice, ...], nodes: tuple[DeviceNode, ...]) -> Attached:
     """*before* with *units* and the *nodes* that come with them; nodes of no unit (nvidiactl, UVM) come with each."""
-    own = {number for unit in units for number in unit.nodes}
+    own = {number for unit in units for number in unit.numbers}
     shared = tuple([node for node in nodes if (node.major, node.minor) not in own])
     gpus = {gpu.key: gpu for gpu in before.gpus}
     for unit in units:
-        mine = tuple([node for node in nodes if (node.major, node.minor) in unit.nodes])
+        mine = tuple([node for node in nodes if (node.major, node.minor) in unit.numbers])
         gpus[unit.key] = AttachedGpu(unit.key, unit.name, (*mine, *shared))
     come = {(node.major, node.minor) for node in nodes}
     denied = tuple([node for node in before.denied if (node.major, node.minor) not in come])
     return replace(before, gpus=tuple(gpus.values()), denied=denied)
 
 
-def _of_mig_parents(staying: tuple[Unit, ...], have: tuple[Unit, ...]) -> set[tuple[int, int]]:
+def _of_mig_parents(staying: tuple[GpuDevice, ...], have: tuple[GpuDevice, ...]) -> set[tuple[int, int]]:
     """The node of a GPU stays for as long as the container has one of its MIG devices."""
-    keys = {unit.gpu_key for unit in staying if unit.mig}
-    return {number for unit in have if unit.key in keys for number in unit.nodes}
+    keys = {unit.parent for unit in staying}
+    return {number for unit in have if unit.key in keys for number in unit.numbers}
 
 
 def _each_once(nodes: tuple[DeviceNode, ...]) -> tuple[DeviceNode, ...]:
@@ -230,20 +257,32 @@ def _facts(one: Running) -> ExecFacts:
 def _facts_after(
     one: Running,
     before: ExecFacts,
-    having: tuple[Unit, ...],
-    came: tuple[Unit, ...],
-    went: tuple[Unit, ...],
+    having: tuple[GpuDevice, ...],
+    came: tuple[GpuDevice, ...],
+    went: tuple[GpuDevice, ...],
     edits: ContainerEdits | None = None,
 ) -> ExecFacts:
     """*before* of a container that is *having* these after *came* have come and *went* have gone."""
-    listed = one.env().get(DEVICES, "")
+    env, entries = one.env(), before.env
+    for vendor in VENDORS:
+        if any(unit.vendor == vendor.name for unit in (*having, *came, *went)):
+            listed = _listed_after(env.get(vendor.variable, ""), vendor.name, having, came, went)
+            entries = (*[e for e in entries if not e.startswith(f"{vendor.variable}=")], f"{vendor.variable}={listed}")
+    gids = {*before.gids, *(edits.additional_gids if edits is not None else ())}
+    keys = {unit.gpu_key for unit in having}
+    mine = [unit for unit in survey(one.own_env, ask=False).units if unit.key in keys or unit in having]
+    numbers = gpu_numbers([DeviceNode(n.path, "", "c", n.major, n.minor) for unit in mine for n in unit.nodes])
+    return ExecFacts(entries, tuple(sorted(gids)), numbers)
+
+
+def _listed_after(
+    listed: str, vendor: str, having: tuple[GpuDevice, ...], came: tuple[GpuDevice, ...], went: tuple[GpuDevice, ...]
+) -> str:
+    """The value of the variable of *vendor*, which was *listed*, after *came* have come and *went* have gone."""
     known = [unit.name for unit in (*having, *went)]
     names = listed.split(",")
     if listed == "all" or any(name not in known for name in names):
-        names = [unit.name for unit in having]  # what was said by index, or by all, is not true any more
+        names = [unit.name for unit in having if unit.vendor == vendor]  # what was said by index, or by all, is not true now
     gone = [unit.name for unit in went]
-    names = list(dict.fromkeys([*[name for name in names if name not in gone], *[unit.name for unit in came]]))
-    others = [entry for entry in before.env if not entry.startswith(f"{DEVICES}=")]
-    gids = {*before.gids, *(edits.additional_gids if edits is not None else ())}
-    minors = tuple(dict.fromkeys([unit.minor for unit in having]))
-    return ExecFacts((*others, f"{DEVICES}={','.join(names) or 'none'}"), tuple(sorted(gids)), minors)
+    come = [unit.name for unit in came if unit.vendor == vendor]
+    return ",".join(dict.fromkeys([*[name for name in names if name not in gone], *come])) or "none"

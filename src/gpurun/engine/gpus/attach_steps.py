@@ -17,7 +17,7 @@ from gpurun.engine.gpus.attached import Attached, ExecFacts, GpuChange, forget_c
 from gpurun.errors import GpurunError, NotRunning, StepError, oserror_text
 from gpurun.hook.device_verdicts import verdicts
 from gpurun.hook.running import DeviceChange, change
-from gpurun.linux.files import O_CLOEXEC, Fd, unlink_if_there, write_atomically
+from gpurun.linux.files import O_CLOEXEC, Fd, unlink_if_there
 from gpurun.record import replace
 
 TYPE_CHECKING = False
@@ -146,8 +146,8 @@ def write_facts(one: Running, facts: ExecFacts) -> None:
             store.save_edits(one.root, one.id, facts.env, facts.gids)
         else:
             unlink_if_there(f"{path}/edits")
-        if facts.minors:
-            write_atomically(f"{path}/gpus", " ".join([str(minor) for minor in facts.minors]).encode(), 0o600)
+        if facts.numbers:
+            store.save_gpus(one.root, one.id, facts.numbers)
         else:
             unlink_if_there(f"{path}/gpus")
     except OSError as e:

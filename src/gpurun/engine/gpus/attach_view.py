@@ -19,12 +19,11 @@ from gpurun.engine.gpus.attached import Attached, load_attached, save_attached
 from gpurun.engine.gpus.device_edits import own_environment
 from gpurun.engine.gpus.leases import leased_keys
 from gpurun.errors import GpuError, GpurunError, NotRunning, StepError, clean
-from gpurun.gpu.leases.choice import Unit, units_of
+from gpurun.gpu.device import GpuDevice, units_of, whole_keys
 from gpurun.gpu.leases.container_nodes import mount_namespace, nodes_of
 from gpurun.gpu.leases.survey import survey
-from gpurun.gpu.nvidia.host.gpus import read_gpus
 from gpurun.gpu.nvidia.host.roots import bus_order
-from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
+from gpurun.gpu.nvidia.request.settings import site_settings
 from gpurun.hook.device_verdicts import set_verdicts
 from gpurun.linux.files import O_CLOEXEC, read_file
 from gpurun.linux.fs import O_DIRECTORY
@@ -34,8 +33,6 @@ from gpurun.oci.config import read_config
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from gpurun.gpu.nvidia.host.roots import Roots
 
     Numbers = tuple[int, int]
 
@@ -109,35 +106,27 @@ class Running:
         pairs = [entry.partition("=") for entry in (*self.config.process.env, *added)]
         return {name: value for name, equals, value in pairs if equals}
 
-    def roots(self) -> Roots:
-        """Where the driver of this host is."""
-        return roots_of(self.own_env, self.settings)
-
-    def units(self, numbers: frozenset[Numbers]) -> tuple[Unit, ...]:
+    def units(self, numbers: frozenset[Numbers]) -> tuple[GpuDevice, ...]:
         """The GPUs and MIG devices that device nodes with these *numbers* open, as far as the host has them."""
-        return units_of(survey(self.roots(), ask_nvml=False).units, numbers)
+        return units_of(survey(self.own_env, ask=False).units, numbers)
 
-    def units_named(self, words: tuple[str, ...]) -> tuple[Unit, ...]:
+    def units_named(self, words: tuple[str, ...]) -> tuple[GpuDevice, ...]:
         """The units of this host that *words* name; raises :class:`GpuError` for one that it does not have."""
-        found = survey(self.roots(), ask_nvml=False).units
-        divided = {unit.gpu_key for unit in found if unit.mig}
-        units = tuple([unit for unit in found if unit.mig or unit.key not in divided])
+        found = survey(self.own_env, ask=False).units
+        divided = whole_keys(found)
+        units = tuple([unit for unit in found if unit.key not in divided])
         return units if words == ("all",) else tuple([find_unit(word, units, "this host") for word in words])
 
-    def having(self) -> tuple[Unit, ...]:
+    def having(self) -> tuple[GpuDevice, ...]:
         """The GPUs and MIG devices that the container has.  Raises :class:`GpurunError` where that cannot be seen."""
-        return units_had(self.root, self.state, self.attached, survey(self.roots(), ask_nvml=False).units, self.own_env)
+        return units_had(self.root, self.state, self.attached, survey(self.own_env, ask=False).units, self.own_env)
 
-    def nodes_of_units(self, units: tuple[Unit, ...]) -> tuple[DeviceNode, ...]:
+    def nodes_of_units(self, units: tuple[GpuDevice, ...]) -> tuple[DeviceNode, ...]:
         """The device nodes that open *units*, those for graphics as well."""
         keys = {unit.key for unit in units} | {unit.gpu_key for unit in units}
-        made = []
-        for gpu in read_gpus(self.roots()):
-            key = gpu.bus_id.lower()
-            nodes = [gpu.node, *gpu.drm] if key in keys else []
-            nodes += [node for mig in gpu.mig if f"{key}/{mig.gi}/{mig.ci}" in keys for node in mig.nodes]
-            made += [DeviceNode(node.path, "", "c", node.major, node.minor) for node in nodes]
-        return tuple(made)
+        mine = [unit for unit in survey(self.own_env, ask=False, more=True).units if unit.key in keys]
+        nodes = [node for unit in mine for node in (*unit.nodes, *unit.more_nodes)]
+        return tuple([DeviceNode(node.path, "", "c", node.major, node.minor) for node in nodes])
 
     def set_rules(self, code: bytes, before: tuple[bytes, ...]) -> None:
         """Put *code* first in the device program, in the place of whichever of *before* stands there; in a user namespace,
@@ -172,32 +161,37 @@ class Running:
 
 
 def units_had(
-    root: str, state: store.State, attached: Attached, units: tuple[Unit, ...], own_env: Mapping[str, str]
-) -> tuple[Unit, ...]:
+    root: str, state: store.State, attached: Attached, units: tuple[GpuDevice, ...], own_env: Mapping[str, str]
+) -> tuple[GpuDevice, ...]:
     """Those of *units* that the container *state* has.
 
     Raises :class:`StepError` where that cannot be seen; a container that has ended has none.
     """
-    known = frozenset([number for unit in units for number in unit.nodes])
+    known = frozenset([number for unit in units for number in unit.numbers])
     programs = device_programs(state.cgroup) if state.cgroup else ()
     numbers = granted_numbers(programs, known)
     numbers |= frozenset([(node.major, node.minor) for node in attached.nodes])
     keys = leased_keys(state, own_env)
-    numbers |= frozenset([number for unit in units if unit.key in keys for number in unit.nodes])
-    divided = {unit.gpu_key for unit in units if unit.mig}
-    minors = store.load_gpus(root, state.id)
-    recorded = [unit for unit in units if not unit.mig and unit.key not in divided and unit.minor in minors]
-    numbers |= frozenset([number for unit in recorded for number in unit.nodes])
+    numbers |= frozenset([number for unit in units if unit.key in keys for number in unit.numbers])
+    divided = whole_keys(units)
+    given = set(store.load_gpus(root, state.id))
+    recorded = [unit for unit in units if unit.key not in divided and unit.nodes and given.issuperset(unit.numbers)]
+    numbers |= frozenset([number for unit in recorded for number in unit.numbers])
     numbers |= nodes_of(state.pid, computes=True)
     return units_of(units, openable(programs, numbers & known))
 
 
-def find_unit(device: str, have: tuple[Unit, ...], who: str = "the container") -> Unit:
+def is_called(unit: GpuDevice, word: str) -> bool:
+    """Whether *word* names *unit*: by index, UUID or PCI address."""
+    word = word.lower()
+    known = word in (unit.key, *[name.lower() for name in unit.names])
+    return known or (":" in word and not unit.parent and bus_order(word) == bus_order(unit.key))
+
+
+def find_unit(device: str, have: tuple[GpuDevice, ...], who: str = "the container") -> GpuDevice:
     """The unit of those that *who* has that *device* names: by index, UUID or PCI bus id.  Raises :class:`GpuError`."""
-    word = device.lower()
     for unit in have:
-        names = {unit.name.lower(), unit.key, f"mig-{unit.name.lower()}", "" if unit.mig else str(unit.index)}
-        if word in names or (":" in word and not unit.mig and bus_order(word) == bus_order(unit.key)):
+        if is_called(unit, device):
             return unit
     listed = ", ".join([f"{unit.label} ({unit.name})" for unit in have]) or "none"
     raise GpuError(f"{who} does not have {clean(device)}: its GPUs are {listed}")

@@ -27,7 +27,7 @@ _LIMIT = 4 << 20
 
 
 class AttachedGpu(Record):
-    """A GPU or MIG device by its *key* (:mod:`gpurun.gpu.leases.choice`), the *name* that programs get, and its nodes."""
+    """A GPU or MIG device by its *key* (:mod:`gpurun.gpu.device`), the *name* that programs get, and its nodes."""
 
     key: str
     name: str
@@ -49,11 +49,11 @@ class Attached(Record):
 
 
 class ExecFacts(Record):
-    """What later commands tell of the container's GPUs: the variables and groups of each exec, the minors for events."""
+    """What later commands tell of the container's GPUs: the variables and groups of each exec, the numbers for events."""
 
     env: tuple[str, ...] = ()
     gids: tuple[int, ...] = ()
-    minors: tuple[int, ...] = ()
+    numbers: tuple[tuple[int, int], ...] = ()
 
 
 class GpuChange(Record):
@@ -173,12 +173,12 @@ def _facts(document: dict[str, Any]) -> ExecFacts:
     return ExecFacts(
         tuple([str(entry) for entry in document["env"]]),
         tuple([_number(gid) for gid in document["gids"]]),
-        tuple([_number(minor) for minor in document["minors"]]),
+        tuple([(_number(major), _number(minor)) for major, minor in document["numbers"]]),
     )
 
 
 def _plain_facts(facts: ExecFacts) -> dict[str, Any]:
-    return {"env": list(facts.env), "gids": list(facts.gids), "minors": list(facts.minors)}
+    return {"env": list(facts.env), "gids": list(facts.gids), "numbers": [list(pair) for pair in facts.numbers]}
 
 
 def _number(value: object) -> int:

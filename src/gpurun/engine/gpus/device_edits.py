@@ -6,7 +6,7 @@ import posix
 
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.gpu.host.access import closed_nodes, is_confined
-from gpurun.gpu.nvidia.request.injected import Injected
+from gpurun.gpu.request.injected import Injected
 from gpurun.gpu.resolve import Inquiry, gpu_edits, may_share
 from gpurun.oci.annotations import CRUN_KEEP_GROUPS
 from gpurun.record import replace
@@ -15,10 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpurun.gpu.nvidia.driver_answer import Check
-    from gpurun.gpu.nvidia.request.records import GpuRequest
-    from gpurun.gpu.nvidia.request.settings import Settings
-    from gpurun.gpu.resolve import Allocate, Sharer
+    from gpurun.gpu.request.free import FreeRequest
+    from gpurun.gpu.resolve import Allocate, Check, Sharer
     from gpurun.oci.config import Config
 
 
@@ -40,10 +38,10 @@ def device_edits(
     privileged = capabilities is not None and "CAP_SYS_ADMIN" in capabilities.bounding
     own_env = own_environment(environ)
 
-    def preview(request: GpuRequest, settings: Settings) -> GpuRequest:
+    def preview(request: FreeRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
         from gpurun.engine.gpus import leases
 
-        return leases.preview(request, settings, own_env, config)
+        return leases.preview(request, own_env, config)
 
     if sharer is None and may_share(config.process.env, config.annotations):
         from gpurun.engine.gpus.shares import sharing_of

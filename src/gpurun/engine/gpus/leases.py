@@ -16,9 +16,6 @@ from gpurun.gpu.leases.liveness import cgroup_inode
 from gpurun.gpu.leases.names import of_container
 from gpurun.gpu.leases.store import Store, directory, other_directories
 from gpurun.gpu.leases.terms import expire
-from gpurun.gpu.nvidia.request.records import DEVICES
-from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
-from gpurun.gpu.request.free import read_free_request
 from gpurun.linux.procfs import parent
 from gpurun.record import Record, replace
 
@@ -29,8 +26,7 @@ if TYPE_CHECKING:
     from gpurun.engine.plan.container import Plan
     from gpurun.engine.state import State
     from gpurun.gpu.leases.policy import LeasePolicy
-    from gpurun.gpu.nvidia.request.records import GpuRequest
-    from gpurun.gpu.nvidia.request.settings import Settings
+    from gpurun.gpu.request.free import FreeRequest
     from gpurun.oci.config import Config
 
 
@@ -71,38 +67,36 @@ def _near(config: Config) -> frozenset[int]:
 
 
 def grant(
-    request: GpuRequest,
-    settings: Settings,
+    request: FreeRequest,
     own_env: Mapping[str, str],
     config: Config,
     container_id: str,
     root: str,
     had: frozenset[str] = frozenset(),
-) -> tuple[GpuRequest, GrantedLease]:
-    """*request* with the GPUs that the container gets in the place of ``free:N``, rather those that it *had*.
+) -> tuple[tuple[str, ...], GrantedLease]:
+    """The GPUs that the container gets for *request*, rather those that it *had*.
 
-    Raises :class:`GpurunError`.  Returns (request, lease).
+    Raises :class:`GpurunError`.  Returns (names, lease).
     """
-    free_request = read_free_request(request.devices[0], request.source)
     store, policy = open_store(own_env), site_policy()
     requester = replace(requester_of(config, container_id, root, request.source), had=had)
     expire(store, policy, send_signal)
-    lease, names = allocator.allocate(free_request, roots_of(own_env, settings), policy, store, requester)
-    return replace(request, devices=names), GrantedLease(lease, store.path)
+    lease, names = allocator.allocate(request, own_env, policy, store, requester)
+    return names, GrantedLease(lease, store.path)
 
 
-def preview(request: GpuRequest, settings: Settings, own_env: Mapping[str, str], config: Config | None = None) -> GpuRequest:
-    """*request* with what :func:`grant` would choose now, and a warning that says so; nothing is noted.
+def preview(
+    request: FreeRequest, own_env: Mapping[str, str], config: Config | None = None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What :func:`grant` would choose now, and a warning that says so; nothing is noted.
 
-    Raises :class:`GpurunError` with what stands against it.
+    Raises :class:`GpurunError` with what stands against it.  Returns (names, warnings).
     """
-    free_request = read_free_request(request.devices[0], request.source)
     requester = allocator.Requester("", "", user=posix.geteuid(), source=request.source)
     if config is not None:
         requester = requester_of(config, "", "", request.source)
-    choice = allocator.preview(free_request, roots_of(own_env, settings), site_policy(), open_store(own_env), requester)
-    warning = (allocator.preview_text(free_request, choice),)
-    return replace(request, devices=tuple([unit.name for unit in choice.chosen]), warnings=request.warnings + warning)
+    choice = allocator.preview(request, own_env, site_policy(), open_store(own_env), requester)
+    return tuple([unit.name for unit in choice.chosen]), (allocator.preview_text(request, choice),)
 
 
 def bind(granted: GrantedLease, state: State) -> None:
@@ -120,22 +114,20 @@ def bind(granted: GrantedLease, state: State) -> None:
 
 
 def grant_more(
-    request: GpuRequest, settings: Settings, own_env: Mapping[str, str], config: Config, state: State, root: str
-) -> tuple[GpuRequest, GrantedLease]:
+    request: FreeRequest, own_env: Mapping[str, str], config: Config, state: State, root: str
+) -> tuple[tuple[str, ...], GrantedLease]:
     """As :func:`grant`, for a container that runs: beside what it has.  It is this process' until :func:`bind`.
 
-    Returns (request, lease).
+    Returns (names, lease).
     """
-    free_request = read_free_request(request.devices[0], request.source)
     store = open_store(own_env)
     requester = replace(requester_of(config, state.id, root, request.source, parent(state.pid)), part=_new_part())
-    lease, names = allocator.allocate(free_request, roots_of(own_env, settings), site_policy(), store, requester)
-    return replace(request, devices=names), GrantedLease(lease, store.path)
+    lease, names = allocator.allocate(request, own_env, site_policy(), store, requester)
+    return names, GrantedLease(lease, store.path)
 
 
 def note_more(
     nodes: tuple[tuple[int, int], ...],
-    settings: Settings,
     own_env: Mapping[str, str],
     config: Config,
     state: State,
@@ -150,8 +142,8 @@ def note_more(
     if policy.shared == "share":
         return "", None
     store = open_store(own_env)
-    requester = replace(requester_of(config, state.id, root, DEVICES, parent(state.pid)), part=_new_part())
-    text, made = allocator.record_named(nodes, roots_of(own_env, settings), policy, store, requester)
+    requester = replace(requester_of(config, state.id, root, "", parent(state.pid)), part=_new_part())
+    text, made = allocator.record_named(nodes, own_env, policy, store, requester)
     return text, GrantedLease(made, store.path) if made is not None else None
 
 
@@ -206,12 +198,11 @@ def record_named_gpus(
     policy = site_policy()
     if policy.shared == "share":
         return plan
-    settings = site_settings(own_env)
     nodes = [(node.major, node.minor) for node in plan.init.edits.device_nodes]
     nodes += [(step.major, step.minor) for step in plan.init.devices]
     store = open_store(own_env)
-    requester = requester_of(config, plan.id, root, DEVICES)
-    text, made = allocator.record_named(tuple(nodes), roots_of(own_env, settings), policy, store, requester)
+    requester = requester_of(config, plan.id, root, "")
+    text, made = allocator.record_named(tuple(nodes), own_env, policy, store, requester)
     if made is not None:
         granted.append(GrantedLease(made, store.path))
     return replace(plan, warnings=(*plan.warnings, text)) if text else plan

@@ -21,7 +21,6 @@ from gpurun.gpu.nvidia.memory_limits import NOT_KNOWN
 from gpurun.gpu.nvidia.mps.host import has_host_shm, host_daemon
 from gpurun.gpu.nvidia.mps.service import Service, ensure, service_of
 from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
-from gpurun.gpu.request.free import read_free_request
 from gpurun.gpu.request.share import Share, read_share
 from gpurun.linux import procfs
 from gpurun.record import replace
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
 
     from gpurun.gpu.leases.limits import Keeper
     from gpurun.gpu.leases.policy import SharePolicy
-    from gpurun.gpu.nvidia.request.injected import Injected
-    from gpurun.gpu.nvidia.request.records import GpuRequest
-    from gpurun.gpu.nvidia.request.settings import Settings
+    from gpurun.gpu.request.free import FreeRequest
+    from gpurun.gpu.request.injected import Injected
     from gpurun.oci.config import Config
 
 
@@ -58,17 +56,17 @@ class Sharing:
         self.service: Service | None = None
         self._given: shares.GivenShare | None = None
 
-    def free(self, request: GpuRequest, settings: Settings) -> GpuRequest:
-        """*request* with a GPU that has room for the share in the place of ``free``.  Raises :class:`GpurunError`."""
+    def free(self, request: FreeRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """A GPU that has room for the share, for a *request* of free ones.  Raises :class:`GpurunError`.
+
+        Returns (its name, no warnings).
+        """
         self._policy(self.share)
-        free_request = read_free_request(request.devices[0], request.source)
         store = open_store(self.own_env)
         requester = replace(self.requester, source=request.source)
-        self._given = shares.share_free(
-            free_request, self.share, roots_of(self.own_env, settings), site_policy(), store, requester, self.note
-        )
+        self._given = shares.share_free(request, self.share, self.own_env, site_policy(), store, requester, self.note)
         self._grant(self._given, store.path)
-        return replace(request, devices=(self._given.unit.name,))
+        return (self._given.unit.name,), ()
 
     def give(self, share: Share, made: ContainerEdits, injected: Injected | None) -> ContainerEdits:
         """*made* with what the container takes to have *share* of its GPU.  Raises :class:`GpurunError`."""
@@ -79,8 +77,9 @@ class Sharing:
         if given is None:
             numbers = [(node.major, node.minor) for node in made.device_nodes]
             numbers += [(node.major, node.minor) for node in injected.devices] if injected is not None else []
-            roots = roots_of(self.own_env, settings)
-            given = shares.share_named(frozenset(numbers), share, roots, site_policy(), store, self.requester, self.note)
+            given = shares.share_named(
+                frozenset(numbers), share, self.own_env, site_policy(), store, self.requester, self.note
+            )
             self._grant(given, store.path)
         if not self.note:
             text = shares.preview_text(share, given, store.leases())
@@ -140,7 +139,7 @@ def _keeper(share: Share, given: shares.GivenShare, policy: SharePolicy) -> Keep
     """Who keeps *share* of the GPU that is *given*, as the site's *policy* wants it; raises as :func:`keeper_of`."""
     root = find_tree().root
     obstacles = (
-        "it is a MIG device, which has memory of its own" if given.unit.mig else "",
+        "it is a MIG device, which has memory of its own" if given.unit.parent else "",
         "" if given.limits else NOT_KNOWN,
         "" if root == UNIFIED_MOUNTPOINT else f"this host has its cgroup v2 at {root} and not at {UNIFIED_MOUNTPOINT}",
     )

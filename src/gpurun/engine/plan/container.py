@@ -16,7 +16,7 @@ from gpurun.engine.plan.records import InitPlan, ProcessPlan
 from gpurun.engine.state import MAX_ANNOTATIONS, MAX_BYTES
 from gpurun.errors import ConfigError
 from gpurun.formats.jsontext import dumps
-from gpurun.gpu.nvidia.request.injected import is_replaced_hook
+from gpurun.gpu.request.injected import is_replaced_hook
 from gpurun.linux.mount import MOUNT_ATTR_RDONLY, MS_PRIVATE, MS_SHARED, MS_SLAVE, MS_UNBINDABLE
 from gpurun.linux.process import CLONE_NEWCGROUP, CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWUSER, CLONE_NEWUTS
 from gpurun.ns.mount_plan import MountStep, dev_is_bind, join_path, plan_devices, plan_mounts

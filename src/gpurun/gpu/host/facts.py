@@ -110,7 +110,7 @@ class Listener:
         return self._objects[path]
 
     def facts(self) -> Facts | None:
-        """All of it, for :mod:`gpurun.gpu.discovery_cache` to compare; ``None`` when the answer cannot be used again."""
+        """All of it, to compare later (:mod:`gpurun.gpu.nvidia.discovery_cache`); ``None`` when it cannot be used again."""
         if self._unsure:
             return None
         whole = self._whole | {directory for directory, names in self._missing.items() if len(names) > _MISSING_EACH}

@@ -10,27 +10,29 @@ import time
 
 from gpurun import log
 from gpurun.errors import GpuError, GpurunError, clean
+from gpurun.gpu.device import Survey, units_of
 from gpurun.gpu.leases import queue
-from gpurun.gpu.leases.choice import Unit, Verdict, choose, judge
+from gpurun.gpu.leases.choice import Verdict, choose, judge
 from gpurun.gpu.leases.lease import Lease, Leased
 from gpurun.gpu.leases.liveness import open_process
 from gpurun.gpu.leases.names import Known
 from gpurun.gpu.leases.policy import LeasePolicy
 from gpurun.gpu.leases.store import Store, new_lease
-from gpurun.gpu.leases.survey import Survey, describe_lease, holders, survey
+from gpurun.gpu.leases.survey import describe_lease, holders, survey
 from gpurun.gpu.leases.terms import end_time
 from gpurun.gpu.leases.turns import Want, available_units
 from gpurun.gpu.leases.wording import clean_lines, reasons
-from gpurun.gpu.nvidia.request.records import place
+from gpurun.gpu.vendors import named, place
 from gpurun.linux import procfs
-from gpurun.record import Record
+from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
+    from gpurun.gpu.device import GpuDevice
     from gpurun.gpu.leases.queue import Ticket
-    from gpurun.gpu.nvidia.host.roots import Roots
     from gpurun.gpu.request.free import FreeRequest
 
 #: Seconds between two looks of one who waits, at the most; the end of a container that has GPUs is noticed at once.
@@ -66,19 +68,21 @@ class Requester(Record):
 class Choice(Record):
     """What would be chosen now, and what stands against each of the others; *chosen* is empty where there is too little."""
 
-    chosen: tuple[Unit, ...]
+    chosen: tuple[GpuDevice, ...]
     verdicts: tuple[Verdict, ...]
     problem: str = ""  # why NVML said nothing
     loads: tuple[tuple[str, str], ...] = ()
 
 
-def preview(request: FreeRequest, roots: Roots, policy: LeasePolicy, store: Store, requester: Requester) -> Choice:
+def preview(
+    request: FreeRequest, own_env: Mapping[str, str], policy: LeasePolicy, store: Store, requester: Requester
+) -> Choice:
     """What :func:`allocate` would choose now; nothing is changed and nothing is locked.
 
     Raises :class:`GpuError` where it would be refused, or would have to wait.
     """
     end_time(request, policy, requester.source)
-    found = survey(roots)
+    found = survey(own_env, vendor=request.vendor)
     leases = store.leases()
     _check_limits(request, leases, policy, requester)
     verdicts = _verdicts(request, found, leases, policy, requester)
@@ -98,7 +102,7 @@ def preview_text(request: FreeRequest, choice: Choice) -> str:
 
 
 def allocate(
-    request: FreeRequest, roots: Roots, policy: LeasePolicy, store: Store, requester: Requester
+    request: FreeRequest, own_env: Mapping[str, str], policy: LeasePolicy, store: Store, requester: Requester
 ) -> tuple[Lease, tuple[str, ...]]:
     """GPUs for *requester*, noted in *store*; returns the lease and the names of what was chosen.
 
@@ -106,7 +110,7 @@ def allocate(
     names).
     """
     end_time(request, policy, requester.source)  # what the site does not allow is refused at once
-    found = survey(roots)
+    found = survey(own_env, vendor=request.vendor)
     if found.problem:
         log.warning(f"free GPUs are chosen without knowing which processes of the host compute: {found.problem}")
     if not found.units:
@@ -194,7 +198,7 @@ def _attempt(
     raise GpuError(f"{_quote(request, requester)}: other users lease GPUs at this moment, try again")
 
 
-def lease_units(units: tuple[Unit, ...]) -> tuple[Leased, ...]:
+def lease_units(units: tuple[GpuDevice, ...]) -> tuple[Leased, ...]:
     """*units* as a lease has them."""
     return tuple([Leased(unit.key, unit.name, unit.index, unit.minor) for unit in units])
 
@@ -225,9 +229,9 @@ def _verdicts(
     return judge(request, found.units, holders(found, leases, policy, requester.own), never)
 
 
-def is_named(unit: Unit, names: tuple[str, ...]) -> bool:
+def is_named(unit: GpuDevice, names: tuple[str, ...]) -> bool:
     """Whether one of *names* (index, UUID, bus id) is that of *unit*, or of the GPU that it is a part of."""
-    own = {unit.name.lower(), unit.key, unit.gpu_key, str(unit.index)}
+    own = {*[name.lower() for name in unit.names], unit.key, unit.gpu_key, str(unit.index)}
     return any(name.lower() in own for name in names)
 
 
@@ -308,21 +312,19 @@ def _await_one(watched: tuple[tuple[int, int], ...], seconds: float) -> None:
 
 
 def record_named(
-    nodes: tuple[tuple[int, int], ...], roots: Roots, policy: LeasePolicy, store: Store, requester: Requester
+    nodes: tuple[tuple[int, int], ...], own_env: Mapping[str, str], policy: LeasePolicy, store: Store, requester: Requester
 ) -> tuple[str, Lease | None]:
     """Note that a container has the GPUs of these device *nodes* (major, minor), which it asked for by name.
 
     Returns a warning, or "", and what was noted, if those are GPUs.
     Raises :class:`GpuError` where the site refuses what others have leased.
     """
-    found = survey(roots, ask_nvml=False)
-    have = set(nodes)
-    mine = [unit for unit in found.units if unit.nodes and have.issuperset(unit.nodes)]
-    divided = {unit.gpu_key for unit in mine if unit.mig}
-    mine = [unit for unit in mine if unit.mig or unit.key not in divided]
+    found = survey(own_env, ask=False)
+    mine = units_of(found.units, frozenset(nodes))
     keys = {unit.key for unit in mine}
     if not keys:
         return "", None
+    requester = replace(requester, source=requester.source or named(mine[0].vendor).variable)
     with store:
         text = ""
         for one in store.leases():
@@ -333,7 +335,7 @@ def record_named(
                 text = f"{place(requester.source)}: {listed}: {how} by {describe_lease(one)}"
                 if policy.shared == "refuse":
                     raise GpuError(f"{clean_lines(text)}: this site does not share leased GPUs: ask for free:{len(keys)}")
-        made = new_lease(requester.id, requester.root, lease_units(tuple(mine)), **lease_fields(requester, "", "named"))
+        made = new_lease(requester.id, requester.root, lease_units(mine), **lease_fields(requester, "", "named"))
         store.save(made)
         store.note_use(sorted(keys))
     return f"{clean_lines(text)}: both use it" if text else "", made

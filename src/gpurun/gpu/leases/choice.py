@@ -8,69 +8,33 @@ pairs stay pairs; then whose GPUs have rested longest.
 
 from __future__ import annotations
 
+from gpurun.gpu.device import whole_keys
 from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from gpurun.gpu.device import GpuDevice
     from gpurun.gpu.request.free import FreeRequest
 
 #: More sets than that are not compared: one GPU after the other is chosen then.
 MAX_SETS = 5000
 
 
-class Unit(Record):
-    """What can be leased: a GPU, or a MIG device (then *profile* is not empty where NVML has told it).
-
-    *key* is the PCI bus id, for a MIG device with /GI/CI behind it; *name* what the container is told.  *memory* is in
-    bytes, -1 where it is not known; *links* are the indices of the GPUs that NVLink connects it with.
-    """
-
-    key: str
-    name: str
-    index: int
-    minor: int
-    model: str
-    numa_node: int = -1
-    memory: int = -1
-    links: tuple[int, ...] = ()
-    mig: bool = False
-    profile: str = ""
-    unwell: str = ""  # why the GPU cannot work
-    nodes: tuple[tuple[int, int], ...] = ()  # (major, minor) of the device nodes that open it, all of them
-
-    @property
-    def gpu_key(self) -> str:
-        """The key of the GPU that it is, or is a part of."""
-        return self.key.partition("/")[0]
-
-    @property
-    def label(self) -> str:
-        """What a sentence calls it."""
-        return f"GPU {self.index}" if not self.mig else f"MIG device {self.key.partition('/')[2]} of GPU {self.index}"
-
-
-def units_of(units: tuple[Unit, ...], numbers: frozenset[tuple[int, int]]) -> tuple[Unit, ...]:
-    """Those of *units* that device nodes with these (major, minor) open; MIG devices in the place of their GPU."""
-    mine = [unit for unit in units if unit.nodes and numbers.issuperset(unit.nodes)]
-    divided = {unit.gpu_key for unit in mine if unit.mig}
-    return tuple([unit for unit in mine if unit.mig or unit.key not in divided])
-
-
 class Verdict(Record):
     """One unit, and *why* it cannot be had: empty for one that can.  *waiting* would help where it is only taken now."""
 
-    unit: Unit
+    unit: GpuDevice
     why: str = ""
     waiting: bool = False
 
 
 def judge(
-    request: FreeRequest, units: tuple[Unit, ...], taken: Mapping[str, str], never: frozenset[str] = frozenset()
+    request: FreeRequest, units: tuple[GpuDevice, ...], taken: Mapping[str, str], never: frozenset[str] = frozenset()
 ) -> tuple[Verdict, ...]:
     """What stands against each of *units*: *taken* says by key who has it, *never* are keys that the site does not lease."""
-    divided = {unit.gpu_key for unit in units if unit.mig}
+    divided = whole_keys(units)
     found = []
     for unit in units:
         why = _unfit(request, unit, divided)
@@ -83,19 +47,19 @@ def judge(
         if why:
             found.append(Verdict(unit, why))
             continue
-        holder = taken.get(unit.key, "") or (taken.get(unit.gpu_key, "") if unit.mig else "")
+        holder = taken.get(unit.key, "") or (taken.get(unit.gpu_key, "") if unit.parent else "")
         found.append(Verdict(unit, holder, bool(holder)))
     return tuple(found)
 
 
-def _unfit(request: FreeRequest, unit: Unit, divided: set[str]) -> str | None:
+def _unfit(request: FreeRequest, unit: GpuDevice, divided: frozenset[str]) -> str | None:
     """Why *unit* is none that *request* means, whoever has it; ``None`` for what need not even be told."""
     if not request.profile:
-        if unit.mig:
+        if unit.parent in divided:
             return None
         if unit.key in divided:
             return "it is divided into MIG devices: ask for one with profile="
-    elif not unit.mig:
+    elif not unit.parent:
         return None
     elif unit.profile.lower() != request.profile:
         return f"its profile is {unit.profile}" if unit.profile else "its profile is not known without NVML"
@@ -110,11 +74,11 @@ def _unfit(request: FreeRequest, unit: Unit, divided: set[str]) -> str | None:
 
 def choose(
     request: FreeRequest,
-    free: tuple[Unit, ...],
+    free: tuple[GpuDevice, ...],
     near: frozenset[int] = frozenset(),
     used: Mapping[str, int] | None = None,
     had: frozenset[str] = frozenset(),
-) -> tuple[Unit, ...]:
+) -> tuple[GpuDevice, ...]:
     """The *free* units to take, by index; empty where there is no such set.
 
     *near* are the NUMA nodes whose CPUs the container may use (empty: all alike), *used* says by key when a unit was last
@@ -125,7 +89,7 @@ def choose(
     again = tuple([unit for unit in free if unit.name in had])
     if len(again) == request.count and (not request.nvlink or connected(again)):
         return again
-    best: tuple[Unit, ...] = ()
+    best: tuple[GpuDevice, ...] = ()
     lowest: tuple[object, ...] = ()
     for chosen in sets_of(free, request.count):
         if request.nvlink and not connected(chosen):
@@ -137,31 +101,31 @@ def choose(
     return best
 
 
-def sets_of(units: tuple[Unit, ...], count: int) -> Iterator[tuple[Unit, ...]]:
+def sets_of(units: tuple[GpuDevice, ...], count: int) -> Iterator[tuple[GpuDevice, ...]]:
     """The sets of *count* of *units* that are worth comparing: all, unless there are more than MAX_SETS."""
     return _sets(units, count) if _count(len(units), count) <= MAX_SETS else _grown(units, count)
 
 
 def _score(
-    chosen: tuple[Unit, ...], free: tuple[Unit, ...], near: frozenset[int], used: Mapping[str, int]
+    chosen: tuple[GpuDevice, ...], free: tuple[GpuDevice, ...], near: frozenset[int], used: Mapping[str, int]
 ) -> tuple[object, ...]:
     """What is better is less."""
     inside = {unit.index for unit in chosen}
     outside = {unit.index for unit in free} - inside
     nodes = {unit.numa_node for unit in chosen}
     return (
-        -sum([1 for unit in chosen for peer in unit.links if peer in inside]),
+        -sum([1 for unit in chosen for peer in unit.peers if peer in inside]),
         -sum([1 for unit in chosen if unit.numa_node in near]),
         len(nodes),
-        sum([1 for unit in chosen for peer in unit.links if peer in outside]),
+        sum([1 for unit in chosen for peer in unit.peers if peer in outside]),
         tuple(sorted([used.get(unit.key, 0) for unit in chosen], reverse=True)),
         tuple([(unit.index, unit.key) for unit in chosen]),
     )
 
 
-def connected(chosen: tuple[Unit, ...]) -> bool:
+def connected(chosen: tuple[GpuDevice, ...]) -> bool:
     """Whether NVLink leads from each of *chosen* to each other, over others of them if need be."""
-    inside = {unit.index: unit.links for unit in chosen}
+    inside = {unit.index: unit.peers for unit in chosen}
     reached, todo = {chosen[0].index}, [chosen[0].index]
     while todo:
         for peer in inside[todo.pop()]:
@@ -171,7 +135,7 @@ def connected(chosen: tuple[Unit, ...]) -> bool:
     return len(reached) == len(inside)
 
 
-def _sets(units: tuple[Unit, ...], count: int) -> Iterator[tuple[Unit, ...]]:
+def _sets(units: tuple[GpuDevice, ...], count: int) -> Iterator[tuple[GpuDevice, ...]]:
     """All sets of *count* of *units*, each in their order."""
     if count == 0:
         yield ()
@@ -181,14 +145,14 @@ def _sets(units: tuple[Unit, ...], count: int) -> Iterator[tuple[Unit, ...]]:
             yield (units[i], *rest)
 
 
-def _grown(units: tuple[Unit, ...], count: int) -> Iterator[tuple[Unit, ...]]:
+def _grown(units: tuple[GpuDevice, ...], count: int) -> Iterator[tuple[GpuDevice, ...]]:
     """A set for each unit to begin with: always the one is added that most of the set are connected with."""
     for first in units:
         chosen = [first]
         while len(chosen) < count:
             inside = {unit.index for unit in chosen}
             rest = [unit for unit in units if unit not in chosen]
-            chosen.append(max(rest, key=lambda u: (len(inside & {*u.links}), u.numa_node == first.numa_node, -u.index)))  # noqa: B023
+            chosen.append(max(rest, key=lambda u: (len(inside & {*u.peers}), u.numa_node == first.numa_node, -u.index)))  # noqa: B023
         yield tuple(sorted(chosen, key=lambda unit: (unit.index, unit.key)))
 
 

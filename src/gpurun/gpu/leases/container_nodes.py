@@ -15,6 +15,7 @@ from _stat import S_ISCHR, S_ISLNK
 from errno import ESRCH
 
 from gpurun.errors import StepError
+from gpurun.gpu.vendors import VENDORS
 from gpurun.linux.files import O_CLOEXEC, Fd, read_file
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.procfs import cgroups
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 _GONE = (*UNUSABLE, ESRCH)
 #: How often a directory is listed in which names go away meanwhile.
 _LOOKS = 8
-_PREFIXES = (("/dev", "nvidia"), ("/dev/nvidia-caps", "nvidia-cap"))
+_PREFIXES = tuple(dict.fromkeys([pair for vendor in VENDORS for pair in vendor.nodes]))
+_COMPUTE = frozenset([name for vendor in VENDORS for name in vendor.compute])
 
 
 class Seen(Record):
@@ -116,7 +118,7 @@ def _nodes_of(pid: int, host_dev: int, computes: bool, by_name: bool) -> frozens
                     return frozenset()
                 for _ in range(_LOOKS):
                     names, whole = posix.listdir(fd), True
-                    computes = computes or "nvidia-uvm" in names or "dri" in names
+                    computes = computes or not _COMPUTE.isdisjoint(names)
                     for name in names:
                         if by_name and not name.startswith(prefix):
                             continue
@@ -153,7 +155,7 @@ def node_paths(root_fd: int) -> tuple[str, ...]:
                 mode = posix.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
                 if name.startswith(prefix) and (S_ISCHR(mode) or S_ISLNK(mode)):
                     found.append(f"{directory}/{name}")
-    return tuple(found)
+    return tuple(dict.fromkeys(found))
 
 
 def cgroup_of(pid: int) -> str:

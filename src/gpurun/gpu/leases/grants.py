@@ -16,16 +16,16 @@ _CARDS = (*range(16), *range(128, 144))  # minors: card0 and renderD128 onwards
 
 
 class Grants:
-    """``Grants(wanted, uvm)(pid)``: those of the device numbers *wanted* that the process may open, as far as somebody has
-    allowed it those alone.
+    """``Grants(wanted, common)(pid)``: those of the device numbers *wanted* that the process may open, as far as somebody
+    has allowed it those alone.
 
-    None where it may open neither /dev/nvidia-uvm (with the major *uvm*, -1 where it is not known) nor a node for graphics,
-    for it cannot compute.
+    None where it may open neither one of the *common* nodes that it takes to compute nor a node for graphics: it can look
+    at them alone.
     """
 
-    def __init__(self, wanted: frozenset[tuple[int, int]], uvm: int) -> None:
+    def __init__(self, wanted: frozenset[tuple[int, int]], common: frozenset[tuple[int, int]]) -> None:
         self._wanted = wanted
-        self._computing = [(_DRI, minor) for minor in _CARDS] + ([(uvm, 0)] if uvm >= 0 else [])
+        self._computing = [(_DRI, minor) for minor in _CARDS] + sorted(common)
         try:
             self._root = find_tree().root
         except GpurunError:

@@ -7,29 +7,29 @@ and does not count.
 from __future__ import annotations
 
 from gpurun.errors import ConfigError, GpuError, clean
+from gpurun.gpu.device import units_of
 from gpurun.gpu.leases.allocator import is_named, lease_fields, lease_units
-from gpurun.gpu.leases.choice import Unit, Verdict, judge, units_of
+from gpurun.gpu.leases.choice import Verdict, judge
 from gpurun.gpu.leases.container_nodes import command_of
 from gpurun.gpu.leases.queue import tickets
 from gpurun.gpu.leases.store import new_lease
 from gpurun.gpu.leases.survey import describe_lease, holders, survey
 from gpurun.gpu.leases.turns import Want, available_units
 from gpurun.gpu.leases.wording import clean_lines, reasons
-from gpurun.gpu.nvidia.request.records import place
 from gpurun.gpu.request.share import share_text
+from gpurun.gpu.vendors import place
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpurun.gpu.device import GpuDevice, Survey
     from gpurun.gpu.leases.allocator import Requester
     from gpurun.gpu.leases.lease import Lease
     from gpurun.gpu.leases.policy import LeasePolicy
     from gpurun.gpu.leases.queue import Ticket
     from gpurun.gpu.leases.store import Store
-    from gpurun.gpu.leases.survey import Survey
-    from gpurun.gpu.nvidia.host.roots import Roots
     from gpurun.gpu.request.free import FreeRequest
     from gpurun.gpu.request.share import Share
 
@@ -45,13 +45,13 @@ class GivenShare(Record):
     *limits*: the driver can limit the memory that a cgroup has of it.
     """
 
-    unit: Unit
+    unit: GpuDevice
     lease: Lease | None = None
     warning: str = ""
     limits: bool = False
 
 
-def no_room(share: Share, unit: Unit, leases: tuple[Lease, ...], own: tuple[str, str] = ("", "")) -> str:
+def no_room(share: Share, unit: GpuDevice, leases: tuple[Lease, ...], own: tuple[str, str] = ("", "")) -> str:
     """Why *unit* has no room for *share* beside the shares of others; "" where it has.  Pure."""
     mine = [one for one in _shares_of(unit, leases) if (one.root, one.id) != own]
     if share.memory and unit.memory < 0:
@@ -72,7 +72,7 @@ def _list_shares(leases: list[Lease]) -> str:
     return ", ".join([f"{describe_lease(one)} has {share_text(one.memory, one.threads)}" for one in leases])
 
 
-def _shares_of(unit: Unit, leases: tuple[Lease, ...]) -> list[Lease]:
+def _shares_of(unit: GpuDevice, leases: tuple[Lease, ...]) -> list[Lease]:
     return [one for one in leases if one.kind == _SHARE and unit.key in [leased.key for leased in one.units]]
 
 
@@ -85,14 +85,14 @@ def _others(found: Survey, leases: tuple[Lease, ...], policy: LeasePolicy, own: 
     return holders(replace(found, computing=tuple(computing)), apart, policy, own)
 
 
-def _by(taken: Mapping[str, str], unit: Unit) -> str:
-    return taken.get(unit.key, "") or (taken.get(unit.gpu_key, "") if unit.mig else "")
+def _by(taken: Mapping[str, str], unit: GpuDevice) -> str:
+    return taken.get(unit.key, "") or (taken.get(unit.gpu_key, "") if unit.parent else "")
 
 
 def share_free(
     request: FreeRequest,
     share: Share,
-    roots: Roots,
+    own_env: Mapping[str, str],
     policy: LeasePolicy,
     store: Store,
     requester: Requester,
@@ -106,7 +106,7 @@ def share_free(
         raise ConfigError(
             place(requester.source), f"'{clean(request.text)}': a share is a part of a single GPU: ask for free:1"
         )
-    found = survey(roots)
+    found = survey(own_env, vendor=request.vendor)
     if not note:
         return _share_free(request, share, found, policy, store, requester, tickets(store.path, tidy=False))
     with store:
@@ -141,7 +141,7 @@ def _share_free(
         raise GpuError(f"{text}: {why}")
     used = store.last_used()
 
-    def order(unit: Unit) -> tuple[int, int, int, int, int]:
+    def order(unit: GpuDevice) -> tuple[int, int, int, int, int]:
         mine = _shares_of(unit, leases)
         left = unit.memory - sum([one.memory for one in mine])
         return int(not mine), left, 100 - sum([one.threads for one in mine]), used.get(unit.key, 0), unit.index
@@ -150,7 +150,7 @@ def _share_free(
 
 
 def _kept_for(
-    waiting: tuple[Ticket, ...], units: tuple[Unit, ...], room: tuple[Unit, ...], leases: tuple[Lease, ...]
+    waiting: tuple[Ticket, ...], units: tuple[GpuDevice, ...], room: tuple[GpuDevice, ...], leases: tuple[Lease, ...]
 ) -> dict[str, str]:
     """Key → who keeps that GPU of those with *room*: it is free, and was asked for before.  Pure.
 
@@ -169,7 +169,7 @@ def _kept_for(
 def share_named(
     nodes: frozenset[tuple[int, int]],
     share: Share,
-    roots: Roots,
+    own_env: Mapping[str, str],
     policy: LeasePolicy,
     store: Store,
     requester: Requester,
@@ -179,7 +179,7 @@ def share_named(
 
     Unless *note*, nothing is changed.  Raises :class:`GpuError`: it is none, more than one, leased, or has no room.
     """
-    found = survey(roots)
+    found = survey(own_env)
     mine = units_of(found.units, nodes)
     if len(mine) != 1:
         what = f"{len(mine)} GPUs are asked for" if mine else "no GPU is asked for"
@@ -193,7 +193,7 @@ def share_named(
 
 
 def _share_named(
-    unit: Unit, share: Share, found: Survey, policy: LeasePolicy, store: Store, requester: Requester
+    unit: GpuDevice, share: Share, found: Survey, policy: LeasePolicy, store: Store, requester: Requester
 ) -> GivenShare:
     leases = store.leases()
     own = [one for one in _shares_of(unit, leases) if (one.root, one.id) == (requester.root, requester.id)]

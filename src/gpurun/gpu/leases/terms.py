@@ -17,7 +17,7 @@ import time
 from gpurun import log
 from gpurun.errors import ConfigError, GpurunError, clean, oserror_text
 from gpurun.gpu.leases.liveness import is_cgroup, open_process, own_pid_namespace
-from gpurun.gpu.nvidia.request.records import place
+from gpurun.gpu.vendors import place
 from gpurun.record import replace
 
 TYPE_CHECKING = False

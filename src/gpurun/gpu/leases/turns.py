@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpurun.gpu.leases.choice import Unit
+    from gpurun.gpu.device import GpuDevice
 
 
 class Want(Record):
@@ -24,7 +24,9 @@ class Want(Record):
     nvlink: bool = False
 
 
-def available_units(own: Want, units: tuple[Unit, ...], free: tuple[Unit, ...], before: Sequence[Want]) -> tuple[Unit, ...]:
+def available_units(
+    own: Want, units: tuple[GpuDevice, ...], free: tuple[GpuDevice, ...], before: Sequence[Want]
+) -> tuple[GpuDevice, ...]:
     """Those of the *free* ones of all *units* that *own* may have while the requests *before* it wait, in their order.
 
     Where those before could do with different GPUs, they keep the ones that *own* cannot have.
@@ -41,7 +43,7 @@ def available_units(own: Want, units: tuple[Unit, ...], free: tuple[Unit, ...], 
     return tuple([unit for unit in free if unit.key not in others])
 
 
-def _slots(want: Want, units: tuple[Unit, ...], free: tuple[Unit, ...]) -> list[list[str]]:
+def _slots(want: Want, units: tuple[GpuDevice, ...], free: tuple[GpuDevice, ...]) -> list[list[str]]:
     """For each GPU that *want* still keeps, the keys of those that it could be."""
     ready = {unit.key for unit in free}
     if not want.nvlink:

@@ -8,7 +8,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gpurun.gpu.leases.choice import Unit, Verdict
+    from gpurun.gpu.device import GpuDevice
+    from gpurun.gpu.leases.choice import Verdict
 
 _CHARACTERS = 4000
 
@@ -30,9 +31,9 @@ def reasons(verdicts: Sequence[Verdict], loads: Mapping[str, str], free: str = "
     return clean_lines("; ".join(parts))
 
 
-def _names(units: list[Unit]) -> str:
-    whole = ", ".join([str(unit.index) for unit in units if not unit.mig])
-    return ", ".join([*([f"GPU {whole}"] if whole else []), *[unit.label for unit in units if unit.mig]])
+def _names(units: list[GpuDevice]) -> str:
+    whole = ", ".join([str(unit.index) for unit in units if not unit.parent])
+    return ", ".join([*([f"GPU {whole}"] if whole else []), *[unit.label for unit in units if unit.parent]])
 
 
 def clean_lines(text: str) -> str:

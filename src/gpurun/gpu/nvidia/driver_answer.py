@@ -10,9 +10,9 @@ from gpurun.errors import GpuError
 from gpurun.gpu.host.access import closed_by_job
 from gpurun.gpu.nvidia.host.device_numbers import node_minors
 from gpurun.gpu.nvidia.host.roots import dev_root
-from gpurun.gpu.nvidia.request.records import place
 from gpurun.gpu.nvidia.request.selection import identified, select
 from gpurun.gpu.nvidia.request.settings import roots_of
+from gpurun.gpu.vendors import place
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False

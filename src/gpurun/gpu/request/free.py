@@ -5,6 +5,7 @@ The grammar: ``free``, a colon and how many (1 unless said), then conditions, ea
     memory>=20GiB   its whole memory; also > < <= = and the units KiB to TiB, kB to TB, or bytes without one
     product=A100*   its model, a pattern as of a shell, upper and lower case alike, "NVIDIA " before it or not; also !=
     nvlink          those chosen are connected with each other by NVLink
+    vendor=amd      of that maker, whichever variable asks
     for<=4h         for that long at the most (s, m, h, d); what comes then is the site's choice
     profile=1g.10gb MIG devices of that profile instead of whole GPUs
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 from gpurun.decimals import decimal
 from gpurun.errors import ConfigError, clean
 from gpurun.formats.globs import matches
-from gpurun.gpu.nvidia.request.records import is_free, place
+from gpurun.gpu.vendors import NAMES, is_free, place
 from gpurun.record import Record
 
 #: No host has more GPUs and MIG devices than that.
@@ -26,7 +27,7 @@ _UNITS = {
     "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40,
 }  # fmt: skip
 _COMPARISONS = (">=", "<=", ">", "<", "=")
-_KNOWN = "memory>=20GiB, product=A100*, nvlink, profile=1g.10gb and for<=4h"
+_KNOWN = "memory>=20GiB, product=A100*, nvlink, profile=1g.10gb, vendor=amd and for<=4h"
 _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MAX_DAYS = 366
 
@@ -44,6 +45,8 @@ class FreeRequest(Record):
     nvlink: bool = False
     profile: str = ""
     longest: int = 0  # seconds; 0: as long as its container
+    vendor: str = ""
+    source: str = ""  # where it was found
 
     def product_fits(self, model: str) -> bool:
         """Whether a GPU of that *model* is one that is meant."""
@@ -56,8 +59,11 @@ class FreeRequest(Record):
         return all(_holds(size, comparison, wanted) for comparison, wanted in self.memory)
 
 
-def read_free_request(text: str, source: str) -> FreeRequest:
-    """What *text* asks for, found at *source*; raises :class:`ConfigError` that says what is wrong with it."""
+def read_free_request(text: str, source: str, vendor: str = "") -> FreeRequest:
+    """What *text* asks for, found at *source*, of *vendor* unless it names one.
+
+    Raises :class:`ConfigError` that says what is wrong with it.
+    """
     if not is_free(text):
         raise ConfigError(place(source), f"'{clean(text)}' does not ask for free GPUs")
     head, *conditions = [part.strip() for part in text.split(";")]
@@ -80,13 +86,17 @@ def read_free_request(text: str, source: str) -> FreeRequest:
             profile = condition.partition("=")[2].strip().lower()
             if not profile:
                 raise _bad(text, source, condition, "does not name a profile, write profile=1g.10gb")
+        elif condition.startswith("vendor") and condition[6:].strip().startswith("="):
+            vendor = condition.partition("=")[2].strip().lower()
+            if vendor not in NAMES:
+                raise _bad(text, source, condition, f"names none of {', '.join(NAMES)}")
         elif condition.startswith("for") and condition[3:].strip().startswith("<="):
             longest = _duration(condition, text, source)
         elif condition:
             raise _bad(text, source, condition, f"is not a condition; known are {_KNOWN}")
     if nvlink and profile:
         raise _bad(text, source, "nvlink", "cannot be asked of MIG devices, which have none")
-    return FreeRequest(text, wanted, tuple(memory), tuple(products), nvlink, profile, longest)
+    return FreeRequest(text, wanted, tuple(memory), tuple(products), nvlink, profile, longest, vendor, source)
 
 
 def _bad(text: str, source: str, condition: str, what: str) -> ConfigError:

@@ -17,8 +17,8 @@ from gpurun.gpu.nvidia.cdi.generate import generate
 from gpurun.gpu.nvidia.cdi.generated import GenerateOptions
 from gpurun.gpu.nvidia.host.identity import GpuIdentity, MigIdentity
 from gpurun.gpu.nvidia.host.roots import Roots
-from gpurun.gpu.nvidia.request.injected import Injected
 from gpurun.gpu.nvidia.request.settings import Settings
+from gpurun.gpu.request.injected import Injected
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from gpurun.oci.config import Device, OciHook
 from tests.golden import same_as_golden

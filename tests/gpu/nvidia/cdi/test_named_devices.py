@@ -13,8 +13,8 @@ from gpurun.errors import ConfigError, GpuError, GpurunError
 from gpurun.gpu.nvidia.cdi.hook_work import do_known_hooks, hook_work
 from gpurun.gpu.nvidia.cdi.known_hooks import COMMANDS, as_known_call, parse_call
 from gpurun.gpu.nvidia.cdi.named_devices import annotated_devices, split_devices
-from gpurun.gpu.nvidia.request.injected import Injected
 from gpurun.gpu.nvidia.request.settings import Settings
+from gpurun.gpu.request.injected import Injected
 from gpurun.gpu.resolve import Inquiry, gpu_edits, replace_engine_hooks
 from gpurun.hook.cdi_hook_program import main as cdi_hook
 from gpurun.oci.config import Device, Mount, OciHook, read_config

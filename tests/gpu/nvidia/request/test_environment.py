@@ -7,8 +7,8 @@ import pytest
 from gpurun.errors import ConfigError
 from gpurun.gpu.nvidia.host.file_names import CAPABILITIES
 from gpurun.gpu.nvidia.request.environment import read_request
-from gpurun.gpu.nvidia.request.injected import is_replaced_hook
 from gpurun.gpu.nvidia.request.records import GpuRequest, Policy
+from gpurun.gpu.request.injected import is_replaced_hook
 
 UUID = "GPU-5b4f6a10-5197-4a6f-8c59-0a1b2c3d4e5f"
 

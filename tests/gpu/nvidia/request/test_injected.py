@@ -15,9 +15,10 @@ from gpurun.cdi.edits import ContainerEdits, ProcTree
 from gpurun.commands.gpu_explain import answer_for, lines_of, question
 from gpurun.engine.gpus.device_edits import injected_devices
 from gpurun.engine.state import load_gpus
-from gpurun.gpu.nvidia.request.injected import Injected, has_gpus
 from gpurun.gpu.nvidia.request.settings import Settings, read_settings
+from gpurun.gpu.request.injected import Injected, has_gpus
 from gpurun.gpu.resolve import Inquiry, gpu_edits
+from gpurun.gpu.vendors import VENDORS
 from gpurun.oci.config import Device, Mount, read_config
 from gpurun.oci.resources import DeviceRule
 from gpurun.record import replace
@@ -195,7 +196,7 @@ def test_without_a_mount_namespace_of_its_own() -> None:
     config["linux"]["devices"] = [{"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}]
     config["linux"]["resources"]["devices"].append({"allow": True, "type": "c", "major": 195, "access": "rw"})
     made = injected_devices(read_config(json.dumps(config).encode()))
-    assert made.mount_namespace and has_gpus(made)
+    assert made.mount_namespace and has_gpus(made, VENDORS[0])
     assert made.rules[-1] == DeviceRule(True, "c", 195, None, "rw") and made.mounts[0].destination == "/proc"
     config["linux"]["namespaces"] = [{"type": "pid"}]
     assert not injected_devices(read_config(json.dumps(config).encode())).mount_namespace
@@ -263,7 +264,7 @@ class TestContainers:
         made = with_nodes(bundle(), 1)
         made.linux["devices"][1]["path"] = "/dev/gpu"
         container = runtime.create(made.args("true"), env=ENVIRONMENT | sim.env)
-        assert load_gpus(str(runtime.root), container.id) == (minor(1, 2),)
+        assert load_gpus(str(runtime.root), container.id) == ((195, minor(1, 2)),)
 
     def test_a_proc_without_drivers(self, runtime: Runtime, bundle: MakeBundle, sim: SimulatedDriver) -> None:
         """Nothing can be hidden where nothing is: the container is made all the same."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpurun.cdi.edits import DeviceNode
-    from gpurun.gpu.nvidia.request.injected import Injected
+    from gpurun.gpu.request.injected import Injected
     from gpurun.oci.config import Device, Mount, OciHook
 
     Node = Device | DeviceNode

@@ -11,7 +11,7 @@ import posix
 
 from gpurun.cdi.edits import Hook
 from gpurun.errors import ConfigError
-from gpurun.gpu.nvidia.request.injected import CDI_PROGRAMS
+from gpurun.gpu.vendors import named
 from gpurun.record import Record
 
 #: The version of NVIDIA's toolkit whose command lines gpurun has under NVIDIA's names, and which docs/nvidia.md compares
@@ -53,7 +53,7 @@ class HookCall(Record):
 def as_known_call(hook: Hook) -> HookCall | None:
     """*hook* as a call that gpurun does itself, ``None`` for any other program, stage, command or argument."""
     program = hook.path.rpartition("/")[2]
-    if hook.stage not in ("createContainer", "createRuntime") or program not in CDI_PROGRAMS:
+    if hook.stage not in ("createContainer", "createRuntime") or program not in named("nvidia").cdi_programs:
         return None
     words = hook.args[1:]
     if program != "nvidia-cdi-hook":

@@ -34,7 +34,8 @@ from gpurun.gpu.nvidia.host.device_numbers import node_minors
 from gpurun.gpu.nvidia.host.driver import module_version
 from gpurun.gpu.nvidia.host.gpus import numa_nodes
 from gpurun.gpu.nvidia.request.environment import names_capabilities, read_needs
-from gpurun.gpu.nvidia.request.records import is_qualified, place
+from gpurun.gpu.nvidia.request.records import is_qualified
+from gpurun.gpu.vendors import place
 from gpurun.linux.procfs import in_user_namespace
 from gpurun.record import replace
 

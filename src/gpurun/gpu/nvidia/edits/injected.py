@@ -29,7 +29,7 @@ from gpurun.record import replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.gpu.nvidia.host.roots import Roots
-    from gpurun.gpu.nvidia.request.injected import Injected
+    from gpurun.gpu.request.injected import Injected
 
 #: In the place of a directory with ``dev/``: what the host's nodes are like is not asked, only which GPUs there are.
 _NO_DEV = PROC

@@ -12,8 +12,8 @@ from gpurun.errors import GpuError, clean
 from gpurun.gpu.host.reads import exists, read_text
 from gpurun.gpu.nvidia.host.libraries import DriverRoot, open_driver_root
 from gpurun.gpu.nvidia.host.roots import Roots, driver_root_path
-from gpurun.gpu.nvidia.request.records import place
 from gpurun.gpu.nvidia.request.require import check, properties
+from gpurun.gpu.vendors import place
 from gpurun.linux.files import Fd
 from gpurun.record import Record
 

@@ -17,10 +17,9 @@ from gpurun.gpu.nvidia.request.records import (
     VOLUME_MOUNTS,
     GpuRequest,
     Policy,
-    is_free,
     is_qualified,
-    place,
 )
+from gpurun.gpu.vendors import is_free, place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

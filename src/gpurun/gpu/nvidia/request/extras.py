@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpurun.decimals import decimal
 from gpurun.errors import ConfigError, clean
-from gpurun.gpu.nvidia.request.records import place
+from gpurun.gpu.vendors import place
 from gpurun.record import replace
 
 TYPE_CHECKING = False

@@ -53,18 +53,8 @@ class GpuRequest(Record):
     warnings: tuple[str, ...] = ()
 
 
-def place(source: str) -> str:
-    """The *source* of a request as a place in config.json."""
-    return source if source in ("mounts", "annotations") else f"process.env {source}"
-
-
 def is_qualified(device: str) -> bool:
     """Whether *device* has the form of a CDI device name ``vendor/class=name``."""
     kind, equals, name = device.partition("=")
     vendor, slash, cls = kind.partition("/")
     return bool(vendor and slash and cls and equals and name)
-
-
-def is_free(device: str) -> bool:
-    """Whether *device* asks for GPUs that are free, whichever they are (:mod:`gpurun.gpu.request.free`)."""
-    return device == "free" or device.startswith(("free:", "free;"))

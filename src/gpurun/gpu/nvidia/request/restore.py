@@ -11,7 +11,7 @@ the table ``[restore]`` of /etc/gpurun/config.toml:
 from __future__ import annotations
 
 from gpurun.errors import ConfigError, clean
-from gpurun.gpu.nvidia.request.records import is_free
+from gpurun.gpu.vendors import is_free
 from gpurun.oci.annotations import GPU_RESTORE
 from gpurun.record import Record
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gpurun.errors import GpuError, clean
 from gpurun.gpu.nvidia.host.roots import bus_order
-from gpurun.gpu.nvidia.request.records import VOLUME_MOUNTS, place
+from gpurun.gpu.nvidia.request.records import VOLUME_MOUNTS
+from gpurun.gpu.vendors import place
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from gpurun.gpu.nvidia.host.device_numbers import node_minors
+from gpurun.gpu.vendors import VENDORS
 from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpurun.gpu.vendors import Vendor
     from gpurun.oci.config import Device, Mount, OciHook
     from gpurun.oci.resources import DeviceRule
 
-#: Basenames of the hook that engines add for --gpus.
-_REPLACED_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
-#: Basenames of the programs that do the createContainer hooks of NVIDIA's CDI files.
-CDI_PROGRAMS = ("nvidia-cdi-hook", "nvidia-ctk", "gpurun", "gpurun-fast")
+_REPLACED_HOOKS = tuple([name for vendor in VENDORS for name in vendor.replaced_hooks])
 
 
 class Injected(Record):
@@ -33,9 +31,12 @@ def is_replaced_hook(path: str) -> bool:
     return path.rpartition("/")[2] in _REPLACED_HOOKS
 
 
-def has_gpus(injected: Injected) -> bool:
-    """Whether the config has nodes of GPUs itself: made by number, or bound from the host."""
-    if node_minors(injected.devices):
+def has_gpus(injected: Injected, vendor: Vendor) -> bool:
+    """Whether the config has nodes of GPUs of *vendor* itself: made by number, or bound from the host."""
+    major, first, last = vendor.numbers
+    if any(n.major == major and first <= n.minor <= last and n.type in ("c", "u") for n in injected.devices):
         return True
     # /dev/nvidia and a number; a driver root or a simulated one may stand before it
-    return any("/dev/nvidia" in mount.source and mount.source[-1:].isdigit() for mount in injected.mounts)
+    directory, prefix = vendor.nodes[0]
+    start = f"{directory}/{prefix}"
+    return any(start in mount.source and mount.source[-1:].isdigit() for mount in injected.mounts)

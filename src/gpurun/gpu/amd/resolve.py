@@ -1,0 +1,75 @@
+"""What AMD's GPUs add to a container that asks for some: their nodes with the host's modes, /dev/kfd, groups, udev's names.
+
+The image brings the libraries.  The card nodes, which computing does not need, come as well, as with AMD's own runtime,
+unless the container or the host says ``GPURUN_DRI_CARDS=0``.
+"""
+
+from __future__ import annotations
+
+from gpurun.cdi.edits import combine
+from gpurun.errors import GpuError
+from gpurun.gpu.amd.host import amd_gpus, kfd_node
+from gpurun.gpu.amd.request import VARIABLE, read_request, select
+from gpurun.gpu.host.drm_edits import drm_edits, groups, host_device
+from gpurun.gpu.resolve import NO_LESSOR
+from gpurun.gpu.vendors import is_free, module
+from gpurun.record import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.cdi.edits import ContainerEdits
+    from gpurun.gpu.amd.host import AmdGpu
+    from gpurun.gpu.request.free import FreeRequest
+    from gpurun.gpu.resolve import Inquiry
+
+_CARDS = "GPURUN_DRI_CARDS"
+_UNKNOWN = "GPURUN_AMD_UNKNOWN"
+NO_KFD = "AMD's GPUs compute by /dev/kfd: is the module amdgpu loaded, and was it built with CONFIG_HSA_AMD?"
+
+
+def edits_of(asked: Inquiry) -> ContainerEdits | None:
+    """The edits of AMD's part of a container, None for none.  Raises as :func:`gpurun.gpu.resolve.gpu_edits`."""
+    sysroot = _sysroot(asked)
+    gpus = amd_gpus(sysroot)
+    request = read_request(asked.env, gpus)
+    if request is None:
+        return None
+    if is_free(request.value):
+        from gpurun.gpu.request.free import read_free_request
+
+        free = read_free_request(request.value, request.source, "amd")
+        return module(free.vendor, "resolve").free_edits(asked, free)  # type: ignore[no-any-return]
+    if not gpus:
+        raise GpuError(
+            f"process.env {request.source}: this host has no AMD GPU that computes: "
+            f"{sysroot}/sys/module/amdgpu and {sysroot}/sys/class/kfd are there while the driver is loaded"
+        )
+    chosen = select(request, gpus, asked.own_env.get(_UNKNOWN) == "ignore")
+    return _edits(chosen, asked, request.source) if chosen else None
+
+
+def free_edits(asked: Inquiry, free: FreeRequest) -> ContainerEdits:
+    """The edits of the GPUs that are leased for *free*.  Raises :class:`GpuError`."""
+    if asked.allocate is None:
+        raise GpuError(NO_LESSOR)
+    names, warnings = asked.allocate(free)
+    chosen = tuple([gpu for gpu in amd_gpus(_sysroot(asked)) if gpu.key in names])
+    made = _edits(chosen, asked, free.source)
+    return replace(made, env=(*made.env, f"{VARIABLE}={','.join(names)}"), warnings=made.warnings + warnings)
+
+
+def _edits(gpus: tuple[AmdGpu, ...], asked: Inquiry, source: str) -> ContainerEdits:
+    said = [e.partition("=")[2] for e in asked.env if e.startswith(f"{_CARDS}=")]
+    cards = (said[-1] if said else asked.own_env.get(_CARDS, "")) != "0"
+    each = tuple({gpu.key: (f"AMD GPU {gpu.index} ({source})", gpu.drm) for gpu in gpus}.values())
+    made = drm_edits(each, cards)
+    kfd = kfd_node(_sysroot(asked))
+    if kfd is None or not kfd.exists:
+        raise GpuError(f"{_sysroot(asked)}/dev/kfd is not there: {NO_KFD}")
+    node = host_device(kfd, "every container with an AMD GPU")
+    gids = tuple(sorted({*made.additional_gids, *groups([node])}))
+    return combine(replace(made, additional_gids=gids), replace(drm_edits(()), device_nodes=(node,)))
+
+
+def _sysroot(asked: Inquiry) -> str:
+    return asked.own_env.get("GPURUN_SYSROOT", "").rstrip("/")

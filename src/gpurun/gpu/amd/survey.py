@@ -1,0 +1,72 @@
+"""AMD's GPUs and partitions as things to lease, and which processes compute on them, as KFD says."""
+
+from __future__ import annotations
+
+from gpurun.decimals import decimal
+from gpurun.gpu.amd.host import PCIE as PCIE_LINK
+from gpurun.gpu.amd.host import TOPOLOGY, XGMI, amd_gpus, kfd_node, links
+from gpurun.gpu.device import DIRECT, OTHER, PCIE, GpuDevice, Survey
+from gpurun.gpu.host.reads import names_in, read_attribute
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpurun.gpu.amd.host import AmdGpu
+    from gpurun.gpu.host.reads import HostNode
+
+_NEARNESS = {XGMI: DIRECT, PCIE_LINK: PCIE}
+_PROCESSES = "/sys/class/kfd/kfd/proc"
+_MOST_PROCESSES = 1 << 16
+
+
+def survey(own_env: Mapping[str, str], ask: bool = True, more: bool = False) -> Survey:
+    """AMD's GPUs; with *ask* their links and processes as well.  The card nodes are always known, so *more* adds nothing."""
+    sysroot = own_env.get("GPURUN_SYSROOT", "").rstrip("/")
+    gpus = amd_gpus(sysroot)
+    every = links(sysroot, gpus) if ask else ((),) * len(gpus)
+    kfd = kfd_node(sysroot)
+    units = [
+        _device(gpu, kfd, tuple([(peer, _NEARNESS.get(kind, OTHER)) for peer, kind, _ in mine]))
+        for gpu, mine in zip(gpus, every, strict=True)
+    ]
+    return Survey(tuple(units), _computing(sysroot, gpus) if ask else ())
+
+
+def _device(gpu: AmdGpu, kfd: HostNode | None, peers: tuple[tuple[int, int], ...]) -> GpuDevice:
+    drm = gpu.drm
+    ids = tuple([f"0x{one}" for one in gpu.unique_ids])
+    return GpuDevice(
+        "amd",
+        gpu.key,
+        (gpu.key, str(gpu.index), f"amd:{gpu.index}", *ids),
+        gpu.index,
+        gpu.model,
+        drm.driver,
+        gpu.numa_node,
+        drm.pcie_root,
+        gpu.memory,
+        gpu.pci if gpu.partition >= 0 else "",
+        gpu.profile,
+        nodes=(drm.render,) if drm.render is not None else (),
+        more_nodes=(drm.card,) if drm.card is not None else (),
+        common_nodes=(kfd,) if kfd is not None and kfd.exists else (),
+        links=peers,
+        title=f"AMD GPU {gpu.index}",
+        minor=drm.render.minor if drm.render is not None else 0,
+    )
+
+
+def _computing(sysroot: str, gpus: tuple[AmdGpu, ...]) -> tuple[tuple[str, int], ...]:
+    """(key, pid) of each process that KFD knows, on each GPU on which it has memory."""
+    ids = {read_attribute(f"{sysroot}{TOPOLOGY}/{gpu.kfd.number}/gpu_id", 64): gpu.key for gpu in gpus}
+    found: list[tuple[str, int]] = []
+    for name in names_in(sysroot + _PROCESSES)[:_MOST_PROCESSES]:
+        pid = decimal(name)
+        if pid is None:
+            continue
+        base = f"{sysroot}{_PROCESSES}/{name}"
+        found += [
+            (key, pid) for gpu_id, key in ids.items() if gpu_id and decimal(read_attribute(f"{base}/vram_{gpu_id}", 64))
+        ]
+    return tuple(found)

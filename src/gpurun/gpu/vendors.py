@@ -1,0 +1,121 @@
+"""The makers of GPUs that gpurun knows: one table, and what the requests of all of them have in common.
+
+The room of a maker is ``gpurun.gpu.NAME``.  Its modules are imported when a container has one of its variables, or the
+host one of its directories, and never before.  CONTRIBUTING.md says what such a room must have.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from gpurun.cdi.edits import DeviceNode
+    from gpurun.ns.mount_plan import DeviceStep
+    from gpurun.oci.config import Device
+
+
+class Vendor(Record):
+    """A row: *name* is that of its room; *variable* lists a container's GPUs; an entry of the environment that begins with
+    one of *prefixes* asks for some.
+
+    *probe* is a path that the host has while the driver is loaded.  *kind* is that of its CDI devices, *resource* what its
+    extended resources in Kubernetes begin with.  *nodes* are the (directory, prefix) of its device nodes below /dev, and
+    *compute* the names in /dev that a container which computes has some of; *numbers* are the (major, first minor, last
+    minor) of the nodes of GPUs.  *site_file* is a file of settings that may name more variables to ask with, and
+    *site_variables* those of gpurun's own environment that lead to one.  *limits* are prefixes of variables that limit a
+    GPU's memory.  *replaced_hooks* are basenames of prestart hooks that engines add and gpurun does itself, *cdi_programs*
+    those of the programs that do the hooks of the maker's CDI files.
+    """
+
+    name: str
+    variable: str
+    prefixes: tuple[str, ...]
+    probe: str
+    kind: str
+    resource: str
+    nodes: tuple[tuple[str, str], ...]
+    compute: tuple[str, ...]
+    numbers: tuple[int, int, int]
+    site_file: str = ""
+    site_variables: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+    replaced_hooks: tuple[str, ...] = ()
+    cdi_programs: tuple[str, ...] = ()
+
+
+VENDORS = (
+    Vendor(
+        "nvidia",
+        "NVIDIA_VISIBLE_DEVICES",
+        ("NVIDIA_VISIBLE_DEVICES=", "CUDA_VERSION="),
+        "/proc/driver/nvidia",
+        "nvidia.com/gpu",
+        "nvidia.com/",
+        (("/dev", "nvidia"), ("/dev/nvidia-caps", "nvidia-cap")),
+        ("nvidia-uvm", "dri"),
+        (195, 0, 253),  # registered with LANANA; what follows are the driver's own
+        "/etc/nvidia-container-runtime/config.toml",
+        ("GPURUN_SYSROOT", "NVIDIA_CTK_CONFIG_FILE_PATH", "XDG_CONFIG_HOME", "GPURUN_MODE"),
+        ("NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT"),  # and their plurals
+        ("nvidia-container-runtime-hook", "nvidia-container-toolkit"),
+        ("nvidia-cdi-hook", "nvidia-ctk", "gpurun", "gpurun-fast"),
+    ),
+    Vendor(
+        "amd",
+        "AMD_VISIBLE_DEVICES",
+        ("AMD_VISIBLE_DEVICES=", "DOCKER_RESOURCE_"),
+        "/sys/module/amdgpu/drivers",
+        "amd.com/gpu",
+        "amd.com/",
+        (("/dev/dri", "renderD"), ("/dev", "kfd")),
+        ("kfd", "dri"),
+        (226, 128, (1 << 20) - 1),
+    ),
+)
+#: All prefixes of entries in an environment that may ask for GPUs.
+ASKING = tuple([prefix for vendor in VENDORS for prefix in vendor.prefixes])
+NAMES = tuple([vendor.name for vendor in VENDORS])
+
+
+def named(name: str) -> Vendor:
+    """The row of *name*; raises ValueError for one that is not there."""
+    return VENDORS[NAMES.index(name)]
+
+
+def present(own_env: Mapping[str, str]) -> tuple[Vendor, ...]:
+    """Those whose driver this host has; *own_env* is gpurun's environment (GPURUN_SYSROOT)."""
+    base = own_env.get("GPURUN_SYSROOT", "").rstrip("/")
+    return tuple([vendor for vendor in VENDORS if posix.access(base + vendor.probe, posix.F_OK)])
+
+
+def module(vendor: str, name: str) -> Any:
+    """The module *name* of the maker's room, imported now."""
+    path = f"gpurun.gpu.{vendor}.{name}"
+    return __import__(path, fromlist=[name])
+
+
+def gpu_numbers(nodes: Iterable[Device | DeviceNode | DeviceStep]) -> tuple[tuple[int, int], ...]:
+    """(major, minor) of the GPUs among device *nodes*, each once: by their numbers, for they may have any path."""
+    bounds = {vendor.numbers for vendor in VENDORS}
+    found = [
+        (n.major, n.minor)
+        for n in nodes
+        if n.type in ("c", "u") and any(n.major == major and first <= n.minor <= last for major, first, last in bounds)
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def place(source: str) -> str:
+    """The *source* of a request as a place in config.json."""
+    return source if source in ("mounts", "annotations") else f"process.env {source}"
+
+
+def is_free(device: str) -> bool:
+    """Whether *device* asks for GPUs that are free, whichever they are (:mod:`gpurun.gpu.request.free`)."""
+    return device == "free" or device.startswith(("free:", "free;"))

@@ -1,0 +1,46 @@
+"""Containers with AMD's GPUs, on a simulated host: what they may open, as whom, and what comes while they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MakeBundle
+from tests.native.runtime import ENVIRONMENT, Runtime
+from tests.simcards import RENDER, VIDEO, Host, amd
+
+pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
+
+LOOK = "ls /dev/dri /dev/dri/by-path; id -G; for n in /dev/kfd /dev/dri/render*; do (: <>$n) 2>&1 | sed 's/.*: //'; done"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    made = amd.mi210(tmp_path / "host", count=2)
+    if not made.real_nodes:
+        pytest.skip("device nodes need root")
+    return made
+
+
+def test_its_own_gpu_in_the_groups_of_the_host(runtime: Runtime, bundle: MakeBundle, host: Host) -> None:
+    made = bundle()
+    made.process["env"].append(f"AMD_VISIBLE_DEVICES={amd.MI210[0][0]}")
+    out = runtime.output(made.sh(LOOK), env=ENVIRONMENT | host.env)
+    assert "renderD128" in out and "renderD129" not in out and f"pci-{amd.MI210[0][0]}-render" in out
+    assert {str(VIDEO), str(RENDER)} <= set(out.split())
+    assert "No such device or address" in out or "No such device" in out, "it may be opened; there is no driver"
+    assert "not permitted" not in out and "denied" not in out
+
+
+def test_exec_has_the_groups_and_what_is_attached(runtime: Runtime, bundle: MakeBundle, host: Host) -> None:
+    made = bundle()
+    made.process["env"].append("AMD_VISIBLE_DEVICES=0")
+    env = ENVIRONMENT | host.env
+    container = runtime.start(made.args("sleep", "1000"), env=env)
+    done = runtime("gpu", "attach", container.id, "amd:1", env=env)
+    assert done.rc == 0, done.text
+    done = runtime("exec", container.id, "sh", "-c", f"{LOOK}; echo $AMD_VISIBLE_DEVICES", env=env)
+    out = done.out
+    assert {str(VIDEO), str(RENDER)} <= set(out.split()) and "renderD128" in out and "renderD129" in out, done.text
+    assert out.split()[-1] == f"{amd.MI210[1][0]},{amd.MI210[0][0]}"
