@@ -156,7 +156,7 @@ class ClientBed:
 
     def close(self) -> None:
         if self._process is not None:
-            self._process.communicate(timeout=60)
+            self._process.communicate(timeout=self.timeout)
 
 
 class GuestBed(ClientBed):

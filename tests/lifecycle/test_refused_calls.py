@@ -105,3 +105,18 @@ def test_close_range_with_any_error(runtime: Runtime, bundle: MakeBundle, comman
     else:
         done = runtime("exec", runtime.start(bundle().sh(FOREVER)).id, "ls", "/proc/self/fd", preexec=before)
     assert (done.rc, done.out.split()) == (0, ["0", "1", "2", "3"]), done  # 3 is the directory that ls reads
+
+
+@pytest.mark.gpurun_only
+def test_a_mount_on_another_ones_root(runtime: Runtime, bundle: MakeBundle) -> None:
+    """No path leads to the lower one; all that can be seen is read-only."""
+    b = bundle().sh("grep -E ' /tmp(/| )' /proc/mounts; : >/tmp/below/x")
+    source = b.directory / "data"
+    (source / "below").mkdir(parents=True)
+    twice = 'cd "$1"; shift; for size in 64k 128k; do mount -t tmpfs -o size=$size t below; done; exec "$@"'
+    b.mount("/tmp", str(source), "rbind", "rro")
+    tracer = ("unshare", "-m", "--propagation", "private", "sh", "-ec", twice, "sh", str(source))
+    done = runtime.run(b, tracer=tracer, preexec=refuse(("mount_setattr",), errno.ENOSYS))
+    seen = [line.split()[3].split(",") for line in done.out.splitlines()]
+    assert len(seen) == 3 and "ro" in seen[0] and "ro" in seen[-1] and "size=128k" in seen[-1], done.text
+    assert "Read-only file system" in done.err

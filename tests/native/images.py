@@ -13,25 +13,27 @@ CACHE = Path.home() / ".cache/gpurun-images"
 _LEFT_OUT = ("dev/*", "usr/share/*", "usr/lib/*/gconv", "usr/lib/*/perl-base", "usr/lib/locale")  # what no test looks at
 
 
-def debian_tar() -> Path:
-    """A tar of the essential packages of this machine's Debian; skips the test where it cannot be had."""
+def debian_tar(name: str = "debian", *packages: str) -> Path:
+    """A tar of the essential packages of this machine's Debian and of *packages*, kept by *name*; skips the test where it
+    cannot be had."""
     release = dict(
         line.partition("=")[::2] for line in Path("/etc/os-release").read_text().splitlines() if line.startswith("VERSION_C")
     )
     codename = release.get("VERSION_CODENAME", "")
-    tar = CACHE / f"debian-{codename}-{os.uname().machine}.tar"
+    tar = CACHE / f"{name}-{codename}-{os.uname().machine}.tar"
     if tar.exists():
         return tar
     if not shutil.which("mmdebstrap") or not codename:
         pytest.skip("a Debian image is made with mmdebstrap, which is not here")
     CACHE.mkdir(parents=True, exist_ok=True)
     new = CACHE / f".{os.getpid()}.tar"
+    included = [f"--include={','.join(packages)}", "--aptopt=APT::Install-Recommends false"] if packages else []
     made = subprocess.run(
-        ["mmdebstrap", "--variant=essential", codename, str(new)],
+        ["mmdebstrap", "--variant=essential", *included, codename, str(new)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=900,
         check=False,
     )
     if made.returncode:

@@ -118,11 +118,17 @@ def _change_all(fd: int, attr_set: int, attr_clr: int, propagation: int, recursi
     if not recursive or not (attr_set or attr_clr):
         return
     known = {mount_id(fd)}
-    for mount in mounts():  # a mount stands after the one that it is on
+    listed = mounts()  # a mount stands after the one that it is on
+    points = {mount.id: mount.point for mount in listed}
+    # A mount on another's root: no path leads to that one, and only who may mount, and so change it himself, uncovers it.
+    covered = {mount.parent for mount in listed if points.get(mount.parent) == mount.point}
+    for mount in listed:
         if mount.parent in known:
             known.add(mount.id)
+            if mount.id in covered:
+                continue
             with Fd(posix.open(mount.point, O_PATH | O_CLOEXEC)) as below:
-                if mount_id(below) != mount.id:  # covered, or somebody has exchanged a directory of the path
+                if mount_id(below) != mount.id:  # somebody has exchanged a directory of the path
                     raise OSError(EOPNOTSUPP, posix.strerror(EOPNOTSUPP), mount.point)
                 _change(below, attr_set, attr_clr, 0)
 

@@ -10,9 +10,10 @@ import pytest
 from gpurun.cdi.edits import ContainerEdits, Hook
 from gpurun.engine.plan.merged_edits import merge_into_config
 from gpurun.errors import ConfigError, GpuError, GpurunError
+from gpurun.gpu.nvidia.cdi import named_devices
 from gpurun.gpu.nvidia.cdi.hook_work import do_known_hooks, hook_work
 from gpurun.gpu.nvidia.cdi.known_hooks import COMMANDS, as_known_call, parse_call
-from gpurun.gpu.nvidia.cdi.named_devices import annotated_devices, split_devices
+from gpurun.gpu.nvidia.cdi.named_devices import annotated_devices, spec_dirs, split_devices
 from gpurun.gpu.nvidia.request.settings import Settings
 from gpurun.gpu.request.injected import Injected
 from gpurun.gpu.resolve import Inquiry, gpu_edits, replace_engine_hooks
@@ -299,3 +300,23 @@ def test_help_of_the_hook_program(words: tuple[str, ...], capfd: pytest.CaptureF
     named = [word for word in words if word in COMMANDS]
     for option in COMMANDS[named[0]] if named else ():
         assert f"--{option}" in said.out
+
+
+@pytest.mark.parametrize(
+    ("euid", "nested", "own_env", "dirs"),
+    [
+        (1000, False, {"XDG_CONFIG_HOME": "/x/", "HOME": "/home/me"}, ("/x/cdi",)),
+        (1000, False, {"XDG_CONFIG_HOME": "", "HOME": "/home/me"}, ("/home/me/.config/cdi",)),
+        (0, True, {"HOME": "/home/me"}, ("/home/me/.config/cdi",)),
+        (0, False, {"XDG_CONFIG_HOME": "/x", "HOME": "/root"}, ()),
+        (1000, False, {"XDG_CONFIG_HOME": "x", "HOME": "/home/me"}, ()),
+        (1000, False, {}, ()),
+    ],
+)
+def test_a_users_own_directory(
+    monkeypatch: pytest.MonkeyPatch, euid: int, nested: bool, own_env: dict[str, str], dirs: tuple[str, ...]
+) -> None:
+    """Behind the site's, whose devices of the same name it has precedence over; root of the host has none."""
+    monkeypatch.setattr(named_devices.posix, "geteuid", lambda: euid)
+    monkeypatch.setattr(named_devices, "in_user_namespace", lambda: nested)
+    assert spec_dirs(Settings(spec_dirs=("/site",)), own_env) == ("/site", *dirs)
