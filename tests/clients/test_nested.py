@@ -23,7 +23,15 @@ from tests.simdriver import Options
 pytestmark = [pytest.mark.native, pytest.mark.clients, pytest.mark.slow, pytest.mark.gpurun_only]
 
 IMAGE = "test/engines:1"
-PACKAGES = ("docker.io", "containerd", "podman", "iproute2", "iptables", "python3-minimal", "libpython3-stdlib")
+PACKAGES: tuple[str, ...] = (
+    "docker.io",
+    "containerd",
+    "podman",
+    "iproute2",
+    "iptables",
+    "python3-minimal",
+    "libpython3-stdlib",
+)
 PACKAGES += ("busybox-static", "uidmap", "fuse-overlayfs", "procps", "kmod", "ca-certificates", "runc")
 
 #: Before all that is done inside.  A container of an engine starts in a cgroup that must be empty before controllers can be

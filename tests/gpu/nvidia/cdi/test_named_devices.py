@@ -317,6 +317,6 @@ def test_a_users_own_directory(
     monkeypatch: pytest.MonkeyPatch, euid: int, nested: bool, own_env: dict[str, str], dirs: tuple[str, ...]
 ) -> None:
     """Behind the site's, whose devices of the same name it has precedence over; root of the host has none."""
-    monkeypatch.setattr(named_devices.posix, "geteuid", lambda: euid)
+    monkeypatch.setattr("posix.geteuid", lambda: euid)
     monkeypatch.setattr(named_devices, "in_user_namespace", lambda: nested)
     assert spec_dirs(Settings(spec_dirs=("/site",)), own_env) == ("/site", *dirs)
