@@ -10,9 +10,9 @@ import posix
 
 from gpurun.errors import GpuError
 from gpurun.gpu.request.injected import has_gpus
-from gpurun.gpu.vendors import ASKING, VENDORS, module
+from gpurun.gpu.vendors import ASKING, EVERY_MAKER, VENDORS, module
 from gpurun.oci.annotations import GPU_MEMORY, GPU_THREADS
-from gpurun.record import Record
+from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -94,6 +94,10 @@ def gpu_edits(asked: Inquiry) -> ContainerEdits | None:
     Raises :class:`ConfigError` for a bad request or configuration, :class:`GpuError` for a host that cannot serve it.
     """
     share = _share(asked)
+    if any(e.startswith(f"{EVERY_MAKER}=") for e in asked.env):
+        from gpurun.gpu.visible import makers_words
+
+        asked = replace(asked, env=makers_words(asked.env, asked.own_env))
     made: ContainerEdits | None = None
     for vendor in VENDORS:
         if _concerns(vendor, asked):

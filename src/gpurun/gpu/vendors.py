@@ -20,23 +20,27 @@ if TYPE_CHECKING:
     from gpurun.oci.config import Device
 
 
+#: The variable that names GPUs of every maker (:mod:`gpurun.gpu.visible`), and the only one for Intel's.
+EVERY_MAKER = "GPURUN_VISIBLE_DEVICES"
+
+
 class Vendor(Record):
     """A row: *name* is that of its room; *variable* lists a container's GPUs; an entry of the environment that begins with
     one of *prefixes* asks for some.
 
-    *probe* is a path that the host has while the driver is loaded.  *kind* is that of its CDI devices, *resource* what its
-    extended resources in Kubernetes begin with.  *nodes* are the (directory, prefix) of its device nodes below /dev, and
-    *compute* the names in /dev that a container which computes has some of; *numbers* are the (major, first minor, last
-    minor) of the nodes of GPUs.  *site_file* is a file of settings that may name more variables to ask with, and
-    *site_variables* those of gpurun's own environment that lead to one.  *limits* are prefixes of variables that limit a
-    GPU's memory.  *replaced_hooks* are basenames of prestart hooks that engines add and gpurun does itself, *cdi_programs*
-    those of the programs that do the hooks of the maker's CDI files.
+    *probes* are paths one of which the host has while a driver of the maker's is loaded.  *kind* is that of its CDI
+    devices, *resource* what its extended resources in Kubernetes begin with.  *nodes* are the (directory, prefix) of its
+    device nodes below /dev, and *compute* the names in /dev that a container which computes has some of; *numbers* are the
+    (major, first minor, last minor) of the nodes of GPUs.  *site_file* is a file of settings that may name more variables
+    to ask with, and *site_variables* those of gpurun's own environment that lead to one.  *limits* are prefixes of
+    variables that limit a GPU's memory.  *replaced_hooks* are basenames of prestart hooks that engines add and gpurun does
+    itself, *cdi_programs* those of the programs that do the hooks of the maker's CDI files.
     """
 
     name: str
     variable: str
     prefixes: tuple[str, ...]
-    probe: str
+    probes: tuple[str, ...]
     kind: str
     resource: str
     nodes: tuple[tuple[str, str], ...]
@@ -54,7 +58,7 @@ VENDORS = (
         "nvidia",
         "NVIDIA_VISIBLE_DEVICES",
         ("NVIDIA_VISIBLE_DEVICES=", "CUDA_VERSION="),
-        "/proc/driver/nvidia",
+        ("/proc/driver/nvidia",),
         "nvidia.com/gpu",
         "nvidia.com/",
         (("/dev", "nvidia"), ("/dev/nvidia-caps", "nvidia-cap")),
@@ -70,11 +74,22 @@ VENDORS = (
         "amd",
         "AMD_VISIBLE_DEVICES",
         ("AMD_VISIBLE_DEVICES=", "DOCKER_RESOURCE_"),
-        "/sys/module/amdgpu/drivers",
+        ("/sys/module/amdgpu/drivers",),
         "amd.com/gpu",
         "amd.com/",
         (("/dev/dri", "renderD"), ("/dev", "kfd")),
         ("kfd", "dri"),
+        (226, 128, (1 << 20) - 1),
+    ),
+    Vendor(
+        "intel",
+        EVERY_MAKER,
+        (f"{EVERY_MAKER}=", "HABANA_VISIBLE_DEVICES="),
+        ("/sys/bus/pci/drivers/i915", "/sys/bus/pci/drivers/xe"),
+        "intel.com/gpu",
+        "gpu.intel.com/",
+        (("/dev/dri", "renderD"),),
+        ("dri",),
         (226, 128, (1 << 20) - 1),
     ),
 )
@@ -91,7 +106,7 @@ def named(name: str) -> Vendor:
 def present(own_env: Mapping[str, str]) -> tuple[Vendor, ...]:
     """Those whose driver this host has; *own_env* is gpurun's environment (GPURUN_SYSROOT)."""
     base = own_env.get("GPURUN_SYSROOT", "").rstrip("/")
-    return tuple([vendor for vendor in VENDORS if posix.access(base + vendor.probe, posix.F_OK)])
+    return tuple([vendor for vendor in VENDORS if any(posix.access(base + probe, posix.F_OK) for probe in vendor.probes)])
 
 
 def module(vendor: str, name: str) -> Any:

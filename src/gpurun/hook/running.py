@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gpurun.ns.outside import Foreign
 
 _PROC = "/proc/driver/nvidia"
+_BY_PATH = "/dev/dri/by-path"
 
 
 class DeviceChange(Record):
@@ -281,7 +282,8 @@ def _put_in(target: Target, wanted: DeviceChange, sources: _Sources) -> None:
     if (
         not mounts and wanted.restoring == (0, 0) and not wanted.again
     ):  # the driver's files are there, and the loader knows them
-        edits = replace(edits, links=(), ldcache=(), image_files=(), forward_compat=None)
+        links = tuple([link for link in edits.links if link.path.startswith(f"{_BY_PATH}/")])
+        edits = replace(edits, links=links, ldcache=(), image_files=(), forward_compat=None)
     apply_edits(edits, target, Opened(tuple([fd for _, fd in mounts]), prepared))
     for tree, binds in zip(wanted.edits.proc_trees, sources.binds, strict=True):
         if tree in trees:
@@ -365,6 +367,29 @@ def _take_out(root_fd: int, nodes: tuple[DeviceNode, ...], entries: tuple[str, .
             raise StepError("take away the device node", node.path, e.errno) from None
         finally:
             posix.close(fd)
+        if directory == "/dev/dri":
+            _take_links(root_fd, f"../{name}", is_foreign)
+
+
+def _take_links(root_fd: int, text: str, is_foreign: Foreign) -> None:
+    """Take away udev's links with this *text*: drivers look for GPUs by them, and fail at one that leads nowhere."""
+    try:
+        fd = open_in_root(root_fd, _BY_PATH, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        for name in posix.listdir(fd):
+            found = posix.stat(name, dir_fd=fd, follow_symlinks=False)
+            if not S_ISLNK(found.st_mode) or posix.readlink(name, dir_fd=fd) != text:
+                continue
+            if not is_outside(root_fd, f"{_BY_PATH}/{name}", is_foreign):
+                posix.unlink(name, dir_fd=fd)
+    except FileNotFoundError:
+        pass
+    except OSError as e:
+        raise StepError("take away the links to a device node in", _BY_PATH, e.errno) from None
+    finally:
+        posix.close(fd)
 
 
 def _unmount(root_fd: int, path: str) -> None:

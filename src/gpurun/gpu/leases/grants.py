@@ -25,7 +25,8 @@ class Grants:
 
     def __init__(self, wanted: frozenset[tuple[int, int]], common: frozenset[tuple[int, int]]) -> None:
         self._wanted = wanted
-        self._computing = [(_DRI, minor) for minor in _CARDS] + sorted(common)
+        own = [number for number in wanted if number[0] == _DRI]
+        self._computing = list(dict.fromkeys([*[(_DRI, minor) for minor in _CARDS], *sorted(common), *sorted(own)]))
         try:
             self._root = find_tree().root
         except GpurunError:

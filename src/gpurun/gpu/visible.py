@@ -1,0 +1,93 @@
+"""GPURUN_VISIBLE_DEVICES: GPUs of any maker, said as the variables of their makers that say the same.
+
+Words between commas: a PCI address, the name of a card or render node (``card1``), ``vendor:index``, or another name that
+`gpurun gpu list` shows; ``all``; ``none``; ``free:2;vendor=intel``.  Where it is set and not empty the makers' own variables
+do not count, so what an image says of one maker's GPUs brings none beside those that are named here.
+"""
+
+from __future__ import annotations
+
+from gpurun.errors import ConfigError, GpuError, clean
+from gpurun.gpu.device import whole_keys
+from gpurun.gpu.vendors import EVERY_MAKER, VENDORS, is_free, module, place, present
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpurun.gpu.device import GpuDevice
+
+#: Words that a value may have; no host has more GPUs and parts of them.
+_MOST_WORDS = 1024
+_NONE = ("none", "void")
+
+
+def makers_words(env: tuple[str, ...], own_env: Mapping[str, str]) -> tuple[str, ...]:
+    """*env* with the variables of makers in the place of GPURUN_VISIBLE_DEVICES; as it is where that says nothing.
+
+    Raises :class:`ConfigError` for a value that cannot be read, :class:`GpuError` for a GPU that this host does not have.
+    """
+    values = [entry.partition("=")[2] for entry in env if entry.startswith(f"{EVERY_MAKER}=")]
+    value = values[-1].strip() if values else ""
+    if not value:
+        return env
+    names = _free(value, own_env) if is_free(value) else _named(value, own_env)
+    without = tuple([entry for entry in env if not entry.startswith(tuple([f"{v.variable}=" for v in VENDORS]))])
+    asked = [f"{vendor.variable}={names[vendor.name]}" for vendor in VENDORS if vendor.name in names]
+    # An image that says nothing but CUDA_VERSION asks for GPUs as well.
+    unasked = [
+        vendor for vendor in VENDORS if vendor.name not in names and any(e.startswith(vendor.prefixes) for e in without)
+    ]
+    return (*without, *asked, *[f"{vendor.variable}=void" for vendor in unasked])
+
+
+def _free(value: str, own_env: Mapping[str, str]) -> dict[str, str]:
+    """Vendor → *value*, which asks for free GPUs: of the maker that it names, else of the only one that this host has."""
+    from gpurun.gpu.request.free import read_free_request
+
+    vendor = read_free_request(value, EVERY_MAKER).vendor
+    makers = [row.name for row in present(own_env)]
+    if not vendor and len(makers) > 1:
+        what = f"'{clean(value)}': this host has GPUs of {' and '.join(makers)}, say which: 'free;vendor={makers[0]}'"
+        raise ConfigError(place(EVERY_MAKER), what)
+    if not vendor and not makers:
+        raise GpuError(f"'{clean(value)}' ({place(EVERY_MAKER)}): this host has no GPU that gpurun knows")
+    return {vendor or makers[0]: value}
+
+
+def _named(value: str, own_env: Mapping[str, str]) -> dict[str, str]:
+    """Vendor → the names that its GPUs have in its own variable."""
+    if value in _NONE:
+        return {}
+    words = [word.strip() for word in value.split(",", _MOST_WORDS)]
+    if len(words) > _MOST_WORDS:
+        raise ConfigError(place(EVERY_MAKER), f"it has more than {_MOST_WORDS} words")
+    units = tuple(
+        [unit for row in present(own_env) for unit in module(row.name, "survey").survey(own_env, False, True).units]
+    )
+    divided = whole_keys(units)
+    whole = [unit for unit in units if unit.key not in divided]
+    if words == ["all"]:
+        if not whole:
+            raise GpuError(f"all ({place(EVERY_MAKER)}): this host has no GPU that gpurun knows")
+        chosen = whole
+    else:
+        chosen = [_find(word, units) for word in words]
+    listed: dict[str, list[str]] = {}
+    for unit in chosen:
+        listed.setdefault(unit.vendor, []).append(unit.name)
+    return {vendor: ",".join(dict.fromkeys(names)) for vendor, names in listed.items()}
+
+
+def _find(word: str, units: tuple[GpuDevice, ...]) -> GpuDevice:
+    wanted = word.lower()
+    nodes = f"/dev/dri/{wanted}"
+    for unit in units:
+        if wanted in (unit.key, f"{unit.vendor}:{unit.index}") and not unit.parent:
+            return unit
+        if not wanted.isdecimal() and wanted in [name.lower() for name in unit.names]:
+            return unit  # a number alone would mean another GPU for each maker
+        if any(node.path == nodes for node in (*unit.nodes, *unit.more_nodes)):
+            return unit
+    listed = ", ".join([f"{unit.vendor}:{unit.index} ({unit.key})" for unit in units[:16]]) or "none"
+    raise GpuError(f"'{clean(word)}' ({place(EVERY_MAKER)}) is no GPU of this host: there are {listed}")

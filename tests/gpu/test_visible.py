@@ -1,0 +1,136 @@
+"""GPURUN_VISIBLE_DEVICES: GPUs of every maker by one variable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpurun.errors import ConfigError, GpuError
+from gpurun.gpu.leases.choice import choose
+from gpurun.gpu.leases.survey import survey
+from gpurun.gpu.request.free import read_free_request
+from gpurun.gpu.resolve import Inquiry, gpu_edits, may_ask
+from gpurun.gpu.visible import makers_words
+from tests.simcards import Host, intel
+from tests.simdriver import Options, bus_id, make, uuid
+
+CUDA = ("CUDA_VERSION=12.4", "NVIDIA_VISIBLE_DEVICES=all", "HOME=/")
+
+
+@pytest.fixture
+def arc(tmp_path: Path) -> Host:
+    host = intel.arc(tmp_path / "host")
+    if not host.real_nodes:
+        pytest.skip("device nodes need root")
+    return host
+
+
+def edits(host: Host, value: str, *env: str) -> list[str]:
+    made = gpu_edits(Inquiry((*env, f"GPURUN_VISIBLE_DEVICES={value}"), {}, False, host.env))
+    return [node.path for node in made.device_nodes] if made is not None else []
+
+
+@pytest.mark.parametrize("word", [intel.B580, "card1", "renderD129", "intel:1", " INTEL:1 "])
+def test_a_gpu_by_each_of_its_names(arc: Host, word: str) -> None:
+    assert edits(arc, word) == ["/dev/dri/card1", "/dev/dri/renderD129"]
+    assert edits(arc, word, "GPURUN_DRI_CARDS=0") == ["/dev/dri/renderD129"]
+
+
+def test_all_are_those_that_are_offered(arc: Host) -> None:
+    assert edits(arc, "all") == [f"/dev/dri/{name}" for i in (0, 1, 3) for name in (f"card{i}", f"renderD{128 + i}")]
+    assert edits(arc, "none") == edits(arc, "void") == edits(arc, "") == []
+    assert edits(arc, f"{intel.VF},intel:0,card3") == [
+        "/dev/dri/card3", "/dev/dri/renderD131", "/dev/dri/card0", "/dev/dri/renderD128",
+    ]  # fmt: skip
+    assert may_ask(("GPURUN_VISIBLE_DEVICES=all",))
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ("0", "is no GPU of this host"),  # of which maker
+        (intel.PF, "is no GPU of this host"),
+        ("card2", "is no GPU of this host"),
+        ("../../dev/sda", "is no GPU of this host"),
+        ("all,intel:0", "is no GPU of this host"),
+        ("intel:0,", "is no GPU of this host"),
+        ("x" * 65536, "is no GPU of this host"),
+        ("intel:0," * 8192, "more than 1024 words"),
+        ("free:2;vendor=nokia", "vendor"),
+        ("free:0", "from 1 to"),
+    ],
+)
+def test_what_is_refused_is_refused_in_a_sentence(arc: Host, value: str, error: str) -> None:
+    with pytest.raises((ConfigError, GpuError), match=error) as raised:
+        edits(arc, value)
+    assert len(str(raised.value)) < 600 and "GPURUN_VISIBLE_DEVICES" in str(raised.value)
+
+
+def test_a_host_without_gpus(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    with pytest.raises(GpuError, match="no GPU that gpurun knows"):
+        edits(host, "all")
+    with pytest.raises(GpuError, match="no GPU that gpurun knows"):
+        edits(host, "free")
+
+
+def test_an_image_with_cuda_gets_the_gpus_that_are_named_and_no_others(tmp_path: Path) -> None:
+    path = make(tmp_path / "host", Options(drm=False)).path
+    host = intel.arc(path, functions=False)
+    words = makers_words((*CUDA, "GPURUN_VISIBLE_DEVICES=intel:0"), host.env)
+    assert words == ("CUDA_VERSION=12.4", "HOME=/", f"GPURUN_VISIBLE_DEVICES={intel.A770}", "NVIDIA_VISIBLE_DEVICES=void")
+    words = makers_words((*CUDA, f"GPURUN_VISIBLE_DEVICES={bus_id(1)},card1"), host.env)
+    assert words[2:] == (f"NVIDIA_VISIBLE_DEVICES={uuid(1)}", f"GPURUN_VISIBLE_DEVICES={intel.B580}")
+    assert makers_words((*CUDA, "GPURUN_VISIBLE_DEVICES="), host.env) == (*CUDA, "GPURUN_VISIBLE_DEVICES=")
+    if host.real_nodes:
+        found = edits(host, "nvidia:0,intel:0", *CUDA)
+        assert {"/dev/nvidia1", "/dev/nvidiactl", "/dev/dri/renderD128"} <= {*found}
+        assert "/dev/nvidia0" not in found and "/dev/dri/renderD129" not in found
+
+
+def test_free_gpus_are_of_the_one_maker_or_of_the_one_that_is_named(tmp_path: Path) -> None:
+    one = intel.arc(tmp_path / "one")
+    assert makers_words(("GPURUN_VISIBLE_DEVICES=free:2",), one.env) == ("GPURUN_VISIBLE_DEVICES=free:2",)
+    two = intel.arc(make(tmp_path / "two", Options(drm=False)).path, functions=False)
+    with pytest.raises(ConfigError, match="GPUs of nvidia and intel, say which"):
+        makers_words(("GPURUN_VISIBLE_DEVICES=free:2",), two.env)
+    words = makers_words((*CUDA, "GPURUN_VISIBLE_DEVICES=free:1;vendor=nvidia"), two.env)
+    assert words[2:] == ("NVIDIA_VISIBLE_DEVICES=free:1;vendor=nvidia",)
+
+
+def test_who_gets_free_gpus_is_told_which(arc: Host) -> None:
+    def allocate(request: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return (intel.VF,), ("a warning",)
+
+    made = gpu_edits(Inquiry(("GPURUN_VISIBLE_DEVICES=free",), {}, False, arc.env, allocate=allocate))
+    assert made is not None
+    assert (made.env, made.warnings) == ((f"GPURUN_VISIBLE_DEVICES={intel.VF}",), ("a warning",))
+    assert [node.path for node in made.device_nodes] == ["/dev/dri/card3", "/dev/dri/renderD131"]
+    with pytest.raises(GpuError, match="leased by gpurun as the container's runtime"):
+        edits(arc, "free")
+
+
+def test_what_can_be_leased(arc: Host) -> None:
+    units = survey(arc.env, ask=True).units
+    assert [(unit.vendor, unit.key, unit.profile, unit.numbers) for unit in units] == [
+        ("intel", intel.A770, "", ((226, 128),)),
+        ("intel", intel.B580, "", ((226, 129),)),
+        ("intel", intel.VF, "vf", ((226, 131),)),
+    ]
+
+    request = read_free_request("free:3", "GPURUN_VISIBLE_DEVICES", "intel")
+    assert [unit.key for unit in choose(request, units, frozenset(), {})] == [intel.A770, intel.B580, intel.VF]
+    (arc.path / "dev/dri/card1").unlink()
+    assert [unit.unwell.rpartition("/")[2] for unit in survey(arc.env, ask=False).units] == ["", "card1", ""]
+
+
+def test_gaudi(tmp_path: Path) -> None:
+    host = intel.gaudi(tmp_path)
+    if not host.real_nodes:
+        pytest.skip("device nodes need root")
+    made = gpu_edits(Inquiry(("HABANA_VISIBLE_DEVICES=1",), {}, False, host.env))
+    assert made is not None
+    names = ["/dev/accel/accel1", "/dev/accel/accel_controlD1", "/dev/infiniband/uverbs1"]
+    assert [node.path for node in made.device_nodes] == names
+    assert gpu_edits(Inquiry(("HABANA_VISIBLE_DEVICES=",), {}, False, host.env)) is None
