@@ -16,6 +16,8 @@ from gpurun.gpu.nvidia.host.file_names import library_capabilities
 from gpurun.gpu.nvidia.request.environment import read_request
 from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
 from gpurun.gpu.resolve import Inquiry, gpu_edits, may_share
+from gpurun.gpu.vendors import VENDORS
+from gpurun.gpu.visible import makers_words
 from gpurun.output import write_stdout
 from gpurun.paths import absolute_path
 from gpurun.record import replace, to_plain
@@ -79,9 +81,9 @@ def answer_for(asked: Question, env: Mapping[str, str]) -> dict[str, Any]:
     answer: dict[str, Any] = {"request": None, "driverVersion": "", "items": [], "missing": [], "error": ""}
     try:
         settings = site_settings(env)
-        request = read_request(asked.env, asked.annotations, asked.privileged, settings.policy, asked.mounts)
-        if request is not None:
-            answer["request"] = _request(request)
+        said = makers_words(asked.env, env)
+        request = read_request(said, asked.annotations, asked.privileged, settings.policy, asked.mounts)
+        answer["request"] = _request(request) if request is not None else _other_request(said)
         question = (asked.env, asked.annotations, asked.privileged, env, settings, asked.mounts, asked.injected)
         edits = gpu_edits(_with_previews(Inquiry(*question), env))
     except GpurunError as e:
@@ -120,6 +122,17 @@ def _request(request: GpuRequest) -> dict[str, Any]:
     }
 
 
+def _other_request(env: tuple[str, ...]) -> dict[str, Any] | None:
+    """The request in *env* for GPUs of another maker than NVIDIA, which have no capabilities; None for none."""
+    values = dict([entry.partition("=")[::2] for entry in env])
+    for vendor in VENDORS[1:]:
+        value = values.get(vendor.variable, "")
+        if value not in ("", "void"):
+            nothing: dict[str, Any] = {"capabilities": [], "requirements": [], "extras": [], "denied": ""}
+            return {"source": vendor.variable, "devices": value.split(",")} | nothing
+    return None
+
+
 def lines_of(answer: dict[str, Any]) -> list[str]:
     """The document for people, as it comes: not escaped."""
     request = answer["request"]
@@ -129,7 +142,8 @@ def lines_of(answer: dict[str, Any]) -> list[str]:
         lines.append(given if answer["items"] else "no GPU is asked for: nothing is added")
     if request is not None:
         lines += [f"asked for by {request['source']}", f"  devices: {', '.join(request['devices']) or 'none'}"]
-        lines.append(f"  capabilities: {', '.join(request['capabilities']) or 'none'}")
+        if request["source"] not in [vendor.variable for vendor in VENDORS[1:]]:
+            lines.append(f"  capabilities: {', '.join(request['capabilities']) or 'none'}")
         lines += [f"  requirement: {r}" for r in request["requirements"]]
         lines += [f"  also: {e}" for e in request["extras"]]
     for kind, title in _TITLES.items():

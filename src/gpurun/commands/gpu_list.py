@@ -4,7 +4,8 @@ The JSON form is for programs and only ever grows: ``driverVersion``, and ``gpus
 ``minor``, ``numaNode`` (-1: the host does not say), ``model``, ``node``, ``migDevices`` (``gpuInstance``,
 ``computeInstance``, ``uuid``, ``index``, ``profile``, ``nodes``, ``containers``, ``holders``), ``containers`` (ids of
 gpurun's), ``holders`` (all containers that have it, of any runtime: ``id``, ``name``, ``engine``, ``pid``) and ``leases``
-(as ``gpu leases --json`` has them, of it and of its MIG devices).  With
+(as ``gpu leases --json`` has them, of it and of its MIG devices).  Those of other makers follow, with more
+(:mod:`gpurun.commands.gpu_list_makers`).  With
 ``--processes`` NVML is asked as well (within a time limit): then ``memory`` (``total``, ``used``: bytes), ``utilization``
 (percent) and ``processes`` (``pid``, ``command``, ``container``, ``memory``) are there, and ``nvml`` says why NVML said
 nothing.  What is not known is null.
@@ -15,11 +16,13 @@ from __future__ import annotations
 from gpurun.cli.terminal import folded, width
 from gpurun.commands.all_containers import of_gpurun, short_id
 from gpurun.commands.gpu_leases import row as lease_row
+from gpurun.commands.gpu_list_makers import add_readings, maker_row, other_makers
 from gpurun.commands.gpu_use import Held, Holder, containers_of, holders, other_containers
 from gpurun.commands.tables import aligned
 from gpurun.engine.gpus.leases import open_store
 from gpurun.errors import GpurunError, clean
 from gpurun.formats.jsontext import dumps
+from gpurun.gpu.device import Survey
 from gpurun.gpu.doctor_host import other_cards
 from gpurun.gpu.leases.container_nodes import cgroup_of
 from gpurun.gpu.leases.names import of_cgroup
@@ -49,12 +52,15 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("INDEX", "UUID", "BUS ID", "NODE", "NUMA", "MODEL", "CONTAINERS")
 _MIB = 1 << 20
+_NO_OTHERS = Survey(())
 
 
 def list_gpus(env: Mapping[str, str], form: str, roots: tuple[str, ...], processes: bool) -> int:
     """``gpu list``: *roots* are the state directories whose containers are looked at; returns the exit code."""
     gpu_roots = site_roots(env)
-    answer = describe(gpu_roots, roots, processes, _leases(env))
+    answer = describe(gpu_roots, roots, processes, _leases(env), other_makers(env))
+    if processes:
+        add_readings(answer["gpus"], env)
     if form == "json":
         write_stdout(dumps(answer, 2) + "\n")
     elif answer["gpus"]:
@@ -101,23 +107,42 @@ def site_roots(env: Mapping[str, str]) -> Roots:
     return roots_of(env, settings)
 
 
-def describe(gpu_roots: Roots, roots: tuple[str, ...], processes: bool, leases: tuple[Lease, ...] = ()) -> Row:
-    """The document of the JSON form."""
+def describe(
+    gpu_roots: Roots,
+    roots: tuple[str, ...],
+    processes: bool,
+    leases: tuple[Lease, ...] = (),
+    others: Survey = _NO_OTHERS,
+) -> Row:
+    """The document of the JSON form; *others* are the GPUs of other makers than NVIDIA."""
     gpus = read_gpus(gpu_roots)
     held = containers_of(roots)
-    having = [(one, _holder(one)) for one in (*held, *other_containers(survey_below(gpu_roots, ask=False), held))]
+    every = Survey((*survey_below(gpu_roots, ask=False).units, *others.units))
+    having = [(one, _holder(one)) for one in (*held, *other_containers(every, held))]
     answer: Row = {"driverVersion": module_version(gpu_roots), "gpus": [_gpu(gpu, held, having, leases) for gpu in gpus]}
+    _add_nvml(answer, gpu_roots, gpus, held, processes)
+    answer["gpus"] += [
+        maker_row(unit, lambda nodes: _ids(held, nodes), lambda nodes: _holders(having, nodes), leases)
+        for unit in others.units
+    ]
+    if others.units and not gpus:
+        answer.pop("nvml", None)
+    return answer
+
+
+def _add_nvml(answer: Row, gpu_roots: Roots, gpus: tuple[Gpu, ...], held: tuple[Held, ...], processes: bool) -> None:
+    """Put into *answer* which of NVIDIA's GPUs are not well, and if *processes* are wanted what NVML says of them."""
     said, problem = _usage(gpu_roots) if processes else (None, None)
     ill = unwell(gpu_roots, gpus, said, silent=processes and said is None)
     for row, gpu in zip(answer["gpus"], gpus, strict=True):
         row["problem"] = ill.get(gpu.bus_id.lower())
     if not processes:
-        return answer
+        return
     usage = {str(gpu["busId"]).lower(): gpu for gpu in said["gpus"] if gpu.get("busId")} if said else {}
     using = holders(tuple([(g.node.major, g.node.minor) for g in gpus]), held)
     for row, gpu in zip(answer["gpus"], gpus, strict=True):
         _add_usage(row, usage.get(gpu.bus_id.lower(), {}), using.get((gpu.node.major, gpu.node.minor), ()), held)
-    return answer | {"nvml": problem}
+    answer["nvml"] = problem
 
 
 def _gpu(gpu: Gpu, held: tuple[Held, ...], having: list[tuple[Held, Row]], leases: tuple[Lease, ...]) -> Row:
@@ -229,7 +254,8 @@ def blocks(answer: Row) -> str:
 def _cells(row: Row) -> tuple[str, ...]:
     """What stands below :data:`_COLUMNS`."""
     numa = str(row["numaNode"]) if row["numaNode"] != -1 else "-"
-    cells = (str(row["index"]), row["uuid"], row["busId"], row["node"], numa, row["model"], _called(row["holders"]))
+    index = f"{row['vendor']}:{row['index']}" if "vendor" in row else str(row["index"])
+    cells = (index, row["uuid"], row["busId"], row["node"], numa, row["model"], _called(row["holders"]))
     return tuple([one_line(cell) for cell in cells])
 
 

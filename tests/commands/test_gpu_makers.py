@@ -1,0 +1,67 @@
+"""The commands for GPUs on hosts of other makers than NVIDIA, simulated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpurun.commands.gpu_explain import answer_for, lines_of, question
+from gpurun.commands.gpu_list import list_gpus
+from tests.simcards import GIB, Host, intel
+from tests.simdriver import Options, make
+
+
+@pytest.fixture
+def arc(tmp_path: Path) -> Host:
+    host = intel.arc(tmp_path / "host")
+    if not host.real_nodes:
+        pytest.skip("device nodes need root")
+    return host
+
+
+def listed(host: Host, capfd: pytest.CaptureFixture[str], processes: bool = False) -> list[dict[str, Any]]:
+    assert list_gpus(host.env, "json", (), processes) == 0
+    found: list[dict[str, Any]] = json.loads(capfd.readouterr().out)["gpus"]
+    return found
+
+
+def test_list(arc: Host, capfd: pytest.CaptureFixture[str]) -> None:
+    rows = listed(arc, capfd)
+    assert [(row["vendor"], row["index"], row["key"], row["driver"], row["profile"]) for row in rows] == [
+        ("intel", 0, intel.A770, "i915", None),
+        ("intel", 1, intel.B580, "xe", None),
+        ("intel", 2, intel.VF, "xe", "vf"),
+    ]
+    assert (rows[1]["memorySize"], rows[1]["numaNode"], rows[1]["minor"]) == (12 * GIB, 1, 129)
+    assert list_gpus(arc.env, "table", (), False) == 0
+    text = capfd.readouterr().out
+    (line,) = [line.split() for line in text.splitlines() if "Arc B580" in line]
+    assert line == ["intel:1", intel.B580, intel.B580, f"{arc.path}/dev/dri/renderD129", "1", "Intel", "Arc", "B580"]
+
+
+def test_list_with_readings(arc: Host, capfd: pytest.CaptureFixture[str]) -> None:
+    row = listed(arc, capfd, processes=True)[1]
+    assert (row["memory"], row["processes"]) == ({"total": 12 * GIB, "used": 0}, [])
+    assert row["reading"] == {"temperature": 60.0, "power": None, "powerLimit": 190.0, "clock": 2450}
+
+
+def test_list_of_two_makers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    host = intel.arc(make(tmp_path / "host", Options(drm=False)).path, functions=False)
+    rows = listed(host, capfd)
+    assert [row.get("vendor", "nvidia") for row in rows] == ["nvidia", "nvidia", "intel", "intel"]
+
+
+def test_explain(arc: Host) -> None:
+    answer = answer_for(question(("GPURUN_VISIBLE_DEVICES=card1",)), arc.env)
+    assert answer["request"]["devices"] == [intel.B580] and not answer["error"]
+    lines = lines_of(answer)
+    assert lines[0] == "asked for by GPURUN_VISIBLE_DEVICES"
+    assert [line.split()[0] for line in lines if "/dev/dri/by-path" in line] == [
+        f"/dev/dri/by-path/pci-{intel.B580}-{kind}" for kind in ("card", "render")
+    ]
+    assert any(line.split()[0] == "992" for line in lines)
+    error = answer_for(question((f"GPURUN_VISIBLE_DEVICES={intel.PF}",)), arc.env)["error"]
+    assert "is no GPU of this host: there are intel:0 (0000:03:00.0)" in error
