@@ -39,7 +39,7 @@ def test_list(arc: Host, capfd: pytest.CaptureFixture[str]) -> None:
     assert list_gpus(arc.env, "table", (), False) == 0
     text = capfd.readouterr().out
     (line,) = [line.split() for line in text.splitlines() if "Arc B580" in line]
-    assert line == ["intel:1", intel.B580, intel.B580, f"{arc.path}/dev/dri/renderD129", "1", "Intel", "Arc", "B580"]
+    assert line[:8] == ["intel:1", intel.B580, intel.B580, f"{arc.path}/dev/dri/renderD129", "1", "Intel", "Arc", "B580"]
 
 
 def test_list_with_readings(arc: Host, capfd: pytest.CaptureFixture[str]) -> None:
