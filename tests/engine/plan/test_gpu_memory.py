@@ -14,8 +14,9 @@ from gpurun.cgroup.resources import CgroupWrite
 from gpurun.cgroup.tree import Tree, dmem_capacity
 from gpurun.engine.caller.update import restoring_lines
 from gpurun.engine.plan.container import Host, Plan, PlanOptions, make_plan
-from gpurun.errors import ConfigError, GpurunError
-from gpurun.gpu.leases.limits import region_limits, regions_of
+from gpurun.errors import ConfigError, GpuError, GpurunError
+from gpurun.gpu.leases.limits import kernel_limits, region_limits, regions_of
+from gpurun.gpu.request.share import Share
 from gpurun.oci.config import read_config
 from gpurun.record import replace
 from tests.engine.plan.planning import HOST, base
@@ -73,6 +74,15 @@ def test_the_regions_of_a_gpu(tmp_path: Path) -> None:
     tiles = regions_of(capacity, "0000:83:00.0")
     assert region_limits(1 << 20, tiles) == (("drm/0000:83:00.0/vram0", 1 << 18), ("drm/0000:83:00.0/vram1", 3 << 18))
     assert dmem_capacity(str(tmp_path / "none")) == ""
+
+
+def test_a_share_that_the_kernel_keeps() -> None:
+    share = Share(memory=1 << 30, source="process.env GPURUN_GPU_MEMORY")
+    assert kernel_limits(share, "GPU 0", "0000:03:00.0", CAPACITY) == ((REGION, 1 << 30),)
+    with pytest.raises(GpuError, match=r"^process.env GPURUN_GPU_MEMORY: nothing limits the memory of GPU 0: "):
+        kernel_limits(share, "GPU 0", "0000:04:00.0", CAPACITY)
+    with pytest.raises(GpuError, match=r"nothing limits the threads of GPU 0: ask for a share of its memory alone"):
+        kernel_limits(replace(share, threads=50), "GPU 0", "0000:03:00.0", CAPACITY)
 
 
 @pytest.mark.parametrize(

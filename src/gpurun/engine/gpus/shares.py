@@ -8,13 +8,14 @@ from __future__ import annotations
 import posix
 
 from gpurun.cdi.edits import ContainerEdits, MemoryLimit
-from gpurun.cgroup.tree import UNIFIED_MOUNTPOINT, find_tree
+from gpurun.cgroup.tree import UNIFIED_MOUNTPOINT, dmem_capacity, find_tree
 from gpurun.engine.gpus.leases import GrantedLease, open_store, requester_of, site_policy
 from gpurun.engine.site_config import read_shares, site_path
 from gpurun.errors import ConfigError, GpuError
+from gpurun.gpu import vendors
 from gpurun.gpu.leases import shares
 from gpurun.gpu.leases.allocator import Requester
-from gpurun.gpu.leases.limits import keeper_of
+from gpurun.gpu.leases.limits import keeper_of, kernel_limits
 from gpurun.gpu.nvidia.edits.mps import with_host_share, with_share
 from gpurun.gpu.nvidia.host.nvml import find_nvml
 from gpurun.gpu.nvidia.memory_limits import NOT_KNOWN
@@ -85,6 +86,8 @@ class Sharing:
             text = shares.preview_text(share, given, store.leases())
             made = replace(made, warnings=(*made.warnings, text))
         made = replace(made, warnings=(*made.warnings, given.warning)) if given.warning else made
+        if not vendors.named(given.unit.vendor).limits:
+            return self._limited_by_kernel(share, given, made)
         keeper = _keeper(share, given, policy)
         if not self.note and share.memory:
             by = "the driver (NVML)" if keeper.nvml else f"MPS, because {keeper.why_not}"
@@ -112,6 +115,17 @@ class Sharing:
             )
         self.service = service_of(given.unit.key, given.unit.name, store.path, self.own_env, policy.shm)
         return with_share(made, self.service.pipes, self.service.shm, share)
+
+    def _limited_by_kernel(self, share: Share, given: shares.GivenShare, made: ContainerEdits) -> ContainerEdits:
+        """*made* with limits of a GPU whose maker's driver sets none itself, and leaves them to cgroup v2's dmem."""
+        sysroot = self.own_env.get("GPURUN_SYSROOT", "").rstrip("/")
+        capacity = dmem_capacity(f"{sysroot}{UNIFIED_MOUNTPOINT}" if sysroot else find_tree().root)
+        found = kernel_limits(share, given.unit.label, given.unit.gpu_key, capacity)
+        limits = tuple([MemoryLimit(region, size, where=share.source) for region, size in found])
+        if not self.note:
+            text = f"{share.source}: the memory would be limited by the kernel (dmem.max)"
+            made = replace(made, warnings=(*made.warnings, text))
+        return replace(made, memory_limits=limits)
 
     def start(self) -> None:
         """Have the daemon answer that the edits name the directories of.  Raises :class:`GpuError`."""

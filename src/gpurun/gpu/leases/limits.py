@@ -9,6 +9,10 @@ from __future__ import annotations
 from gpurun.errors import GpuError
 from gpurun.record import Record
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.gpu.request.share import Share
+
 #: Who it is: what ``shares.memory`` of the site's file says.
 AUTO, NVML, MPS = "auto", "nvml", "mps"
 KEEPERS = (AUTO, NVML, MPS)
@@ -33,6 +37,22 @@ def keeper_of(memory: int, threads: int, wish: str, obstacles: tuple[str, ...], 
         raise GpuError(f"{where}: this site has a share's memory limited by the driver (shares.memory), and {why_not}")
     nvml = bool(memory and not why_not)
     return Keeper(nvml, bool(threads or not nvml), why_not if memory else "")
+
+
+def kernel_limits(share: Share, label: str, address: str, capacity: str) -> tuple[tuple[str, int], ...]:
+    """What the kernel is to hold a container with *share* to, of the GPU *label* at PCI *address*: (region, bytes).
+
+    *capacity* is what ``dmem.capacity`` says.  Raises :class:`GpuError` where nothing would hold the container to it.
+    """
+    if share.threads:
+        raise GpuError(f"{share.source}: nothing limits the threads of {label}: ask for a share of its memory alone")
+    regions = regions_of(capacity, address)
+    if not regions:
+        raise GpuError(
+            f"{share.source}: nothing limits the memory of {label}: the kernel's dmem controller does, with Linux 6.14 or "
+            "newer and the driver amdgpu or xe, and it does not list this GPU"
+        )
+    return region_limits(share.memory, regions)
 
 
 def regions_of(capacity: str, bus_id: str) -> tuple[tuple[str, int], ...]:
