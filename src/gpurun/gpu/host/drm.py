@@ -106,7 +106,7 @@ def read_pci_device(sysroot: str, path: str, driver: str) -> DrmDevice:
 
 
 def drm_nodes(sysroot: str, path: str) -> tuple[HostNode | None, HostNode | None]:
-    """The card and the render node of the device with the directory *path*, that of the lowest number of each kind."""
+    """(card node, render node) of the device with the directory *path*, that of the lowest number of each kind."""
     found: dict[str, HostNode] = {}
     for name in names_in(f"{path}/drm"):
         for kind in ("card", "renderD"):

@@ -73,7 +73,7 @@ def read_bytes(path: str, limit: int = 1 << 16) -> bytes | None:
 
 
 def read_attribute(path: str, limit: int = 4096) -> str:
-    """The text of the attribute *path* of sysfs, without blanks around it; empty for one that cannot be read.
+    """The first *limit* bytes of the attribute *path* of sysfs as text, without blanks around it; empty if it is unreadable.
 
     An attribute has a page at most, and may answer with any error: a GPU that sleeps, is denied or has gone.
     """

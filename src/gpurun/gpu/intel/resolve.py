@@ -29,7 +29,10 @@ def edits_of(asked: Inquiry) -> ContainerEdits | None:
 
 
 def free_edits(asked: Inquiry, free: FreeRequest) -> ContainerEdits:
-    """The edits for GPUs that *free* gets; the container is told which they are."""
+    """The edits for GPUs that *free* gets; the container is told which they are.
+
+    Raises :class:`GpuError` where nobody leases.
+    """
     if asked.allocate is None:
         raise GpuError(NO_LESSOR)
     names, warnings = asked.allocate(free)
