@@ -21,6 +21,7 @@ from gpurun.gpu.nvidia.host.gpus import has_cards_alone
 from gpurun.gpu.nvidia.host.roots import Roots, dev_root, roots_from_environment
 from gpurun.gpu.nvidia.platforms.platform import detect
 from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
+from gpurun.gpu.vendors import module
 from gpurun.linux.files import write_atomically
 from gpurun.output import write_document, write_stderr
 from gpurun.record import replace
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
     from gpurun.invocation import Invocation
 
 _GPU_MODES = ("auto", "nvml")
-#: The mode that writes Intel's GPUs, as intel.com/gpu.
-INTEL = "intel"
+#: Modes that write the GPUs of another maker, as amd.com/gpu and intel.com/gpu.
+_MAKERS = ("amd", "intel")
+#: The format that is amd-ctk's, byte for byte.
+_AMD = "amd"
 #: The kind that tells the devices of a mode from GPUs, for those who want both in one directory.
 _OWN_KIND = {mode: f"--class={mode}" for mode in ("gds", "mofed", "gdrcopy", "nvswitch")}
 _OWN_KIND |= {"imex": "--class=imex-channel", "management": "--vendor=management.nvidia.com"}
@@ -46,11 +49,9 @@ def option_items(invocation: Invocation, name: str) -> tuple[str, ...]:
 
 
 def generate_spec(mode: str, roots: Roots, options: GenerateOptions, env: Mapping[str, str]) -> Generated:
-    """The specification of *mode* (``auto``, ``nvml``, ``intel`` or one of :data:`MODES`).  Raises :class:`GpurunError`."""
-    if mode == INTEL:
-        from gpurun.gpu.intel.cdi import generate as generate_intel
-
-        return Generated(generate_intel(roots.sysroot))
+    """The specification of *mode* (``auto``, ``nvml``, a maker or one of :data:`MODES`).  Raises :class:`GpurunError`."""
+    if mode in _MAKERS:
+        return Generated(module(mode, "cdi").generate(roots.sysroot))
     platform = PLATFORMS.get(mode, "")
     if mode == "auto" and not has_cards_alone(roots):
         platform = detect(roots)
@@ -60,7 +61,7 @@ def generate_spec(mode: str, roots: Roots, options: GenerateOptions, env: Mappin
         return generate(roots, options, env)
     if mode not in MODES:
         raise UsageError(
-            f'--mode: "{mode}" is not supported, known are {", ".join([*_GPU_MODES, *PLATFORMS, *MODES, INTEL])}'
+            f'--mode: "{mode}" is not supported, known are {", ".join([*_GPU_MODES, *PLATFORMS, *MODES, *_MAKERS])}'
         )
     common = generate(roots, replace(options, devices=("all",)), env).spec if mode == "management" else None
     return generate_mode(mode, dev_root(roots).rstrip("/"), options, common)
@@ -71,7 +72,10 @@ def write_spec(spec: CdiSpec, output: str, form: str = "") -> None:
 
     The format is *form*, else what the file's name says, else YAML.
     """
-    text = spec_text(spec, output, form)
+    _write(spec_text(spec, output, form), output)
+
+
+def _write(text: str, output: str) -> None:
     if not output:
         write_document(text)
         return
@@ -142,6 +146,12 @@ def format_asked(invocation: Invocation) -> str:
 
 def generate_file(invocation: Invocation, env: Mapping[str, str]) -> int:
     """``cdi generate``: to the file that is asked for, or to stdout.  Raises :class:`GpurunError`, OSError."""
+    if invocation.option("format").lower() == _AMD:
+        if _mode(invocation) != _AMD:
+            raise UsageError("--format amd: that is how amd-ctk writes AMD's GPUs, so it needs --mode amd")
+        text = module(_AMD, "cdi").amd_ctk_text(roots_from_environment(env).sysroot)
+        _write(text, _readable(invocation.option("output"), "json"))
+        return 0
     form = format_asked(invocation)
     made, options = generate_as_asked(invocation, env)
     output = _readable(invocation.option("output"), form)

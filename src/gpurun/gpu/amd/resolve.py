@@ -61,11 +61,16 @@ def free_edits(asked: Inquiry, free: FreeRequest) -> ContainerEdits:
 def _edits(gpus: tuple[AmdGpu, ...], asked: Inquiry, source: str) -> ContainerEdits:
     said = [e.partition("=")[2] for e in asked.env if e.startswith(f"{_CARDS}=")]
     cards = (said[-1] if said else asked.own_env.get(_CARDS, "")) != "0"
+    return device_edits(gpus, _sysroot(asked), source, cards)
+
+
+def device_edits(gpus: tuple[AmdGpu, ...], sysroot: str, source: str, cards: bool = True) -> ContainerEdits:
+    """The edits of *gpus*, which *source* asked for, without card nodes if *cards* is false.  Raises :class:`GpuError`."""
     each = tuple({gpu.key: (f"AMD GPU {gpu.index} ({source})", gpu.drm) for gpu in gpus}.values())
     made = drm_edits(each, cards)
-    kfd = kfd_node(_sysroot(asked))
+    kfd = kfd_node(sysroot)
     if kfd is None or not kfd.exists:
-        raise GpuError(f"{_sysroot(asked)}/dev/kfd is not there: {NO_KFD}")
+        raise GpuError(f"{sysroot}/dev/kfd is not there: {NO_KFD}")
     node = host_device(kfd, "every container with an AMD GPU")
     gids = tuple(sorted({*made.additional_gids, *groups([node])}))
     return combine(replace(made, additional_gids=gids), replace(drm_edits(()), device_nodes=(node,)))
