@@ -22,7 +22,7 @@ from gpurun.commands.control import ps_lines
 from gpurun.commands.stats import row, stats_table
 from gpurun.errors import clean, escaped
 from gpurun.formats.jsontext import dumps, quote, visible
-from gpurun.gpu.doctor_host import Finding
+from gpurun.gpu.host.finding import Finding
 from gpurun.gpu.leases.lease import Lease, Leased
 from gpurun.metrics.exposition import families
 from gpurun.metrics.samples import Sample

@@ -14,7 +14,7 @@ from gpurun.record import to_plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.gpu.doctor_host import Finding
+    from gpurun.gpu.host.finding import Finding
     from gpurun.invocation import Invocation
 
 _VERDICT = 6  # columns of the doctor's verdict and the blanks behind it
@@ -80,7 +80,7 @@ def _doctor(invocation: Invocation, env: dict[str, str], form: str) -> int:
 def _site() -> list[Finding]:
     """What is wrong with gpurun's own config.toml, which every create reads."""
     from gpurun.engine.site_config import site_mistakes
-    from gpurun.gpu.doctor_host import Finding
+    from gpurun.gpu.host.finding import Finding
 
     return [Finding("configuration", "fail", text) for text in site_mistakes(posix.environ)]
 
@@ -88,7 +88,7 @@ def _site() -> list[Finding]:
 def _containers(roots: tuple[str, ...], env: dict[str, str]) -> list[Finding]:
     """What is wrong with containers that run already."""
     from gpurun.commands.gpu_use import containers_of, with_another_driver
-    from gpurun.gpu.doctor_host import Finding
+    from gpurun.gpu.host.finding import Finding
     from gpurun.gpu.nvidia.host.driver import module_version
     from gpurun.gpu.nvidia.host.roots import roots_from_environment
 

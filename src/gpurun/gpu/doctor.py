@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from gpurun.errors import GpurunError
-from gpurun.gpu.doctor_host import Finding, cdi_files, device_program, mig, modules, nodes, other_cards
+from gpurun.gpu.doctor_host import cards, cdi_files, device_program, mig, modules, nodes, other_cards
+from gpurun.gpu.host.finding import Finding
 from gpurun.gpu.nvidia.host.driver import Driver, module_version, read_driver
 from gpurun.gpu.nvidia.host.gpus import read_gpus
 from gpurun.gpu.nvidia.host.health import unwell
 from gpurun.gpu.nvidia.host.nvml import USAGE, find_nvml, query
 from gpurun.gpu.nvidia.host.roots import Roots
 from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
+from gpurun.gpu.vendors import module, present
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,12 +23,22 @@ if TYPE_CHECKING:
 def examine(env: Mapping[str, str]) -> tuple[Finding, ...]:
     """All findings for this host; *env* is gpurun's own environment (GPURUN_SYSROOT).  Changes nothing, raises nothing."""
     found, roots = _settings(env)
+    others = [vendor.name for vendor in present(env) if vendor.examined]
+    if not others or module_version(roots) or cards(roots.sysroot):
+        found += _nvidia(roots)
+    for name in others:
+        found += module(name, "doctor").examine(roots.sysroot)
+    found += cdi_files(env) + [_device_cgroup(), device_program()]
+    return tuple(found)
+
+
+def _nvidia(roots: Roots) -> list[Finding]:
     version = module_version(roots)
-    found.append(
+    found = [
         Finding("kernel module", "ok", f"version {version}")
         if version
         else Finding("kernel module", "fail", f"not loaded ({roots.sysroot}/proc/driver/nvidia/version): `modprobe nvidia`")
-    )
+    ]
     utility = _read(roots, ("utility",))
     found.append(_libraries(utility))
     compute = _read(roots, ("compute",))
@@ -34,8 +46,7 @@ def examine(env: Mapping[str, str]) -> tuple[Finding, ...]:
         found += _gpus(roots) + other_cards(roots) + modules(roots) + [_compute(compute)]
         found += nodes(roots, compute.nodes if isinstance(compute, Driver) else utility.nodes) + mig(roots)
         found += _params(utility) + _persistence(utility) + [_checkpoint(version)]
-    found += cdi_files(env) + [_device_cgroup(), device_program()]
-    return tuple(found)
+    return found
 
 
 def node_paths(env: Mapping[str, str]) -> tuple[str, ...]:

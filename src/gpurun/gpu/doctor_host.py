@@ -6,11 +6,11 @@ import posix
 from errno import EACCES, EPERM
 
 from gpurun.errors import GpurunError
+from gpurun.gpu.host.finding import Finding
 from gpurun.gpu.host.reads import HostNode, names_in, read_text
 from gpurun.gpu.nvidia.host.gpus import Gpu, read_gpus
 from gpurun.gpu.nvidia.host.nodes import read_majors
 from gpurun.gpu.nvidia.host.roots import Roots, dev_root
-from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,14 +18,6 @@ if TYPE_CHECKING:
 
 _VENDOR = "0x10de"
 _DISPLAY = ("0x0300", "0x0302")  # PCI classes: VGA controller, 3D controller
-
-
-class Finding(Record):
-    """One thing looked at: *verdict* is ``ok``, ``note`` (works, but) or ``fail``; *text* says what and what to do."""
-
-    subject: str
-    verdict: str
-    text: str
 
 
 def modules(roots: Roots) -> list[Finding]:
@@ -45,16 +37,23 @@ def modules(roots: Roots) -> list[Finding]:
     return [Finding("kernel modules", "ok", f"majors: {shown}")]
 
 
+def cards(sysroot: str) -> list[str]:
+    """The PCI addresses of NVIDIA's display controllers below *sysroot*, whoever drives them."""
+    base = f"{sysroot}/sys/bus/pci/devices"
+    return [
+        bus_id
+        for bus_id in names_in(base)
+        if read_text(f"{base}/{bus_id}/vendor").strip() == _VENDOR
+        and read_text(f"{base}/{bus_id}/class").strip()[:6] in _DISPLAY
+    ]
+
+
 def other_cards(roots: Roots) -> list[Finding]:
     """NVIDIA's display controllers that another driver has, or none."""
-    base = f"{roots.sysroot}/sys/bus/pci/devices"
     found = []
-    for bus_id in names_in(base):
-        device = f"{base}/{bus_id}"
-        if read_text(f"{device}/vendor").strip() != _VENDOR or read_text(f"{device}/class").strip()[:6] not in _DISPLAY:
-            continue
+    for bus_id in cards(roots.sysroot):
         try:
-            driver = posix.readlink(f"{device}/driver").rpartition("/")[2]
+            driver = posix.readlink(f"{roots.sysroot}/sys/bus/pci/devices/{bus_id}/driver").rpartition("/")[2]
         except OSError:
             continue  # without a driver, and in sysfs without links: the list of GPUs tells
         if driver != "nvidia":

@@ -8,8 +8,8 @@ import pwd
 import stat
 
 from gpurun.errors import GpurunError
-from gpurun.gpu.doctor_host import Finding
 from gpurun.gpu.host.access import closed_nodes
+from gpurun.gpu.host.finding import Finding
 from gpurun.paths import runtime_directory
 
 TYPE_CHECKING = False

@@ -34,7 +34,8 @@ class Vendor(Record):
     (major, first minor, last minor) of the nodes of GPUs.  *site_file* is a file of settings that may name more variables
     to ask with, and *site_variables* those of gpurun's own environment that lead to one.  *limits* are prefixes of
     variables that limit a GPU's memory.  *replaced_hooks* are basenames of prestart hooks that engines add and gpurun does
-    itself, *cdi_programs* those of the programs that do the hooks of the maker's CDI files.
+    itself, *cdi_programs* those of the programs that do the hooks of the maker's CDI files.  A room that is *examined* has a
+    module doctor with the function ``examine(sysroot)``.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Vendor(Record):
     limits: tuple[str, ...] = ()
     replaced_hooks: tuple[str, ...] = ()
     cdi_programs: tuple[str, ...] = ()
+    examined: bool = False
 
 
 VENDORS = (
@@ -80,6 +82,7 @@ VENDORS = (
         (("/dev/dri", "renderD"), ("/dev", "kfd")),
         ("kfd", "dri"),
         (226, 128, (1 << 20) - 1),
+        examined=True,
     ),
     Vendor(
         "intel",

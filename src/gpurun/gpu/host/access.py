@@ -12,6 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_MODE_MENDS = "`modprobe nvidia NVreg_DeviceFileMode=0666` (in /etc/modprobe.d) lets all users"
 _KEEP = 'the annotation "run.oci.keep_original_groups": "1" (podman --group-add keep-groups)'
 
 
@@ -46,10 +47,11 @@ def _may_open(path: str) -> bool:
     return not by_mode or posix.access(path, posix.R_OK | posix.W_OK, effective_ids=True)
 
 
-def closed_nodes(paths: Iterable[str], keeps_groups: bool = True) -> str:
+def closed_nodes(paths: Iterable[str], keeps_groups: bool = True, mode_mends: str = _MODE_MENDS) -> str:
     """Which of the nodes at *paths* a container of the caller cannot open, why, and what to do; "" where it can open all.
 
-    Unless it *keeps_groups*, what the caller may do as a member of a group alone, the container may not.
+    Unless it *keeps_groups*, what the caller may do as a member of a group alone, the container may not.  *mode_mends* is
+    what to do about nodes that no group may open.
     """
     closed: dict[str, list[str]] = {}
     for path in paths:
@@ -63,7 +65,7 @@ def closed_nodes(paths: Iterable[str], keeps_groups: bool = True) -> str:
         opened = posix.access(path, posix.R_OK | posix.W_OK, effective_ids=True)
         if opened and (keeps_groups or found.st_uid == posix.geteuid()):
             continue
-        group = _group(found.st_gid)
+        group = group_name(found.st_gid)
         if opened:
             what = f"only the group {group} can open them, and the container does not keep the caller's groups: {_KEEP}"
         elif mode & 0o060 == 0o060:
@@ -72,14 +74,12 @@ def closed_nodes(paths: Iterable[str], keeps_groups: bool = True) -> str:
                 f"and {_KEEP}"
             )
         else:
-            what = (
-                f"their mode is {mode:04o}: `modprobe nvidia NVreg_DeviceFileMode=0666` (in /etc/modprobe.d) lets all users"
-            )
+            what = f"their mode is {mode:04o}: {mode_mends}"
         closed.setdefault(what, []).append(path)
     return "; ".join([f"{', '.join(names)}: {what}" for what, names in closed.items()])
 
 
-def _group(gid: int) -> str:
+def group_name(gid: int) -> str:
     """The name of the group *gid* in /etc/group, or its number."""
     try:
         lines = read_file("/etc/group").decode("utf-8", "surrogateescape").splitlines()
