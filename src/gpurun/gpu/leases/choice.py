@@ -1,9 +1,9 @@
 """Which of the GPUs of a host a container gets that asks for free ones, and why not the others.  Pure.
 
 Of those that are free and fit, the set is taken with the most GPUs that the container had before (one that is restored);
-then that has the most NVLink connections within; then the most GPUs on the NUMA
-nodes of the container's CPUs; then on the fewest nodes; then the fewest NVLink connections to free GPUs outside, so that
-pairs stay pairs; then whose GPUs have rested longest.
+then that has the most NVLink or XGMI connections within; then, of parts with such links, the most pairs on one GPU; then
+the most GPUs on the NUMA nodes of the container's CPUs; then on the fewest nodes; then the fewest connections to free GPUs
+outside, so that pairs stay pairs; then the parts of GPUs with the fewest free ones; then whose GPUs have rested longest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from gpurun.gpu.device import GpuDevice
     from gpurun.gpu.request.free import FreeRequest
@@ -113,14 +113,30 @@ def _score(
     inside = {unit.index for unit in chosen}
     outside = {unit.index for unit in free} - inside
     nodes = {unit.numa_node for unit in chosen}
+    there = _parts(free)
     return (
         -sum([1 for unit in chosen for peer in unit.peers if peer in inside]),
+        -sum([count * (count - 1) for count in _parts(chosen).values()]),
         -sum([1 for unit in chosen if unit.numa_node in near]),
         len(nodes),
         sum([1 for unit in chosen for peer in unit.peers if peer in outside]),
+        tuple(sorted([there[_shared(unit)] for unit in chosen])),
         tuple(sorted([used.get(unit.key, 0) for unit in chosen], reverse=True)),
         tuple([(unit.index, unit.key) for unit in chosen]),
     )
+
+
+def _shared(unit: GpuDevice) -> str:
+    """The key of the GPU of a part that links lead from; MIG devices have none, and each stands for itself."""
+    return unit.gpu_key if unit.links else unit.key
+
+
+def _parts(units: Iterable[GpuDevice]) -> dict[str, int]:
+    """How many of *units* each GPU has."""
+    found: dict[str, int] = {}
+    for unit in units:
+        found[_shared(unit)] = found.get(_shared(unit), 0) + 1
+    return found
 
 
 def connected(chosen: tuple[GpuDevice, ...]) -> bool:
@@ -147,12 +163,19 @@ def _sets(units: tuple[GpuDevice, ...], count: int) -> Iterator[tuple[GpuDevice,
 
 def _grown(units: tuple[GpuDevice, ...], count: int) -> Iterator[tuple[GpuDevice, ...]]:
     """A set for each unit to begin with: always the one is added that most of the set are connected with."""
+    peers = {unit.key: frozenset(unit.peers) for unit in units}
+    there = _parts(units)
     for first in units:
-        chosen = [first]
+        chosen, rest = [first], [unit for unit in units if unit is not first]
         while len(chosen) < count:
-            inside = {unit.index for unit in chosen}
-            rest = [unit for unit in units if unit not in chosen]
-            chosen.append(max(rest, key=lambda u: (len(inside & {*u.peers}), u.numa_node == first.numa_node, -u.index)))  # noqa: B023
+            inside, mine = frozenset([unit.index for unit in chosen]), _parts(chosen)
+
+            def worth(u: GpuDevice) -> tuple[int, ...]:
+                gpu, alike = _shared(u), u.numa_node == first.numa_node  # noqa: B023
+                return len(inside & peers[u.key]), mine.get(gpu, 0), alike, -there[gpu], -u.index  # noqa: B023
+
+            chosen.append(max(rest, key=worth))
+            rest.remove(chosen[-1])
         yield tuple(sorted(chosen, key=lambda unit: (unit.index, unit.key)))
 
 
