@@ -355,8 +355,7 @@ COMMANDS: dict[str, CommandRow] = {
             ("json", "", "switch", "list, validate: the same as --format json"),
             (
                 "mode", "", "text",
-                "generate, refresh: auto, nvml, wsl, csv, management, gds, mofed, gdrcopy, nvswitch, imex, intel or amd "
-                "(with --format amd: the file that amd-ctk writes)",
+                "generate, refresh: auto, nvml, wsl, csv, management, gds, mofed, gdrcopy, nvswitch, imex, amd or intel",
             ),
             ("device-name-strategy", "", "texts", "generate, refresh: index, uuid or type-index (default: index and uuid)"),
             ("vendor", "", "text", "generate, refresh: the vendor of the kind (nvidia.com)"),
