@@ -356,7 +356,7 @@ SHARES: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], Any], int]] = {
     "configs": (changed(CONFIG), lambda made: read_config(json.dumps(made).encode("utf-8", "surrogatepass")), 40),
     "CDI": (changed(CDI), lambda made: parse_spec(json.dumps(made).encode("utf-8", "surrogatepass"), "x.json"), 15),
     "TOML": (damaged(TOML), lambda made: toml.parse(made.decode("utf-8", "replace"), "c"), 10),
-    "loader's cache": (damaged(CACHE), ldcache.parse, 15),
+    "loader's cache": (damaged(CACHE), ldcache.parse, 7),
     "library": (damaged(LIBRARY), elf, 10),
     "D-Bus": (damaged(CALL), dbus.take_message, 4),
     "CRIU": (damaged(ANSWER), rpc.answer, 25),

@@ -37,6 +37,7 @@ IN_THE_IMAGE = (
     "commands/gpu_use.py",
     "engine/terminal.py",
     "gpu/leases/container_nodes.py",
+    "hook/closed_bundle.py",
     "images/config.py",
     "security/lsm.py",
 )
