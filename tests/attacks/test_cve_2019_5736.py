@@ -27,7 +27,7 @@ pytestmark = [
 MARK = "the interpreter ran"
 CAPABILITIES = ["CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_SYS_ADMIN", "CAP_KILL", "CAP_FOWNER"]
 FOREVER = "echo up; while :; do sleep 0.02; done"
-#: Opens what every process runs that is no busybox, keeps it, and writes to it as soon as it runs no more.
+#: Opens what every process runs that is no busybox, keeps it, and writes to it as soon as it runs no more: /tmp/tries times.
 LIES_IN_WAIT = """
     echo up
     while :; do
@@ -36,9 +36,12 @@ LIES_IN_WAIT = """
             case "$(readlink $d/exe)" in
                 */busybox|"") continue ;;
             esac
-            (exec 9<$d/exe && echo seen >>/tmp/seen &&
-                for _ in 1 2 3 4 5 6 7 8 9 10; do (echo OWNED >>/proc/self/fd/9) 2>/dev/null && echo written >>/tmp/written
-                    sleep 0.02; done) 2>/dev/null
+            (exec 9<$d/exe && echo seen >>/tmp/seen && tries=0 &&
+                while [ $tries -lt $(cat /tmp/tries) ]; do
+                    (echo OWNED >>/proc/self/fd/9) 2>/dev/null && echo written >>/tmp/written && break
+                    tries=$((tries + 1))
+                    sleep 0.02
+                done) 2>/dev/null
         done
     done
 """
@@ -63,6 +66,7 @@ def digests(runtime: Runtime) -> dict[str, str]:
 def in_wait(runtime: Runtime, bundle: MakeBundle, leaks: Leaks) -> Container:
     leaks.allow_rootfs_changes()
     b = bundle().sh(LIES_IN_WAIT).capabilities(*CAPABILITIES)
+    (b.rootfs / "tmp/tries").write_text("10")
     b.process["noNewPrivileges"] = False
     container = runtime.start(b)
     container.wait_for("up")
@@ -107,21 +111,28 @@ def test_a_container_that_lies_in_wait(runtime: Runtime, bundle: MakeBundle, lea
     before = digests(runtime)
     container = in_wait(runtime, bundle, leaks)
     rootfs = container.bundle.rootfs
-    # A program of the host's that nobody has sealed, in the same pid namespace, is written to: the attack is one.
-    victim = runtime.directory / "victim"
-    shutil.copy(shutil.which("sleep") or "/bin/sleep", victim)
-    unsealed = victim.stat().st_size
-    for _ in range(20):
-        runtime.bed.run("nsenter", f"--pid=/proc/{container.pid}/ns/pid", str(victim), "0.2")
-        if victim.stat().st_size != unsealed:
-            break
-    assert victim.stat().st_size != unsealed, "the attacker's script writes to no program"
-    wait_until(lambda: "victim" not in runtime.bed.run("sh", "-c", "ls -l /proc/[0-9]*/fd 2>/dev/null || true"))
-    (rootfs / "tmp/written").unlink(missing_ok=True)
+    tries, seen, written = (rootfs / "tmp" / name for name in ("tries", "seen", "written"))
+    # Programs of the host's that nobody has sealed, in the same pid namespace, are written to: the attack is one.  They run
+    # until the attacker has opened one of them, and it has time to write.
+    enter, victim = runtime.directory / "enter", runtime.directory / "victim"
+    for copy, program in ((enter, "nsenter"), (victim, "cat")):
+        shutil.copy(shutil.which(program) or f"/usr/bin/{program}", copy)
+    sizes = enter.stat().st_size, victim.stat().st_size
+    tries.write_text("10000")
+    command, before_exec = runtime.bed.command([str(enter), f"--pid=/proc/{container.pid}/ns/pid", str(victim)])
+    with subprocess.Popen(command, preexec_fn=before_exec, stdin=subprocess.PIPE) as process:
+        wait_until(seen.exists)
+        process.communicate()
+    wait_until(written.exists)
+    assert (enter.stat().st_size, victim.stat().st_size) != sizes
+    tries.write_text("10")
+    opened = "ls -l /proc/[0-9]*/fd 2>/dev/null || true"
+    wait_until(lambda: not {str(enter), str(victim)} & set(runtime.bed.run("sh", "-c", opened).split()))
+    written.unlink()
     for _ in range(15):
         runtime("exec", container.id, "true")
     assert digests(runtime) == before
-    assert not (rootfs / "tmp/written").exists()
+    assert not written.exists()
 
 
 def test_a_container_that_is_made_beside_it(runtime: Runtime, bundle: MakeBundle, leaks: Leaks) -> None:
