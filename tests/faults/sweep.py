@@ -154,6 +154,8 @@ def _gpurun_begins(arguments: str, program: Path) -> tuple[str, ...]:
     if f'"{program}"' in words or f'"{program}"' in arguments:
         script = program.read_bytes()[:2] == b"#!"  # else the compiled front, which begins with its descriptors
         return (f'openat(AT_FDCWD, "{program}"',) if script else ("fcntl(0, F_GETFD",)
+    if words == '"gpurun", "exec"':  # the setter of the compiled front
+        return ("prctl(PR_SET_DUMPABLE",)
     child = re.search(r'"(\d+)", "gpurun\.', words)
     return (f"pread64({child[1]}, ",) if child else ()
 

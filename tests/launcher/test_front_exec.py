@@ -23,6 +23,7 @@ from tests.conftest import MakeBundle
 from tests.launcher.front import FALLS_BACK
 from tests.native.bed import Bed
 from tests.native.bundle import Bundle
+from tests.native.inject import Injection
 from tests.native.refusing import refuse
 from tests.native.runtime import Container, Result, Runtime
 from tests.native.waiting import wait_until
@@ -397,10 +398,57 @@ def test_what_fails_is_said_by_the_launcher(
 
 
 def _is_exec(pid: str) -> bool:
+    return _name(pid) == "gpurun:[exec]"
+
+
+def _name(pid: str) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text() == "gpurun:[exec]\n"
+        return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
-        return False
+        return ""  # it has gone
+
+
+@pytest.mark.parametrize("program", ["bare", "whole"])
+@pytest.mark.parametrize("call", ["write", "read"])
+def test_a_process_that_nobody_told_us_of(
+    fast: Fast, container: Container, places: Path, tmp_path: Path, program: str, call: str
+) -> None:
+    """The setter made it, and its pid did not arrive: it is ended and reaped all the same, or the container never ends.
+
+    The caller's read(2) that fails is the second after the socket was made: it has had a word of one of the two by then.
+    The writes that do are the first of the setter and of the process.
+    """
+    log = tmp_path / "strace"
+    log.write_text("")
+    when = "1"
+    if call == "read":
+        tracer = ["strace", "-D", "-I", "2", "-qq", "-o", str(log), "-e", "trace=read,socketpair", "-e", "signal=none"]
+        assert fast(container.id, "true", tracer=tracer) == Result(0, "", "")
+        lines = [line.partition("(")[0] for line in log.read_text().splitlines()]
+        when = str(lines[: lines.index("socketpair")].count("read") + 2)
+    with Injection(log, call, "EIO", when, children=call == "write") as tracer:
+        done = fast.by(places / program, container.id, "echo", "done", tracer=tracer)
+    assert "(INJECTED)" in log.read_text()
+    assert done.rc == (1 if program == "bare" else 0 if call == "read" else done.rc), done
+    ours = Path("/proc/thread-self/children").read_text().split()
+    assert {pid for pid in ours if _is_exec(pid)} == set()
+    assert container.delete("--force") == Result(0, "", "")
+
+
+def test_who_has_children_leaves_it_to_the_launcher(fast: Fast, container: Container) -> None:
+    """What became gpurun by execve(2) may have some: which are exec's is not to be told then, and theirs stay."""
+    before = _sleepers()
+    fast.falls_back(container.id, "true", tracer=["sh", "-c", 'sleep 1000 2>/dev/null & exec "$@"', "sh"])
+    left = _sleepers() - before
+    for pid in left:
+        os.kill(int(pid), signal.SIGKILL)
+        os.waitpid(int(pid), 0)
+    assert len(left) == 1, "the child that was there before has gone"
+
+
+def _sleepers() -> set[str]:
+    """Those that have become ours: we are their subreaper."""
+    return {pid for pid in Path("/proc/thread-self/children").read_text().split() if _name(pid) == "sleep"}
 
 
 def test_a_working_directory_that_has_gone(fast: Fast, bundle: MakeBundle) -> None:

@@ -317,6 +317,7 @@ static int do_exec(const char *root, int at)
 	sigset_t blocked, before;
 	struct sigaction children;
 	struct stat found;
+	siginfo_t child;
 
 	if (!is_id(asked.id))
 		defer_to_python();
@@ -337,6 +338,10 @@ static int do_exec(const char *root, int at)
 	if (sigaction(SIGCHLD, NULL, &children) < 0 || children.sa_handler == SIG_IGN)
 		defer_to_python();
 	read_words(&asked, &plan);
+	/* Who has become us may have left us children. */
+	if (waitid(P_ALL, 0, &child, WEXITED | WNOHANG | WNOWAIT | __WALL) == 0 || errno != ECHILD)
+		defer_to_python();
+	all_ours = true;
 
 	int init = (int)syscall(SYS_pidfd_open, (pid_t)c.pid, 0);
 	if (init < 0 || !is_alive(&c)) /* looked at again: pids are used again */

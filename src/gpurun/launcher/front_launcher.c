@@ -244,13 +244,40 @@ static bool to_be_sealed; /* for a command whose process can be a copy of the la
 /* What exec has made so far: ours to end and to reap. */
 enum { SETTER, PROCESS };
 static pid_t made[2];
+/* No process was a child of ours when exec began, so each that is one now is exec's. */
+static bool all_ours;
+enum { ROUNDS = 8 }; /* in which all children are ended; one that somebody else steers can make more of them */
 
-static _Noreturn void defer_to_python(void)
+/* End and reap what exec has made, also the process whose pid its setter did not get to tell us. */
+static void end_processes(void)
 {
+	char list[4096], *end;
+	siginfo_t child;
+
 	for (int i = 0; i < 2; i++)
 		if (made[i] > 0) {
 			kill(made[i], SIGKILL);
 			waitpid(made[i], NULL, 0);
 		}
+	for (int round = 0; all_ours && round < ROUNDS && (waitpid(-1, NULL, WNOHANG | __WALL) >= 0 || errno != ECHILD); round++) {
+		int fd = open("/proc/thread-self/children", O_RDONLY | O_CLOEXEC);
+		ssize_t size = fd < 0 ? -1 : read(fd, list, sizeof list - 1);
+
+		if (fd >= 0)
+			close(fd);
+		list[size > 0 ? size : 0] = '\0';
+		for (char *at = list; (end = strchr(at, ' ')); at = end + 1) { /* a space is behind each; a number cut off has none */
+			pid_t pid = (pid_t)strtol(at, NULL, 10);
+			if (pid > 1 && waitid(P_PID, (id_t)pid, &child, WEXITED | WNOHANG | WNOWAIT | __WALL) == 0) {
+				kill(pid, SIGKILL);
+				waitpid(pid, NULL, __WALL);
+			}
+		}
+	}
+}
+
+static _Noreturn void defer_to_python(void)
+{
+	end_processes();
 	become_launcher(to_be_sealed);
 }
