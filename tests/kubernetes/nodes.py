@@ -14,6 +14,7 @@ from pathlib import Path
 import gpurun
 from gpurun.gpu.nvidia.host.roots import Roots
 from gpurun.gpu.nvidia.mps.node_service import NodeProgram, end_all
+from gpurun.gpu.vendors import NAMES
 from gpurun.kubernetes.config import PluginConfig
 from gpurun.kubernetes.device_plugin.manager import Manager, Places
 from gpurun.kubernetes.probes import Probes
@@ -22,6 +23,8 @@ from tests.kubernetes.kubelet import Kubelet
 from tests.simdriver import Options, SimulatedDriver, make, minor
 
 GPU = "nvidia.com/gpu"
+#: A host without anything of NVIDIA's.
+NO_NVIDIA = Options(gpus=0, no_module=True, no_userspace=True, nodes=False)
 
 
 def own_program(directory: Path) -> Path:
@@ -47,14 +50,14 @@ class Node:
 
     def start_plugin(
         self, interval_s: float = 0.1, env: dict[str, str] | None = None, programs: str = "", root: str = "",
-        driver_root: str = "/",
+        driver_root: str = "/", makers: tuple[str, ...] = NAMES,
     ) -> None:  # fmt: skip
         """*root* is where the host's root is mounted, when the plugin runs in a pod."""
         hook = (str(own_program(self.directory)), "hook") if root else NodeHost(Roots()).hook
         host = NodeHost(Roots(driver_root, str(self.driver.path)), root, hook)
         places = Places(str(self.directory / "kubelet"), str(self.cdi_dir), programs, interval_s)
         own = {} if root else self.driver.env  # in a pod nothing of it is in the environment
-        manager = Manager(host, lambda: self.config, places, own | (env or {}), self.probes)
+        manager = Manager(host, lambda: self.config, places, own | (env or {}), self.probes, makers)
         self.manager = manager
 
         def run() -> None:
@@ -78,8 +81,11 @@ class Node:
 
 
 @contextmanager
-def node(options: Options | None = None, change: Callable[[Path], None] | None = None) -> Iterator[Node]:
-    """A node with a kubelet that runs; *change* is done to the driver's tree first."""
+def node(options: Options | None = None, change: Callable[[Path], object] | None = None) -> Iterator[Node]:
+    """A node with a kubelet that runs; *change* is done to the driver's tree first.
+
+    For a host of another maker's the driver has no GPU and no module (:data:`NO_NVIDIA`), and *change* makes the rest.
+    """
     # A Unix socket's path has at most 107 bytes, and pytest's directories take most of them.
     directory = Path(tempfile.mkdtemp(prefix="node-"))
     try:

@@ -59,6 +59,14 @@ def test_an_empty_file_is_the_defaults(text: str) -> None:
     assert parse(text, "config.yaml") == PluginConfig()
 
 
+def test_resources_of_every_maker_are_shared_by_time() -> None:
+    names = ("amd.com/gpu", "amd.com/cpx_nps4", "gpu.intel.com/xe")
+    resources = {"renameByDefault": True, "resources": [{"name": name, "replicas": 3} for name in names]}
+    found = parse(json.dumps({"sharing": {"timeSlicing": resources}}), "c")
+    assert found.sharing.resources == tuple([Replicated(name, 3, f"{name}.shared") for name in names])
+    assert not found.warnings
+
+
 def test_mps_refuses_more_than_one_unless_told() -> None:
     resources = {"resources": [{"name": "gpu", "replicas": 10}]}
     found = parse(json.dumps({"sharing": {"mps": resources}}), "c").sharing
@@ -87,6 +95,10 @@ def test_mps_refuses_more_than_one_unless_told() -> None:
             "'GPU' is not the name of a resource",
         ),
         ({"sharing": {"timeSlicing": {"resources": [{"name": "a" * 60, "replicas": 2}]}}}, "at most 63"),
+        ({"sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/a_b", "replicas": 2}]}}}, "is not the name of"),
+        ({"sharing": {"timeSlicing": {"resources": [{"name": "amd.com/a/b", "replicas": 2}]}}}, "is not the name of"),
+        ({"sharing": {"timeSlicing": {"resources": [{"name": "foo.com/gpu", "replicas": 2}]}}}, "is not the name of"),
+        ({"sharing": {"mps": {"resources": [{"name": "amd.com/gpu", "replicas": 2}]}}}, "cannot be shared by MPS"),
         ({"sharing": {"mps": {"resources": [{"name": "gpu", "replicas": 2}] * 2}}}, "nvidia.com/gpu is given twice"),
         ({"sharing": {"timeSlicing": {}}}, "sharing.timeSlicing.resources: must be a list of at least one resource"),
         ({"sharing": {"mps": {}}}, "sharing.mps.resources: must be a list of at least one resource"),

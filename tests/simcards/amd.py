@@ -118,9 +118,10 @@ def mi210(path: Path, first_card: int = 1, count: int = 8) -> Host:
     return host
 
 
-def add_mi210(host: Host, first_card: int, count: int = 8) -> None:
-    """The cards of :func:`mi210`."""
-    for i, (pci, render) in enumerate(MI210[:count]):
+def add_mi210(host: Host, first_card: int, count: int = 8, later: int = 0) -> None:
+    """The cards of :func:`mi210`; *later* is added to the render minors, of which others have had the first."""
+    for i, (pci, first) in enumerate(MI210[:count]):
+        render = first + later
         socket = i // 4
         links: dict[int, tuple[int, int]] = {socket: (PCIE, 20), 1 - socket: (PCIE, 52)}
         links |= {2 + j: ((XGMI, 15) if j // 4 == socket else (PCIE, 72)) for j in range(count) if j != i}
@@ -166,5 +167,5 @@ def beside_nvidia(path: Path, count: int = 2) -> Host:
     host = Host(path)
     host.majors(kfd=KFD_MAJOR)
     _kfd(host)
-    add_mi210(host, 8, count)
+    add_mi210(host, 8, count, later=8)
     return host

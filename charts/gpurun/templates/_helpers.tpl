@@ -30,6 +30,10 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- with .Values.driverRoot }}- --driver-root={{ . }}{{ end }}
 {{- end }}
 
+{{- define "gpurun.vendors" -}}
+{{- with .Values.vendors }}- --vendors={{ join "," . }}{{ end }}
+{{- end }}
+
 {{- /* Whether the device plugin has configuration files; the labels say what they share. */ -}}
 {{- define "gpurun.hasConfig" -}}
 {{- if and .Values.devicePlugin.enabled .Values.devicePlugin.config }}yes{{ end }}

@@ -6,7 +6,7 @@ import os
 
 from gpurun.cli.table import GROUPS
 from gpurun.commands.groups import check_options
-from gpurun.commands.kubernetes_options import config_source, host_of, interval, probed, until_signal
+from gpurun.commands.kubernetes_options import config_source, host_of, interval, probed, until_signal, vendors_of
 from gpurun.errors import UsageError
 from gpurun.invocation import Invocation
 from gpurun.kubernetes.extra import need
@@ -76,6 +76,7 @@ def _device_plugin(invocation: Invocation) -> int:
         for one in managers:
             one.wake()
 
+    makers = vendors_of(invocation)
     source = config_source(invocation, env, changed)
     host = host_of(invocation, source().driver_root, source().dev_root)
     places = Places(
@@ -84,7 +85,7 @@ def _device_plugin(invocation: Invocation) -> int:
         interval_s=interval(invocation, Places().interval_s),
     )
     with probed(invocation) as probes:
-        manager = Manager(host, source, places, env, probes)
+        manager = Manager(host, source, places, env, probes, makers)
         managers.append(manager)
         until_signal(manager.stop)
         manager.run()

@@ -37,7 +37,9 @@ def explain(invocation: Invocation, arguments: list[str]) -> int:
             except ApiError as e:
                 lines.append(f"claims: {e}")
     elif _waits(pod):
-        lines.append("it asks for no GPU: neither nvidia.com/... in its limits nor a ResourceClaim")
+        lines.append(
+            "it asks for no GPU: no nvidia.com/..., amd.com/... or gpu.intel.com/... in its limits, no ResourceClaim"
+        )
     write_lines([one_line(line) for line in lines])
     return 0
 

@@ -12,6 +12,7 @@ from gpurun.commands.cdi_generate import hook_program
 from gpurun.decimals import decimal
 from gpurun.errors import UsageError
 from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
+from gpurun.gpu.vendors import NAMES
 from gpurun.invocation import Invocation
 from gpurun.kubernetes.extra import need
 from gpurun.record import replace
@@ -81,6 +82,15 @@ def host_of(invocation: Invocation, driver_root: str = "", dev_root: str = "") -
         roots = replace(roots, dev_root=dev_root)
     hook = invocation.option("hook-path")
     return NodeHost(roots, root, hook_program(hook) if hook or not root else ("/usr/bin/gpurun", "hook"))
+
+
+def vendors_of(invocation: Invocation) -> tuple[str, ...]:
+    """``--vendors``: whose GPUs this is for.  Raises :class:`UsageError` for a maker that gpurun does not know."""
+    words = [word.strip() for text in invocation.texts("vendors") for word in text.split(",")]
+    for word in words:
+        if word not in NAMES:
+            raise UsageError(f'--vendors: "{word}" is not one of {", ".join(NAMES)}')
+    return tuple(words) or NAMES
 
 
 def node_name(invocation: Invocation) -> str:

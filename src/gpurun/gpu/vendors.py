@@ -35,7 +35,9 @@ class Vendor(Record):
     to ask with, and *site_variables* those of gpurun's own environment that lead to one.  *limits* are prefixes of
     variables that limit a GPU's memory.  *replaced_hooks* are basenames of prestart hooks that engines add and gpurun does
     itself, *cdi_programs* those of the programs that do the hooks of the maker's CDI files.  A room that is *examined* has a
-    module doctor with the function ``examine(sysroot)``.
+    module doctor with the function ``examine(sysroot)``.  *driver* is the name of the maker's driver of dynamic resource
+    allocation, under which a cluster knows its GPUs; a room with one has a module cluster (:mod:`gpurun.gpu.cluster`), whose
+    labels of nodes begin with *labels*.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Vendor(Record):
     replaced_hooks: tuple[str, ...] = ()
     cdi_programs: tuple[str, ...] = ()
     examined: bool = False
+    driver: str = ""
+    labels: tuple[str, ...] = ()
 
 
 VENDORS = (
@@ -83,6 +87,8 @@ VENDORS = (
         ("kfd", "dri"),
         (226, 128, (1 << 20) - 1),
         examined=True,
+        driver="gpu.amd.com",
+        labels=("amd.com/gpu.", "beta.amd.com/gpu."),
     ),
     Vendor(
         "intel",
@@ -94,6 +100,8 @@ VENDORS = (
         (("/dev/dri", "renderD"),),
         ("dri",),
         (226, 128, (1 << 20) - 1),
+        driver="gpu.intel.com",
+        labels=("gpu.intel.com/",),
     ),
 )
 #: All prefixes of entries in an environment that may ask for GPUs.

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BeforeValidator, Field
 
 from gpurun.errors import ConfigError, GpurunError
+from gpurun.gpu.vendors import VENDORS
 from gpurun.kubernetes.config import DEFAULT, MPS, PREFIX, TIME_SLICING, PluginConfig, Replicated, Sharing
 from gpurun.kubernetes.models import Absent, Table, read, unknown_keys
 from gpurun.record import replace
@@ -31,12 +32,14 @@ def resource_name(value: object) -> str:
     """*value* as the whole name of a resource.  Raises ValueError with the sentence."""
     if not isinstance(value, str) or not value:
         raise ValueError("must be the name of a resource")
-    name = value if value.startswith(f"{PREFIX}/") else f"{PREFIX}/{value}"
+    whole = value.startswith(tuple([vendor.resource for vendor in VENDORS]))
+    name = value if whole else f"{PREFIX}/{value}"
     tail = name.partition("/")[2]
+    marks = "-." if name.startswith(f"{PREFIX}/") else "-._"  # of those divided as CPX and NPS4: cpx_nps4
     good = all(part and part[0].isalnum() and part[-1].isalnum() for part in tail.split("."))
     if (
         not good
-        or not all((c.isascii() and (c.isdigit() or c.islower())) or c in "-." for c in tail)
+        or not all((c.isascii() and (c.isdigit() or c.islower())) or c in marks for c in tail)
         or len(name) > _MAX_NAME
     ):
         raise ValueError(f"{value!r} is not the name of a resource: use at most {_MAX_NAME} of a-z, 0-9, - and .")
@@ -247,6 +250,8 @@ def _replicated(table: _Replicas, strategy: str, where: str, warnings: list[str]
     for number, entry in enumerate(table.resources):
         place = f"{where}.resources[{number}]"
         warnings += unknown_keys(entry, place)
+        if strategy == MPS and entry.name and not entry.name.startswith(f"{PREFIX}/"):
+            raise ConfigError(f"{place}.name", f"{entry.name} cannot be shared by MPS, which is NVIDIA's: use timeSlicing")
         if any(one.name == entry.name for one in made):
             raise ConfigError(f"{place}.name", f"{entry.name} is given twice")
         if entry.devices != "all":

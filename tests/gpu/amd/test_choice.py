@@ -67,3 +67,10 @@ def test_the_sets_of_amds_allocator(
 def test_partitions_of_a_host_fill_the_gpu_that_is_used_already(tmp_path: Path) -> None:
     units = survey(amd.mi300x(tmp_path, gpus=2).env).units
     assert [unit.index for unit in choose(FreeRequest("", 2), (*units[:8], *units[9:]))] == [9, 10]
+
+
+@pytest.mark.parametrize("count", [2, 12])  # all sets, and more of them than are compared
+def test_what_must_be_taken_is(count: int) -> None:
+    chosen = choose(FreeRequest("", count), CPX, must=frozenset([CPX[3].key, CPX[20].key]))
+    assert len(chosen) == count and {3, 20} <= {unit.index for unit in chosen}
+    assert choose(FreeRequest("", 1), CPX, must=frozenset([CPX[3].key, CPX[20].key])) == ()

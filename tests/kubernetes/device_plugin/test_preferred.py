@@ -9,9 +9,10 @@ from itertools import pairwise
 import pytest
 
 from gpurun.errors import GpurunError
+from gpurun.gpu.device import DIRECT, PCIE, GpuDevice
 from gpurun.kubernetes.config import PluginConfig, Replicated, Sharing
-from gpurun.kubernetes.device_plugin.preferred import nearness_of, preferred
-from gpurun.kubernetes.device_plugin.resources import Offer, offers
+from gpurun.kubernetes.device_plugin.preferred import nearness_of, preferred, preferred_units
+from gpurun.kubernetes.device_plugin.resources import Offer, Offered, offers
 from tests.kubernetes.records import gpu, mig, node, node_of
 from tests.simdriver import uuid
 
@@ -156,3 +157,36 @@ def test_replicas_that_others_have() -> None:
     assert [one.partition("::")[0] for one in preferred(offer, {}, left, [], 2, packed=True)] == [uuid(1), uuid(0)]
     must = [f"{uuid(0)}::0"]
     assert of_each(preferred(offer, {}, [device.id for device in offer.devices], must, 2, packed=True)) == [2]
+
+
+def units(*order: int) -> tuple[Offer, dict[str, GpuDevice]]:
+    """Four GPUs, of which 0 and 2, and 1 and 3, are joined by the maker's own link; their ids are letters."""
+    made = {"abcd"[i]: GpuDevice("amd", f"0000:0{i}:00.0", (), i, links=((i ^ 2, DIRECT), (i ^ 1, PCIE))) for i in order}
+    offered = [Offered(name, name, str(unit.index), unit.key, -1, 0, ()) for name, unit in made.items()]
+    return Offer("amd.com/gpu", "amd.com/gpu", tuple(offered)), made
+
+
+@pytest.mark.parametrize(
+    ("available", "must", "size", "wanted"),
+    [
+        ("abcd", "", 2, "ac"),
+        ("abcd", "d", 2, "bd"),
+        ("abd", "", 2, "bd"),
+        ("abcd", "ab", 2, "ab"),
+        ("abcd", "b", 3, "abc"),
+        ("abcd", "abcd", 4, "abcd"),
+        ("abcd", "", 0, ""),
+    ],
+)
+def test_by_links(available: str, must: str, size: int, wanted: str) -> None:
+    offer, known = units(3, 0, 2, 1)
+    assert sorted(preferred_units(offer, known, [*available], [*must], size)) == sorted(wanted)
+
+
+def test_by_links_that_are_of_another_moment() -> None:
+    offer, known = units(0, 1, 2, 3)
+    del known["c"]
+    assert sorted(preferred_units(offer, known, [*"acd"], [], 3)) == [*"acd"]
+    assert preferred_units(offer, {}, [*"acd"], ["d"], 1) == ("d",)
+    with pytest.raises(GpurunError, match="3 devices are asked for, 2 are available"):
+        preferred_units(offer, known, [*"ab"], [], 3)

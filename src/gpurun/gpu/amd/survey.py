@@ -27,13 +27,14 @@ def survey(own_env: Mapping[str, str], ask: bool = True, more: bool = False) -> 
     every = links(sysroot, gpus) if ask else ((),) * len(gpus)
     kfd = kfd_node(sysroot)
     units = [
-        _device(gpu, kfd, tuple([(peer, _NEARNESS.get(kind, OTHER)) for peer, kind, _ in mine]))
+        as_device(gpu, kfd, tuple([(peer, _NEARNESS.get(kind, OTHER)) for peer, kind, _ in mine]))
         for gpu, mine in zip(gpus, every, strict=True)
     ]
     return Survey(tuple(units), _computing(sysroot, gpus) if ask else ())
 
 
-def _device(gpu: AmdGpu, kfd: HostNode | None, peers: tuple[tuple[int, int], ...]) -> GpuDevice:
+def as_device(gpu: AmdGpu, kfd: HostNode | None, peers: tuple[tuple[int, int], ...] = ()) -> GpuDevice:
+    """*gpu* as leases and lists have it; *peers* are its links, (index, nearness)."""
     drm = gpu.drm
     ids = tuple([f"0x{one}" for one in gpu.unique_ids])
     return GpuDevice(

@@ -78,20 +78,22 @@ def choose(
     near: frozenset[int] = frozenset(),
     used: Mapping[str, int] | None = None,
     had: frozenset[str] = frozenset(),
+    must: frozenset[str] = frozenset(),
 ) -> tuple[GpuDevice, ...]:
     """The *free* units to take, by index; empty where there is no such set.
 
     *near* are the NUMA nodes whose CPUs the container may use (empty: all alike), *used* says by key when a unit was last
-    seen in use, *had* are the names of those that the container had before.
+    seen in use, *had* are the names of those that the container had before, *must* the keys of those that it gets anyway.
     """
-    if len(free) < request.count:
+    fixed = tuple([unit for unit in free if unit.key in must])
+    if len(free) < request.count or len(fixed) > request.count:
         return ()
     again = tuple([unit for unit in free if unit.name in had])
     if len(again) == request.count and (not request.nvlink or connected(again)):
         return again
     best: tuple[GpuDevice, ...] = ()
     lowest: tuple[object, ...] = ()
-    for chosen in sets_of(free, request.count):
+    for chosen in sets_of(free, request.count, fixed):
         if request.nvlink and not connected(chosen):
             continue
         kept = sum([1 for unit in chosen if unit.name in had])
@@ -101,9 +103,18 @@ def choose(
     return best
 
 
-def sets_of(units: tuple[GpuDevice, ...], count: int) -> Iterator[tuple[GpuDevice, ...]]:
-    """The sets of *count* of *units* that are worth comparing: all, unless there are more than MAX_SETS."""
-    return _sets(units, count) if _count(len(units), count) <= MAX_SETS else _grown(units, count)
+def sets_of(units: tuple[GpuDevice, ...], count: int, fixed: tuple[GpuDevice, ...] = ()) -> Iterator[tuple[GpuDevice, ...]]:
+    """The sets of *count* of *units* that are worth comparing: all, unless there are more than MAX_SETS.
+
+    Each has those that are *fixed*, which are some of *units*.
+    """
+    keys = {unit.key for unit in fixed}
+    rest = tuple([unit for unit in units if unit.key not in keys]) if fixed else units
+    if _count(len(rest), count - len(fixed)) > MAX_SETS:
+        yield from _grown(rest, count, fixed)
+        return
+    for more in _sets(rest, count - len(fixed)):
+        yield tuple(sorted((*fixed, *more), key=_order)) if fixed else more
 
 
 def _score(
@@ -161,12 +172,17 @@ def _sets(units: tuple[GpuDevice, ...], count: int) -> Iterator[tuple[GpuDevice,
             yield (units[i], *rest)
 
 
-def _grown(units: tuple[GpuDevice, ...], count: int) -> Iterator[tuple[GpuDevice, ...]]:
-    """A set for each unit to begin with: always the one is added that most of the set are connected with."""
+def _order(unit: GpuDevice) -> tuple[int, str]:
+    return unit.index, unit.key
+
+
+def _grown(units: tuple[GpuDevice, ...], count: int, fixed: tuple[GpuDevice, ...] = ()) -> Iterator[tuple[GpuDevice, ...]]:
+    """A set for each unit to begin with, or one that begins with those *fixed*: always the one is added that most of the
+    set are connected with."""
     peers = {unit.key: frozenset(unit.peers) for unit in units}
-    there = _parts(units)
-    for first in units:
-        chosen, rest = [first], [unit for unit in units if unit is not first]
+    there = _parts((*fixed, *units))
+    for first in units if not fixed else fixed[:1]:
+        chosen, rest = [*(fixed or (first,))], [unit for unit in units if unit is not first]
         while len(chosen) < count:
             inside, mine = frozenset([unit.index for unit in chosen]), _parts(chosen)
 
@@ -176,7 +192,7 @@ def _grown(units: tuple[GpuDevice, ...], count: int) -> Iterator[tuple[GpuDevice
 
             chosen.append(max(rest, key=worth))
             rest.remove(chosen[-1])
-        yield tuple(sorted(chosen, key=lambda unit: (unit.index, unit.key)))
+        yield tuple(sorted(chosen, key=_order))
 
 
 def _count(n: int, k: int) -> int:

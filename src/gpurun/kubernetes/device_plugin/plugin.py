@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
 
 from gpurun import log
 from gpurun.errors import GpurunError
+from gpurun.gpu.device import GpuDevice
 from gpurun.kubernetes.config import PluginConfig
-from gpurun.kubernetes.device_plugin.preferred import Nearness, preferred
+from gpurun.kubernetes.device_plugin.preferred import Nearness, preferred, preferred_units
 from gpurun.kubernetes.device_plugin.resources import Offer
-from gpurun.kubernetes.device_plugin.response import Granted, MpsPlace, granted
+from gpurun.kubernetes.device_plugin.response import NVIDIA, Granted, MpsPlace, Naming, granted
 from gpurun.kubernetes.kubelet import TIMEOUT_S, channel, device_plugins, identity, server
 from gpurun.kubernetes.protocols import deviceplugin_pb2 as messages
 from gpurun.kubernetes.protocols import deviceplugin_pb2_grpc as services
@@ -29,7 +30,8 @@ _WORKERS = 32
 class Offering(Record):
     """All that answers need, exchanged as a whole: what is offered, and what is not well (device id → why).
 
-    *nodes* are the driver's control nodes that the host has, *dev* the directory of the host with ``dev/``.
+    *nodes* are the driver's control nodes that the host has, *dev* the directory of the host with ``dev/``.  *units* are
+    the devices by their ids where links between them, and not *near*, say which are best together.
     """
 
     offer: Offer
@@ -39,6 +41,19 @@ class Offering(Record):
     mps: MpsPlace | None = None
     nodes: tuple[str, ...] = ()
     dev: str = ""
+    naming: Naming = NVIDIA
+    units: Mapping[str, GpuDevice] = {}
+
+    def preferred(self, available: Sequence[str], must: Sequence[str], size: int) -> tuple[str, ...]:
+        """*size* ids out of *available*, those of *must* among them.  Raises :class:`GpurunError`."""
+        if self.units and self.offer.replicas == 1:
+            return preferred_units(self.offer, self.units, available, must, size)
+        packed = self.config.allocation_policy == "packed"
+        return preferred(self.offer, self.near, available, must, size, packed)
+
+    def granted(self, ids: Sequence[str]) -> Granted:
+        """The answer for a container that gets the devices *ids*.  Raises :class:`GpurunError`."""
+        return granted(self.offer, self.config, ids, self.nodes, self.mps, self.dev, self.naming)
 
 
 class Plugin(services.DevicePluginServicer):
@@ -135,13 +150,10 @@ class Plugin(services.DevicePluginServicer):
     ) -> messages.PreferredAllocationResponse:
         """Which of the free devices a container had best get (deviceplugin v1beta1)."""
         now = self._offering
-        packed = now.config.allocation_policy == "packed"
         answer = messages.PreferredAllocationResponse()
         for one in request.container_requests:
             try:
-                ids = preferred(
-                    now.offer, now.near, one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size, packed
-                )
+                ids = now.preferred(one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size)
             except GpurunError as e:
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
             answer.container_responses.add(deviceIDs=ids)
@@ -153,7 +165,7 @@ class Plugin(services.DevicePluginServicer):
         answer = messages.AllocateResponse()
         for one in request.container_requests:
             try:
-                found = granted(now.offer, now.config, one.devices_ids, now.nodes, now.mps, now.dev)
+                found = now.granted(one.devices_ids)
             except GpurunError as e:
                 log.warning(str(e))
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))

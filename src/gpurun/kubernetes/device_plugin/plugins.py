@@ -39,7 +39,7 @@ class Plugins:
 
     def all_unhealthy(self, why: str) -> None:
         """Go on offering the same, but nothing of it is well."""
-        self.offer(tuple([replace(o, unhealthy={d.id: why for d in o.offer.devices}) for o in self._offered.values()]))
+        self.offer(unwell(tuple(self._offered.values()), why))
 
     def keep_registered(self) -> list[str]:
         """Make sockets that are missing, and register where that is due; what went wrong, in sentences."""
@@ -72,6 +72,11 @@ class Plugins:
 
     def __len__(self) -> int:
         return len(self._plugins)
+
+
+def unwell(offerings: tuple[Offering, ...], why: str) -> tuple[Offering, ...]:
+    """*offerings*, of which nothing is well."""
+    return tuple([replace(o, unhealthy={device.id: why for device in o.offer.devices}) for o in offerings])
 
 
 def _tell_changes(before: Offering | None, now: Offering) -> None:

@@ -11,6 +11,9 @@ from itertools import combinations
 from math import comb
 
 from gpurun.errors import GpurunError
+from gpurun.gpu.device import GpuDevice
+from gpurun.gpu.leases.choice import choose
+from gpurun.gpu.request.free import FreeRequest
 from gpurun.kubernetes.device_plugin.resources import Offer, Offered
 from gpurun.kubernetes.node import NodeGpus
 
@@ -45,6 +48,29 @@ def preferred(
     Shared devices are spread over the GPUs, or *packed* into the fewest.  Raises :class:`GpurunError` for ids that are not
     of this resource, and for more than there are.
     """
+    chosen, rest = _asked(offer, available, must, size)
+    if offer.replicas > 1:
+        return tuple([device.id for device in _shared(offer, chosen, rest, size, packed)])
+    return tuple([device.id for device in _nearest(near, chosen, rest, size)])
+
+
+def preferred_units(
+    offer: Offer, units: Mapping[str, GpuDevice], available: Sequence[str], must: Sequence[str], size: int
+) -> tuple[str, ...]:
+    """As :func:`preferred`, by the choice that leases have as well (:mod:`gpurun.gpu.leases.choice`): links of the maker's
+    own, parts of one GPU and then the GPU with the fewest free ones, NUMA nodes.  *units* are the devices by their ids."""
+    chosen, rest = _asked(offer, available, must, size)
+    free = {units[device.id].key: device.id for device in (*chosen, *rest) if device.id in units}
+    ordered = sorted([units[identity] for identity in free.values()], key=lambda unit: (unit.index, unit.key))
+    fixed = frozenset([units[device.id].key for device in chosen if device.id in units])
+    found = choose(FreeRequest("", size), tuple(ordered), must=fixed) if size else ()
+    ids = tuple([free[unit.key] for unit in found])
+    # A list that has changed since the links were read: any of those that are there.
+    return ids if len(ids) == size else tuple([device.id for device in (*chosen, *rest)][:size])
+
+
+def _asked(offer: Offer, available: Sequence[str], must: Sequence[str], size: int) -> tuple[list[Offered], list[Offered]]:
+    """(those of *must*, the others of *available*).  Raises :class:`GpurunError` as :func:`preferred`."""
     free = _devices(offer, available)
     chosen = _devices(offer, must)
     missing = [device.id for device in chosen if device not in free]
@@ -54,10 +80,7 @@ def preferred(
         raise GpurunError(f"{offer.name}: {size} devices are asked for, {len(free)} are available")
     if size < len(chosen):
         raise GpurunError(f"{offer.name}: {size} devices are asked for, {len(chosen)} must be included")
-    rest = [device for device in free if device not in chosen]
-    if offer.replicas > 1:
-        return tuple([device.id for device in _shared(offer, chosen, rest, size, packed)])
-    return tuple([device.id for device in _nearest(near, chosen, rest, size)])
+    return chosen, [device for device in free if device not in chosen]
 
 
 def _devices(offer: Offer, ids: Sequence[str]) -> list[Offered]:

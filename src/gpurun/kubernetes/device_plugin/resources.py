@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpurun.errors import GpuError
 from gpurun.kubernetes.config import NOT_SHARED, PREFIX, PluginConfig, resource_part
 from gpurun.kubernetes.node import NodeGpu, NodeGpus, NodeMig
-from gpurun.record import Record
+from gpurun.record import Record, replace
 
 #: Between the UUID of a shared device and the number of the replica, as in NVIDIA's plugin.
 SEPARATOR = "::"
@@ -14,7 +14,9 @@ SEPARATOR = "::"
 class Offered(Record):
     """One device as the kubelet knows it.  *id* is the UUID, with the replica's number where it is shared.
 
-    *index* is ``0``, or ``0:1`` for a MIG device; *bus_id* is of the GPU that it is, or is a part of; *paths* its nodes.
+    *index* is ``0``, or ``0:1`` for a MIG device; *bus_id* is of the GPU that it is, or is a part of; *paths* its nodes,
+    *links* other names of them (path of the node, name).  *word* is what variables call it where that is not *uuid*, which
+    of GPUs that have none is another word that stays.
     """
 
     id: str
@@ -26,6 +28,8 @@ class Offered(Record):
     paths: tuple[str, ...]
     replica: int = 0
     mig: bool = False
+    links: tuple[tuple[str, str], ...] = ()
+    word: str = ""
 
 
 class Offer(Record):
@@ -54,7 +58,7 @@ def offers(node: NodeGpus, config: PluginConfig) -> tuple[Offer, ...]:
             found.setdefault(f"{PREFIX}/gpu", []).append(_gpu(gpu))
     if config.mig_strategy == "single":
         _check_single(node)
-    return tuple([_offer(name, tuple(devices), config) for name, devices in sorted(found.items())])
+    return tuple([offer_of(name, tuple(devices), config) for name, devices in sorted(found.items())])
 
 
 def _check_single(node: NodeGpus) -> None:
@@ -73,7 +77,8 @@ def _check_single(node: NodeGpus) -> None:
         raise GpuError(f"MIG strategy single: there are MIG devices {' and '.join(profiles)}: use mixed, or make them alike")
 
 
-def _offer(name: str, devices: tuple[Offered, ...], config: PluginConfig) -> Offer:
+def offer_of(name: str, devices: tuple[Offered, ...], config: PluginConfig) -> Offer:
+    """The resource *name*, with its *devices* shared as *config* says.  Raises :class:`GpuError` where they cannot be."""
     shared = config.sharing.of(name)
     if shared is None:
         return Offer(name, name, devices)
@@ -84,10 +89,7 @@ def _offer(name: str, devices: tuple[Offered, ...], config: PluginConfig) -> Off
 
 
 def _replica(device: Offered, number: int) -> Offered:
-    identity = f"{device.uuid}{SEPARATOR}{number}"
-    return Offered(
-        identity, device.uuid, device.index, device.bus_id, device.numa, device.memory, device.paths, number, device.mig
-    )
+    return replace(device, id=f"{device.uuid}{SEPARATOR}{number}", replica=number)
 
 
 def _gpu(gpu: NodeGpu) -> Offered:

@@ -11,9 +11,30 @@ from gpurun.record import Record
 
 #: The kind of the CDI devices of this plugin: not nvidia.com/gpu, which an administrator's own file may have.
 VENDOR, CLASS = "k8s.device-plugin.nvidia.com", "gpu"
-#: Where the toolkit and gpurun look for device names given as mounts, and what is mounted there.
-_VOLUME_ROOT, _NOTHING = "/var/run/nvidia-container-devices", "/dev/null"
+#: What is mounted where the toolkit and gpurun look for device names given as mounts.
+_NOTHING = "/dev/null"
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+
+
+class Naming(Record):
+    """How a container is told of the devices of a maker.
+
+    *kind* is that of its CDI devices, *variable* its variable, which takes a number alone where *by_index*; *annotation* is
+    the beginning of the name of annotations.  *volumes* is where names of devices are given as mounts, empty where nobody
+    reads any; *features* are those of NVIDIA's configuration, which are not for the GPUs of others.
+    """
+
+    kind: str
+    variable: str
+    annotation: str
+    by_index: bool = True
+    volumes: str = ""
+    features: bool = False
+
+
+NVIDIA = Naming(
+    f"{VENDOR}/{CLASS}", "NVIDIA_VISIBLE_DEVICES", "nvidia-device-plugin", True, "/var/run/nvidia-container-devices", True
+)
 
 
 class MpsPlace(Record):
@@ -44,26 +65,31 @@ def granted(
     nodes: Sequence[str] = (),
     mps: MpsPlace | None = None,
     dev: str = "",
+    naming: Naming = NVIDIA,
 ) -> Granted:
-    """The answer for a container that gets the devices *ids* of *offer*.
+    """The answer for a container that gets the devices *ids* of *offer*, told as *naming* says.
 
-    *nodes* are the control nodes that the host has, for ``passDeviceSpecs``; *dev* is the host's directory with ``dev/``.
-    Raises :class:`GpurunError` for ids that are not there, and for more replicas than the site allows.
+    A strategy that the maker's GPUs do not know gives the device nodes themselves.  *nodes* are the control nodes that the
+    host has, for ``passDeviceSpecs``; *dev* is the host's directory with ``dev/``.  Raises :class:`GpurunError` for ids that
+    are not there, and for more replicas than the site allows.
     """
     devices = _chosen(offer, config, ids)
-    names = [device.index if config.id_strategy == "index" else device.uuid for device in devices]
-    cdi = tuple([f"{VENDOR}/{CLASS}={name}" for name in names])
+    index = config.id_strategy == "index"
+    names = [device.index if index else device.uuid for device in devices]
+    words = [device.index if index and naming.by_index else device.word or device.uuid for device in devices]
+    cdi = tuple([f"{naming.kind}={name}" for name in names])
     by = config.list_strategies
+    channels = config.imex_channels if naming.features else ()
+    mounts = "volume-mounts" in by
+    bare = config.pass_device_specs and not all(s.startswith("cdi-") for s in by)
     parts = [
         Granted() if mps is None else _by_mps(mps),
-        Granted(env=tuple([(name, "enabled") for name, on in _features(config) if on])),
-        _by_environment(config, names) if "envvar" in by else Granted(),
-        _by_mounts(config, names) if "volume-mounts" in by else Granted(),
-        _by_annotation(config, ids, cdi) if "cdi-annotations" in by else Granted(),
+        Granted(env=tuple([(name, "enabled") for name, on in _features(config) if on and naming.features])),
+        _by_environment(naming, words, channels) if "envvar" in by else Granted(),
+        _by_mounts(naming, words, channels, "envvar" in by) if mounts and naming.volumes else Granted(),
+        _by_annotation(f"{config.annotation_prefix}{naming.annotation}", ids, cdi) if "cdi-annotations" in by else Granted(),
         Granted(cdi=cdi) if "cdi-cri" in by else Granted(),
-        _by_nodes(devices, nodes, dev)
-        if config.pass_device_specs and not all(s.startswith("cdi-") for s in by)
-        else Granted(),
+        _by_nodes(devices, nodes, dev) if bare or (mounts and not naming.volumes) else Granted(),
     ]
     return Granted(
         env=tuple([pair for part in parts for pair in part.env]),
@@ -98,38 +124,43 @@ def _by_mps(mps: MpsPlace) -> Granted:
     )
 
 
-def _by_environment(config: PluginConfig, names: Sequence[str]) -> Granted:
+def _by_environment(naming: Naming, names: Sequence[str], channels: Sequence[int]) -> Granted:
     """The strategy ``envvar``."""
-    channels = (("NVIDIA_IMEX_CHANNELS", ",".join(map(str, config.imex_channels))),) if config.imex_channels else ()
-    return Granted(env=(("NVIDIA_VISIBLE_DEVICES", ",".join(names)), *channels))
+    more = (("NVIDIA_IMEX_CHANNELS", ",".join(map(str, channels))),) if channels else ()
+    return Granted(env=((naming.variable, ",".join(names)), *more))
 
 
-def _by_mounts(config: PluginConfig, names: Sequence[str]) -> Granted:
-    """The strategy ``volume-mounts``; a variable that names the devices themselves goes before it."""
-    wanted = [*names, *[f"imex/{channel}" for channel in config.imex_channels]]
-    env = () if "envvar" in config.list_strategies else (("NVIDIA_VISIBLE_DEVICES", _VOLUME_ROOT),)
-    return Granted(env=env, mounts=tuple([(_NOTHING, f"{_VOLUME_ROOT}/{name}") for name in wanted]))
+def _by_mounts(naming: Naming, names: Sequence[str], channels: Sequence[int], named: bool) -> Granted:
+    """The strategy ``volume-mounts``; a variable that has *named* the devices itself goes before it."""
+    wanted = [*names, *[f"imex/{channel}" for channel in channels]]
+    env = () if named else ((naming.variable, naming.volumes),)
+    return Granted(env=env, mounts=tuple([(_NOTHING, f"{naming.volumes}/{name}") for name in wanted]))
 
 
-def _by_annotation(config: PluginConfig, ids: Sequence[str], cdi: Sequence[str]) -> Granted:
+def _by_annotation(beginning: str, ids: Sequence[str], cdi: Sequence[str]) -> Granted:
     """The strategy ``cdi-annotations``."""
-    return Granted(annotations=((annotation_key(config.annotation_prefix, ids), ",".join(cdi)),))
+    return Granted(annotations=((annotation_key(beginning, ids), ",".join(cdi)),))
 
 
 def _by_nodes(devices: Sequence[Offered], nodes: Sequence[str], dev: str) -> Granted:
-    """``passDeviceSpecs``: the device nodes themselves, so that the kubelet's device cgroups know of them."""
+    """``passDeviceSpecs``: the device nodes themselves, so that the kubelet's device cgroups know of them; udev's names of
+    them are mounts."""
     paths = dict.fromkeys([path for device in devices for path in device.paths])
-    return Granted(devices=tuple([(dev + path, path) for path in (*[p for p in CONTROL_NODES if p in nodes], *paths)]))
+    links = dict.fromkeys([link for device in devices for link in device.links])
+    return Granted(
+        mounts=tuple([(dev + path, link) for path, link in links]),
+        devices=tuple([(dev + path, path) for path in (*[p for p in CONTROL_NODES if p in nodes], *paths)]),
+    )
 
 
-def annotation_key(prefix: str, ids: Sequence[str]) -> str:
-    """The annotation that names a container's CDI devices.
+def annotation_key(beginning: str, ids: Sequence[str]) -> str:
+    """The annotation that names a container's CDI devices, with the *beginning* of its name.
 
     Containers of a pod share its annotations, so each has its own key; the same devices have the same key again.
     """
     from hashlib import blake2b
 
-    return f"{prefix}nvidia-device-plugin_{blake2b(','.join(sorted(ids)).encode(), digest_size=8).hexdigest()}"
+    return f"{beginning}_{blake2b(','.join(sorted(ids)).encode(), digest_size=8).hexdigest()}"
 
 
 def _features(config: PluginConfig) -> tuple[tuple[str, bool], ...]:

@@ -15,11 +15,18 @@ import stat
 
 from gpurun import log
 from gpurun.errors import GpurunError, strerror_lower
+from gpurun.gpu.vendors import VENDORS
 from gpurun.kubernetes.install.node_setup import is_plain_path, read_own
 from gpurun.record import Record
 
 #: The kinds of the CDI files, as specs.file_name makes their names; the DRA driver's have a claim's UID.
 _PLUGINS_FILE = "k8s.device-plugin.nvidia.com-gpu.json"
+#: The file's name → the kind of the devices in it, which nobody else has, of makers whose CDI files need no hooks.
+_MAKERS_FILES = {
+    f"k8s.device-plugin.{vendor.kind.replace('/', '-')}.json": f"k8s.device-plugin.{vendor.kind}"
+    for vendor in VENDORS
+    if vendor.driver
+}
 _OF_CLAIM = re.compile(r"k8s\.gpu\.nvidia\.com-claim_[A-Za-z0-9-]+\.json", re.ASCII)
 #: What write_atomically puts beside a file, and a process that was killed leaves there.
 _STRAY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.new", re.ASCII)
@@ -58,6 +65,8 @@ def remove_leavings(places: Leavings) -> list[str]:
     for name in _names(places.cdi_dir):
         path, kind = f"{places.cdi_dir}/{name}", _whole_name(name)
         if (kind == _PLUGINS_FILE or _OF_CLAIM.fullmatch(kind)) and (kind != name or _is_our_spec(path)):
+            gone += _removed(path)
+        if kind in _MAKERS_FILES and (kind != name or _is_of_kind(path, _MAKERS_FILES[kind])):
             gone += _removed(path)
     sockets = [f"{places.kubelet_dir}/device-plugins/{n}" for n in _names(f"{places.kubelet_dir}/device-plugins")]
     gone += [p for path in sockets if _is_plugins(os.path.basename(path)) for p in _removed_socket(path)]
@@ -107,6 +116,12 @@ def _is_our_spec(path: str) -> bool:
     edits = [document.get("containerEdits"), *[d.get("containerEdits") for d in _tables(document.get("devices"))]]
     hooks = [hook for one in _tables(edits) for hook in _tables(one.get("hooks"))]
     return any(os.path.basename(str(hook.get("path"))) == "gpurun" for hook in hooks)
+
+
+def _is_of_kind(path: str, kind: str) -> bool:
+    """Whether the CDI file has devices of the *kind*; one that was cut short is nobody's."""
+    document = _document(path)
+    return _size(path) == 0 if document is None else document.get("kind") == kind
 
 
 def _tables(value: object) -> list[dict[str, object]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gpurun.gpu.vendors import VENDORS
+
 Object = Mapping[str, Any]
-_PREFIX = "nvidia.com/"
+_PREFIXES = tuple([vendor.resource for vendor in VENDORS])
 _OVER = ("Succeeded", "Failed")
 
 
@@ -17,7 +19,7 @@ def name_of(thing: Object) -> str:
 
 
 def asked(pod: Object) -> dict[str, int]:
-    """NVIDIA's resources that *pod* asks for → how many: all containers together, or the largest init container."""
+    """Resources of GPUs that *pod* asks for → how many: all containers together, or the largest init container."""
     spec = pod.get("spec") or {}
     found: dict[str, int] = {}
     for container in spec.get("containers") or ():
@@ -32,7 +34,7 @@ def asked(pod: Object) -> dict[str, int]:
 def _of(container: Object) -> dict[str, int]:
     resources = container.get("resources") or {}
     both = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-    return {name: count_of(value) for name, value in both.items() if name.startswith(_PREFIX)}
+    return {name: count_of(value) for name, value in both.items() if name.startswith(_PREFIXES)}
 
 
 def count_of(value: object) -> int:

@@ -1,0 +1,62 @@
+"""What a cluster is told of a GPU, whoever made it, and what a container that gets it is given.
+
+A room whose row in :mod:`gpurun.gpu.vendors` has a driver's name has a module ``cluster`` with the function
+``cluster_gpus(sysroot)``, which answers with :class:`ClusterGpus`.
+"""
+
+from __future__ import annotations
+
+from gpurun.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.cdi.document import CdiEdits
+    from gpurun.gpu.device import GpuDevice
+
+    #: (name, one of ``string``, ``int``, ``bool`` and ``version``, value): as the API of ResourceSlices has them.
+    Attribute = tuple[str, str, str | int | bool]
+
+#: The parts of a name or a value in Kubernetes that a word of a driver may be: longer ones tell nothing.
+_MAX_WORD = 63
+
+
+class ClusterGpu(Record):
+    """A GPU, or a part of one, that a node of a cluster offers.
+
+    *id* is what the kubelet's device plugin API calls it, *name* what a ResourceSlice does (a DNS label); both are of no
+    other device of the maker's.  *resource* is the last part of its resource's name; *style* is that of a part of a GPU
+    (``cpx_nps4``), which is the resource's name where GPUs are divided in different ways.  *capacity* are amounts by name,
+    ``memory`` in bytes.  *edits* is what a container gets, None where that is not there: *why* says what is missing.
+    """
+
+    unit: GpuDevice
+    id: str
+    name: str
+    resource: str
+    style: str = ""
+    attributes: tuple[Attribute, ...] = ()
+    capacity: tuple[tuple[str, int], ...] = ()
+    edits: CdiEdits | None = None
+    why: str = ""
+
+
+class ClusterGpus(Record):
+    """The GPUs of one maker on a node, and the labels that tell of them, by their whole names."""
+
+    gpus: tuple[ClusterGpu, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+def counted(name: str, values: list[str]) -> dict[str, str]:
+    """``name.VALUE`` → how many of *values* are that; values that cannot be a part of a name are left out."""
+    found: dict[str, int] = {}
+    for value in values:
+        if len(name.partition("/")[2]) + len(value) < _MAX_WORD and label_value(value) == value:
+            found[value] = found.get(value, 0) + 1
+    return {f"{name}.{value}": str(count) for value, count in sorted(found.items()) if value}
+
+
+def label_value(text: str) -> str:
+    """*text* as the value of a label: what may not stand there is left out, blanks become underlines."""
+    kept = "".join([c for c in text if c.isascii() and (c.isalnum() or c in "-_. ")])
+    return "_".join(kept.split())[:_MAX_WORD].strip("-_.")

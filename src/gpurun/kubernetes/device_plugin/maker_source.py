@@ -1,0 +1,152 @@
+"""What a node offers of the GPUs of a maker whose room says what a cluster is told of them (:mod:`gpurun.gpu.cluster`)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from gpurun.cdi.document import CdiDevice, CdiSpec, minimum_version
+from gpurun.cdi.transform import transform_root
+from gpurun.errors import GpuError, GpurunError, strerror_lower
+from gpurun.gpu.cluster import ClusterGpu, ClusterGpus
+from gpurun.gpu.device import GpuDevice
+from gpurun.gpu.vendors import EVERY_MAKER, Vendor, module, present
+from gpurun.kubernetes.config import MPS, PREFIX, PluginConfig
+from gpurun.kubernetes.device_plugin.plugin import Offering
+from gpurun.kubernetes.device_plugin.resources import Offer, Offered, offer_of
+from gpurun.kubernetes.device_plugin.response import Naming
+from gpurun.kubernetes.specs import NodeHost, file_name, write
+from gpurun.record import replace
+
+#: A resource's name has at most 63 characters behind its prefix.
+_MAX_NAME = 63
+
+
+class MakerSource:
+    """A :class:`gpurun.kubernetes.device_plugin.sources.Source` for the row *vendor*."""
+
+    def __init__(self, vendor: Vendor, host: NodeHost, cdi_dir: str) -> None:
+        self._vendor, self._host = vendor, host
+        self._naming = naming_of(vendor)
+        self._path = file_name(cdi_dir, *self._naming.kind.split("/"))
+        self._spec: CdiSpec | None = None
+        self._spec_lock = threading.Lock()
+        self._units: dict[str, GpuDevice] = {}
+        self._had = False
+
+    def start(self) -> None:
+        """Nothing: these drivers are looked at alone."""
+
+    def stop(self) -> None:
+        """Nothing; the CDI file stays, for the kubelet starts containers again by the names in it."""
+
+    def expected(self) -> bool:
+        """Whether there were some.  A GPU without its driver counts not at all: many processors have one inside."""
+        return self._had
+
+    def offerings(self, config: PluginConfig) -> tuple[Offering, ...]:
+        """Read the node, and say what it has.  Raises :class:`GpurunError` when there is nothing."""
+        gpus = gpus_of(self._vendor, self._host).gpus
+        if not gpus:
+            raise GpurunError(f"no GPU of {self._vendor.name}'s: its driver has none, or is not loaded")
+        self._had = True
+        if set(self._units) != {gpu.id for gpu in gpus}:
+            self._units = self._linked(gpus)
+        if any(name.startswith("cdi-") for name in config.list_strategies):
+            names = [(str(gpu.unit.index) if config.id_strategy == "index" else gpu.id, gpu) for gpu in gpus]
+            with self._spec_lock:
+                self._spec = spec_of(self._naming.kind, names, self._host)
+            self.keep_spec()
+        sysroot = self._host.roots.sysroot
+        dev = sysroot.removeprefix(self._host.root) if self._host.root else sysroot
+        made = []
+        for offer in maker_offers(self._vendor, gpus, config, sysroot):
+            ill = {gpu.id: gpu.why for gpu in gpus if gpu.why}
+            unhealthy = {device.id: ill[device.uuid] for device in offer.devices if device.uuid in ill}
+            made.append(Offering(offer, config, {}, unhealthy, dev=dev, naming=self._naming, units=self._units))
+        return tuple(made)
+
+    def _linked(self, gpus: Sequence[ClusterGpu]) -> dict[str, GpuDevice]:
+        """The devices by their ids, with the links between them, which are many files to read and never change."""
+        found = module(self._vendor.name, "survey").survey({"GPURUN_SYSROOT": self._host.roots.sysroot}, True).units
+        units: dict[str, GpuDevice] = {unit.key: unit for unit in found}
+        return {gpu.id: units.get(gpu.unit.key, gpu.unit) for gpu in gpus}
+
+    def keep_spec(self) -> None:
+        """Have the CDI file there, as it is to be.  Raises :class:`GpurunError`."""
+        with self._spec_lock:
+            if self._spec is not None:
+                write(self._path, self._spec)
+
+
+def gpus_of(vendor: Vendor, host: NodeHost) -> ClusterGpus:
+    """What *host* has of the maker's; none where the driver is not loaded.  Raises :class:`GpurunError`."""
+    sysroot = host.roots.sysroot
+    try:
+        if vendor not in present({"GPURUN_SYSROOT": sysroot}):
+            return ClusterGpus()
+        found: ClusterGpus = module(vendor.name, "cluster").cluster_gpus(sysroot)
+    except OSError as e:
+        raise GpurunError(f"{e.filename}: {strerror_lower(e.errno or 0)}") from None
+    return found
+
+
+def naming_of(vendor: Vendor) -> Naming:
+    """How containers are told of the maker's devices."""
+    return Naming(
+        f"k8s.device-plugin.{vendor.kind}", vendor.variable, f"{vendor.name}-device-plugin", vendor.variable != EVERY_MAKER
+    )
+
+
+def spec_of(kind: str, named: Sequence[tuple[str, ClusterGpu]], host: NodeHost) -> CdiSpec | None:
+    """The specification of the (name, GPU), as the node sees it; GPUs that are not well are left out.
+
+    None where that leaves none: a specification needs a device.
+    """
+    devices = [CdiDevice(name, gpu.edits) for name, gpu in named if gpu.edits is not None]
+    if not devices:
+        return None
+    spec = CdiSpec("", kind, tuple(devices))
+    spec = replace(spec, version=minimum_version(spec))
+    return transform_root(spec, host.root, "/") if host.root else spec
+
+
+def maker_offers(vendor: Vendor, gpus: Sequence[ClusterGpu], config: PluginConfig, sysroot: str = "") -> tuple[Offer, ...]:
+    """The resources of *gpus*, by name.
+
+    One of its own for each style of parts where they are of several, or with the strategy ``mixed``.  Raises
+    :class:`GpuError` for several with the strategy ``single``, and for sharing by MPS.
+    """
+    styles = sorted({gpu.style for gpu in gpus if _is_name(gpu.style)})
+    if len(styles) > 1 and config.mig_strategy == "single":
+        raise GpuError(f"strategy single: there are GPUs divided as {' and '.join(styles)}: use mixed, or divide them alike")
+    apart = len(styles) > 1 or config.mig_strategy == "mixed"
+    found: dict[str, list[Offered]] = {}
+    for gpu in gpus:
+        name = gpu.style if apart and gpu.style in styles else gpu.resource
+        found.setdefault(f"{vendor.resource}{name}", []).append(_offered(gpu, sysroot))
+    made = [offer_of(name, tuple(devices), config) for name, devices in sorted(found.items())]
+    for offer in made:
+        if offer.strategy == MPS:
+            raise GpuError(f"sharing {offer.base} by MPS: MPS shares GPUs of {PREFIX} alone, use sharing.timeSlicing")
+    return tuple(made)
+
+
+def _offered(gpu: ClusterGpu, sysroot: str) -> Offered:
+    unit, edits = gpu.unit, gpu.edits
+    return Offered(
+        gpu.id,
+        gpu.id,
+        str(unit.index),
+        unit.gpu_key,
+        unit.numa_node,
+        max(unit.memory, 0),
+        tuple([node.path for node in edits.device_nodes]) if edits else (),
+        links=tuple([(m.host_path.removeprefix(sysroot), m.container_path) for m in edits.mounts]) if edits else (),
+        word=unit.name,
+    )
+
+
+def _is_name(style: str) -> bool:
+    kept = all(c.isascii() and (c.isalnum() or c in "_-.") for c in style)
+    return 0 < len(style) <= _MAX_NAME and kept and style[0].isalnum() and style[-1].isalnum()
