@@ -60,7 +60,13 @@ VARIANTS: dict[str, Object] = {
     "everything else": {
         "image": {"repository": "registry.example/gpurun", "tag": "1.2", "pullSecrets": [{"name": "secret"}]},
         "namespace": {"create": True}, "nodeSelector": {"gpu": "yes"}, "labels": {"nodeFeatureDiscovery": True},
-        "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
+        "metrics": {
+            "webConfigSecret": "gpurun-web",
+            "serviceMonitor": {
+                "enabled": True, "labels": {"release": "prometheus"},
+                "endpoint": {"scheme": "https", "tlsConfig": {"ca": {"secret": {"name": "ca", "key": "ca.crt"}}}},
+            },
+        },
         "runtimeClass": {"name": "gpurun-gpu", "nodeSelector": {"gpu": "yes"}, "tolerations": [{"operator": "Exists"}]},
         "podLabels": {"team": "gpu"}, "podAnnotations": {"a": "b"},
         "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}},

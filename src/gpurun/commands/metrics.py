@@ -6,8 +6,6 @@ import os
 import socket
 import threading
 import time
-from socketserver import ThreadingMixIn
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from gpurun import log
 from gpurun.commands.gpu_use import state_roots
@@ -21,41 +19,15 @@ from gpurun.output import write_stdout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpurun.metrics.samples import Sample
+    from gpurun.metrics.web_files import Web
 
 DEFAULT_LISTEN = "127.0.0.1:9400"
 #: Seconds for which an answer of NVML's serves: several Prometheis may ask.
 _FRESH_S = 2.0
 _TIMEOUT_S = 5.0
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    address_family = socket.AF_INET
-
-    def server_bind(self) -> None:
-        # WSGIServer's own asks DNS for the host's name.
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-        self.setup_environ()
-
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-    def server_bind(self) -> None:
-        # "::" is every address, of IPv4 as well.
-        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
-
-
-class _Quiet(WSGIRequestHandler):
-    timeout = 10  # seconds for which a client may say nothing
-
-    def log_message(self, format: str, *args: object) -> None:
-        """A scrape every few seconds is not worth a line."""
 
 
 class Reader:
@@ -118,7 +90,9 @@ def metrics(invocation: Invocation) -> int:
     need("prometheus_client", "grpc", "google.protobuf")
     from gpurun.kubernetes.xid_watch import XidWatch
     from gpurun.metrics.exposition import application, text
+    from gpurun.metrics.server import Server
 
+    web = _web(invocation)
     reader = Reader(invocation)
     if invocation.flag("once"):
         write_stdout(text(reader))
@@ -126,9 +100,8 @@ def metrics(invocation: Invocation) -> int:
     address, port = listen_address(invocation.option("listen", DEFAULT_LISTEN), "listen")
     if not address:
         address = "::" if _has_ipv6() else "0.0.0.0"
-    kind = _Server6 if ":" in address else _Server
     try:
-        server = make_server(address, port, application(reader), kind, _Quiet)
+        server = Server((address, port), application(reader), web)
     except OSError as e:
         raise GpurunError(
             f"--listen {invocation.option('listen', DEFAULT_LISTEN)}: {strerror_lower(e.errno or 0)}"
@@ -137,7 +110,8 @@ def metrics(invocation: Invocation) -> int:
     watch = XidWatch(reader._host.roots, reader.xid)
     watch.start()
     shown = f"[{address}]" if ":" in address else address
-    log.info(f"serving http://{shown}:{server.server_port}/metrics")
+    scheme = "https" if web().context else "http"
+    log.info(f"serving {scheme}://{shown}:{server.server_port}/metrics")
     until_signal(lambda: threading.Thread(target=server.shutdown).start())
     try:
         server.serve_forever()
@@ -145,6 +119,24 @@ def metrics(invocation: Invocation) -> int:
         watch.stop()
         server.server_close()
     return 0
+
+
+def _web(invocation: Invocation) -> Callable[[], Web]:
+    """The configuration of ``--web-config-file`` at each moment.  Raises :class:`GpurunError` for what is wrong in it."""
+    from gpurun.metrics.web import Web, WebConfig
+
+    path = invocation.option("web-config-file") or invocation.option("web.config.file")
+    if not path:
+        plain = Web(WebConfig(), None)
+        return lambda: plain
+    need("pydantic")
+    from gpurun.metrics.passwords import Passwords
+    from gpurun.metrics.web_files import WebFile
+
+    file = WebFile(os.path.abspath(path))
+    if file.now().config.users:
+        Passwords()  # whether there is what they need
+    return file.now
 
 
 def _has_ipv6() -> bool:

@@ -1,0 +1,94 @@
+"""Passwords against their bcrypt hashes, by crypt(3) of the C library's own libcrypt.
+
+Python's package ``bcrypt`` would do as well; libcrypt (libxcrypt) is on every Linux with PAM already, and knows the same
+hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ctypes
+import hashlib
+import hmac
+import threading
+
+from gpurun.errors import GpurunError
+
+_NAMES = ("libcrypt.so.1", "libcrypt.so.2", None)  # the last: musl has it in the C library
+#: More than ``struct crypt_data`` has in any library.
+_ROOM = 256 << 10
+_REMEMBERED = 100
+#: The setting that a machine is tried with.
+_SETTING = b"$2b$04$abcdefghijklmnopqrstuu"
+#: Where the hash itself begins, behind cost and salt.
+_HASH = 29
+
+
+class Passwords:
+    """Who may come in.  For any thread; one hash is computed at a time, and what came out is remembered.
+
+    Raises :class:`GpurunError` where this machine's libcrypt is not there or knows no bcrypt.
+    """
+
+    def __init__(self) -> None:
+        self._crypt = _library()
+        self._lock = threading.Lock()
+        self._known: dict[bytes, bool] = {}
+        if self._hash(b"", _SETTING) is None:
+            raise GpurunError("basic_auth_users: the libcrypt of this system knows no bcrypt: install libxcrypt")
+
+    def good(self, users: tuple[tuple[str, str], ...], header: str) -> bool:
+        """Whether the Authorization *header* has the name and the password of one of *users* (name, bcrypt hash)."""
+        given = credentials(header)
+        if given is None:
+            return False
+        name, password = given
+        if not users:
+            return False
+        hashes = {user.encode(): text.encode() for user, text in users}
+        wanted = hashes.get(name)
+        key = hashlib.sha256(repr((name, wanted, password)).encode()).digest()
+        known = self._known.get(key)
+        if known is None:
+            with self._lock:
+                # A user who is not there takes as long as one who is.
+                made = self._hash(password, (wanted or next(iter(hashes.values())))[:_HASH])
+                known = wanted is not None and made is not None and hmac.compare_digest(made[_HASH:], wanted[_HASH:])
+                while len(self._known) >= _REMEMBERED:
+                    del self._known[next(iter(self._known))]
+                self._known[key] = known
+        return known
+
+    def _hash(self, password: bytes, setting: bytes) -> bytes | None:
+        if b"\0" in password:  # C would take what stands before it
+            return None
+        found: bytes | None = self._crypt.crypt_r(password, setting, ctypes.create_string_buffer(_ROOM))
+        return found if found is not None and found.startswith(setting[:7]) else None
+
+
+def credentials(header: str) -> tuple[bytes, bytes] | None:
+    """What a header of basic authentication (RFC 7617) says, None for anything else.
+
+    Returns (name, password).
+    """
+    kind, _, text = header.partition(" ")
+    if kind.lower() != "basic":
+        return None
+    try:
+        name, colon, password = base64.b64decode(text.strip(), validate=True).partition(b":")
+    except (binascii.Error, ValueError):
+        return None
+    return (name, password) if colon else None
+
+
+def _library() -> ctypes.CDLL:
+    for name in _NAMES:
+        try:
+            found = ctypes.CDLL(name)
+            found.crypt_r.restype = ctypes.c_char_p
+        except (OSError, AttributeError):
+            continue
+        found.crypt_r.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p]
+        return found
+    raise GpurunError("basic_auth_users: passwords need libcrypt, which this system has not: install libcrypt1 or libxcrypt")
