@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpurun.metrics.samples import Sample
-    from gpurun.metrics.web_files import Web
+    from gpurun.metrics.web import Web
 
 DEFAULT_LISTEN = "127.0.0.1:9400"
 #: Seconds for which an answer of NVML's serves: several Prometheis may ask.
