@@ -85,7 +85,7 @@ class SimulatedNode:
         labels, pauses = NodeLabels(self.api, self.name), Pauses()
         while not self.stop.is_set():
             try:
-                labels.set({"nvidia.com/gpu.count": "8"})
+                labels.set({"nvidia.com/gpu.count": "8"}, ("nvidia",))
                 pauses.good()
                 self.stop.wait(_LABELS_S)
             except GpurunError:

@@ -136,11 +136,12 @@ def test_each_part_is_kept_to_its_own_node(part: str, rights: None, another: str
 @pytest.mark.parametrize(
     ("patch", "said"),
     [
-        ({"metadata": {"labels": {"node-restriction.kubernetes.io/x": "y"}}}, "begin with nvidia.com/, and no others"),
-        ({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}, "begin with nvidia.com/, and no others"),
-        ({"metadata": {"labels": {"kubernetes.io/hostname": "another"}}}, "begin with nvidia.com/, and no others"),
-        ({"metadata": {"labels": {"kubernetes.io/os": None}}}, "begin with nvidia.com/, and no others"),
-        ({"metadata": {"labels": {"xnvidia.com/a": "b"}}}, "begin with nvidia.com/, and no others"),
+        ({"metadata": {"labels": {"node-restriction.kubernetes.io/x": "y"}}}, "gpu.intel.com/, and no others"),
+        ({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}, "gpu.intel.com/, and no others"),
+        ({"metadata": {"labels": {"kubernetes.io/hostname": "another"}}}, "gpu.intel.com/, and no others"),
+        ({"metadata": {"labels": {"kubernetes.io/os": None}}}, "gpu.intel.com/, and no others"),
+        ({"metadata": {"labels": {"xnvidia.com/a": "b"}}}, "gpu.intel.com/, and no others"),
+        ({"metadata": {"labels": {"amd.com/a": "b"}}}, "gpu.intel.com/, and no others"),
         ({"spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}}, "labels of a node, and nothing else"),
         ({"spec": {"unschedulable": True}}, "labels of a node, and nothing else"),
         ({"metadata": {"annotations": {"a": "b"}}}, "labels of a node, and nothing else"),

@@ -229,15 +229,16 @@ spec:
   validationActions: [Deny]
 {{- end }}
 
-{{- /* Of a node, only labels of nvidia.com/ may be changed: no taint, no other label, no annotation. */ -}}
+{{- /* Of a node, only labels of GPUs may be changed: no taint, no other label, no annotation. */ -}}
 {{- define "gpurun.onlyLabels" -}}
+{{- $gpus := "['nvidia.com/', 'amd.com/gpu.', 'beta.amd.com/gpu.', 'gpu.intel.com/'].exists(p, name.startsWith(p))" -}}
 - expression: >-
-    object.metadata.?labels.orValue({}).all(name, name.startsWith('nvidia.com/') ||
+    object.metadata.?labels.orValue({}).all(name, {{ $gpus }} ||
     (name in oldObject.metadata.?labels.orValue({}) && oldObject.metadata.labels[name] == object.metadata.labels[name])) &&
-    oldObject.metadata.?labels.orValue({}).all(name, name.startsWith('nvidia.com/') ||
+    oldObject.metadata.?labels.orValue({}).all(name, {{ $gpus }} ||
     name in object.metadata.?labels.orValue({}))
   reason: Forbidden
-  message: this service account may change labels of a node that begin with nvidia.com/, and no others
+  message: this service account may change labels of a node that begin with nvidia.com/, amd.com/gpu., beta.amd.com/gpu. or gpu.intel.com/, and no others
 - expression: >-
     object.spec == oldObject.spec &&
     object.metadata.?annotations.orValue({}) == oldObject.metadata.?annotations.orValue({}) &&

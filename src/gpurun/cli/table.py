@@ -400,7 +400,7 @@ COMMANDS: dict[str, CommandRow] = {
             ("config-file", "", "file", "device-plugin, labels: NVIDIA's configuration file (version v1)"),
             ("config-dir", "", "dir", "device-plugin, labels: files; the label nvidia.com/device-plugin.config names one"),
             ("default-config", "", "text", "device-plugin, labels: the configuration for a node without that label"),
-            ("vendors", "", "texts", "device-plugin: whose GPUs: nvidia, amd, intel (default: those of the node)"),
+            ("vendors", "", "texts", "device-plugin, dra-driver, labels: whose GPUs: nvidia, amd, intel (default: all)"),
             ("mig-strategy", "", "text", "device-plugin, labels: none, single or mixed"),
             ("device-list-strategy", "", "texts", "device-plugin: cdi-cri, cdi-annotations, envvar or volume-mounts"),
             ("device-id-strategy", "", "text", "device-plugin: uuid or index"),

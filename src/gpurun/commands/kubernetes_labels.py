@@ -9,12 +9,29 @@ import time
 from math import inf
 
 from gpurun import log
-from gpurun.commands.kubernetes_options import config_source, host_of, interval, node_name, probed, until_signal
+from gpurun.commands.kubernetes_options import (
+    config_source,
+    host_of,
+    interval,
+    node_name,
+    probed,
+    until_signal,
+    vendors_of,
+)
 from gpurun.errors import GpurunError, UsageError
 from gpurun.invocation import Invocation
 from gpurun.kubernetes.config import PluginConfig
 from gpurun.kubernetes.extra import need
-from gpurun.kubernetes.labels import FEATURES_FILE, labels_of, machine_type, patch_of, write_features
+from gpurun.kubernetes.labels import (
+    FEATURES_FILE,
+    NVIDIA,
+    labels_of,
+    machine_type,
+    others_of,
+    patch_of,
+    write_features,
+)
+from gpurun.kubernetes.makers import gpus_of, makers_of
 from gpurun.kubernetes.node import read_node
 from gpurun.kubernetes.pauses import Pauses
 
@@ -39,6 +56,7 @@ def labels(invocation: Invocation) -> int:
         raise UsageError(
             "--patch-node and --output-file exclude each other: label the node, or write a file for Node Feature Discovery"
         )
+    makers = vendors_of(invocation)
     output = output or env.get("GFD_OUTPUT_FILE", "") or FEATURES_FILE
     stop, wake = threading.Event(), threading.Event()
     source = config_source(invocation, env, wake.set)
@@ -62,9 +80,9 @@ def labels(invocation: Invocation) -> int:
             try:
                 config = source()
                 every = given or config.sleep_interval or _INTERVAL_S
-                made = _made(invocation, config)
+                made, told = _made(invocation, config, makers)
                 if node is not None:
-                    node.set(made)
+                    node.set(made, told)
                 else:
                     write_features(output, made)
                 probes.tell("")
@@ -88,13 +106,33 @@ def labels(invocation: Invocation) -> int:
     return 0
 
 
-def _made(invocation: Invocation, config: PluginConfig) -> dict[str, str]:
+def _made(invocation: Invocation, config: PluginConfig, makers: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(the labels of this node's GPUs, the names of the makers that they tell of).
+
+    A maker whose GPUs cannot be looked at is none of these, and its labels stay as they are.  Raises :class:`GpurunError`
+    where that is so of all of them.
+    """
     host = host_of(invocation, config.driver_root, config.dev_root)
-    node = read_node(host.roots)
-    if node.nvml:
-        log.warning(node.nvml)
-    stamp = None if config.no_timestamp or invocation.flag("no-timestamp") else int(time.time())
-    return labels_of(node, config, machine_type(f"{host.roots.sysroot}{config.machine_type_file}"), stamp)
+    found: dict[str, str] = {}
+    told: list[str] = []
+    problem: GpurunError | None = None
+    if NVIDIA in makers:
+        node = read_node(host.roots)
+        if node.nvml:
+            log.warning(node.nvml)
+        stamp = None if config.no_timestamp or invocation.flag("no-timestamp") else int(time.time())
+        found = labels_of(node, config, machine_type(f"{host.roots.sysroot}{config.machine_type_file}"), stamp)
+        told.append(NVIDIA)
+    for row in makers_of(makers):
+        try:
+            found |= dict(gpus_of(row, host).labels)
+            told.append(row.name)
+        except GpurunError as e:
+            problem = e
+            log.warning(str(e))
+    if problem is not None and not told:
+        raise problem
+    return found, tuple(told)
 
 
 class NodeLabels:
@@ -105,14 +143,18 @@ class NodeLabels:
         self._written: dict[str, str] = {}
         self._looks = 0
 
-    def set(self, wanted: dict[str, str]) -> None:
-        """Have the node carry *wanted*: asked for only after a change, and now and then.  Raises :class:`GpurunError`."""
+    def set(self, wanted: dict[str, str], makers: tuple[str, ...]) -> None:
+        """Have the node carry *wanted*, the labels of the GPUs of *makers*: asked for only after a change, and now and then.
+
+        Raises :class:`GpurunError`.
+        """
         meant = {name: text for name, text in wanted.items() if name != _STAMP}
         self._looks -= 1
         if self._looks > 0 and meant == self._written:
             return
         self._looks, self._written = 0, {}
-        changes = patch_of(self._api.node(self._name)["metadata"].get("labels") or {}, wanted)
+        metadata = self._api.node(self._name)["metadata"]
+        changes = patch_of(metadata.get("labels") or {}, wanted, makers, others_of(metadata))
         if set(changes) - {_STAMP}:
             self._api.label_node(self._name, changes)
             log.info(f"node {self._name}: {len(changes)} labels changed")

@@ -1,7 +1,8 @@
 """What a cluster is told of a GPU, whoever made it, and what a container that gets it is given.
 
 A room whose row in :mod:`gpurun.gpu.vendors` has a driver's name has a module ``cluster`` with the function
-``cluster_gpus(sysroot)``, which answers with :class:`ClusterGpus`.
+``cluster_gpus(sysroot)``, which answers with :class:`ClusterGpus`, and the constant ``LABELS``: the names of all labels of
+nodes that it may answer with, some of which have more words behind them.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ class ClusterGpus(Record):
 
     gpus: tuple[ClusterGpu, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
+
+
+def is_label(name: str, labels: tuple[str, ...]) -> bool:
+    """Whether *name* is that of one of *labels*, as it is or with more words behind it."""
+    return any(name == label or name.startswith(f"{label}.") for label in labels)
 
 
 def counted(name: str, values: list[str]) -> dict[str, str]:

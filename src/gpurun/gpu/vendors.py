@@ -36,8 +36,7 @@ class Vendor(Record):
     variables that limit a GPU's memory.  *replaced_hooks* are basenames of prestart hooks that engines add and gpurun does
     itself, *cdi_programs* those of the programs that do the hooks of the maker's CDI files.  A room that is *examined* has a
     module doctor with the function ``examine(sysroot)``.  *driver* is the name of the maker's driver of dynamic resource
-    allocation, under which a cluster knows its GPUs; a room with one has a module cluster (:mod:`gpurun.gpu.cluster`), whose
-    labels of nodes begin with *labels*.
+    allocation, under which a cluster knows its GPUs; a room with one has a module cluster (:mod:`gpurun.gpu.cluster`).
     """
 
     name: str
@@ -56,7 +55,6 @@ class Vendor(Record):
     cdi_programs: tuple[str, ...] = ()
     examined: bool = False
     driver: str = ""
-    labels: tuple[str, ...] = ()
 
 
 VENDORS = (
@@ -88,7 +86,6 @@ VENDORS = (
         (226, 128, (1 << 20) - 1),
         examined=True,
         driver="gpu.amd.com",
-        labels=("amd.com/gpu.", "beta.amd.com/gpu."),
     ),
     Vendor(
         "intel",
@@ -101,7 +98,6 @@ VENDORS = (
         ("dri",),
         (226, 128, (1 << 20) - 1),
         driver="gpu.intel.com",
-        labels=("gpu.intel.com/",),
     ),
 )
 #: All prefixes of entries in an environment that may ask for GPUs.

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpurun.errors import GpurunError, strerror_lower
+from gpurun.gpu.cluster import is_label
 from gpurun.gpu.host.reads import read_text
+from gpurun.gpu.vendors import NAMES
 from gpurun.kubernetes.config import MPS, NOT_SHARED, PREFIX, PluginConfig, resource_part
+from gpurun.kubernetes.makers import label_names, makers_of
 from gpurun.kubernetes.node import NodeGpu, NodeGpus, NodeMig
 from gpurun.linux.files import write_atomically
 from gpurun.output import write_document
 
 #: Where Node Feature Discovery looks for files of labels.
 FEATURES_FILE = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
-#: Prefixes of labels that are ours to take away when they are not true any more.
+#: The maker of the GPUs that :func:`labels_of` is about.
+NVIDIA = "nvidia"
+#: Prefixes of its labels that are ours to take away when they are not true any more.
 OWN = tuple([f"{PREFIX}/{word}" for word in ("gpu.", "cuda.", "mig.", "mig-", "gfd.", "mps.", "vgpu.")])
 _NOT_OURS = (f"{PREFIX}/gpu.present", f"{PREFIX}/gpu.deploy.", f"{PREFIX}/mig.config")
 #: Names of the parts of a MIG device (NVML's) → the label's last word.
@@ -203,14 +208,27 @@ _NFDS = "nfd.node.kubernetes.io/feature-labels"
 
 def labels_left(metadata: Mapping[str, Any]) -> dict[str, str | None]:
     """What takes our labels from the node with *metadata*; those that Node Feature Discovery has written stay its own."""
-    others = set(str((metadata.get("annotations") or {}).get(_NFDS, "")).split(","))
-    return {name: None for name in patch_of(metadata.get("labels") or {}, {}) if name not in others}
+    return patch_of(metadata.get("labels") or {}, {}, NAMES, others_of(metadata))
 
 
-def patch_of(now: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str | None]:
-    """What to change at a node with the labels *now*: those of ours that are not *wanted* go."""
+def others_of(metadata: Mapping[str, Any]) -> frozenset[str]:
+    """The names of the labels of the node with *metadata* that Node Feature Discovery has written."""
+    return frozenset(str((metadata.get("annotations") or {}).get(_NFDS, "")).split(","))
+
+
+def patch_of(
+    now: Mapping[str, str], wanted: Mapping[str, str], makers: Sequence[str] = NAMES, others: frozenset[str] = frozenset()
+) -> dict[str, str | None]:
+    """What to change at a node with the labels *now*: those of ours that are not *wanted* go.
+
+    Ours are those of *makers*, but for *others*, which somebody else keeps.
+    """
     changes: dict[str, str | None] = {name: text for name, text in wanted.items() if now.get(name) != text}
+    names = tuple([label for row in makers_of(makers) for label in label_names(row)])
+    nvidias = NVIDIA in makers
     for name in now:
-        if name.startswith(OWN) and not name.startswith(_NOT_OURS) and name not in wanted:
+        if name in wanted or name in others:
+            continue
+        if is_label(name, names) or (nvidias and name.startswith(OWN) and not name.startswith(_NOT_OURS)):
             changes[name] = None
     return changes

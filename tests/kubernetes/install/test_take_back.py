@@ -257,6 +257,7 @@ def test_a_note_that_is_none_is_not_obeyed(root: Path, kind: str) -> None:
 
 def test_labels_of_others_stay() -> None:
     labels = {"nvidia.com/gpu.count": "2", "nvidia.com/mig.capable": "true", "nvidia.com/gpu.present": "true", LABEL: "x"}
+    assert labels_left({"labels": {"amd.com/gpu.vram": "64G", "amd.com/other": "x"}}) == {"amd.com/gpu.vram": None}
     assert labels_left({"labels": labels | {"kubernetes.io/os": "linux"}}) == {
         "nvidia.com/gpu.count": None,
         "nvidia.com/mig.capable": None,

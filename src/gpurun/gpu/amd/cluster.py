@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from gpurun.gpu.cluster import Attribute
     from gpurun.gpu.device import GpuDevice
 
-_LABELS = ("amd.com/gpu", "beta.amd.com/gpu")
+_PREFIX, _BETA = "amd.com/gpu", "beta.amd.com/gpu"
+#: Labels of which several values are counted, and those that have one value or are not there.
+_COUNTED = ("cu-count", "simd-count", "vram", "device-id", "family", "product-name")
+_SINGLE = (
+    "driver-version", "driver-src-version", "compute-memory-partition", "compute-partitioning-supported",
+    "memory-partitioning-supported",
+)  # fmt: skip
+LABELS = tuple(
+    [f"{prefix}.{kind}" for prefix in (_PREFIX, _BETA) for kind in _COUNTED] + [f"{_PREFIX}.{k}" for k in _SINGLE]
+)
 #: Families of GPUs (AMDGPU_FAMILY_* of amdgpu_drm.h) by KFD's gfx_target_version: those that are not the rule for their
 #: hundred.  10.3.6 is the version of two families, so it has none.
 _FAMILY = {
@@ -101,30 +110,33 @@ def _product(gpu: AmdGpu) -> str:
 
 def _labels(gpus: tuple[AmdGpu, ...], sysroot: str, version: str, source: str) -> dict[str, str]:
     found: dict[str, str] = {}
-    for kind, values in (
-        ("cu-count", [str(gpu.compute_units) for gpu in gpus if gpu.compute_units]),
-        ("simd-count", [str(gpu.kfd.value("simd_count")) for gpu in gpus if gpu.kfd.value("simd_count")]),
-        ("vram", [f"{_gibibytes(gpu.memory)}G" for gpu in gpus if gpu.memory > 0]),
-        ("device-id", [f"{gpu.drm.device:04x}" for gpu in gpus if gpu.drm.device]),
-        ("family", [family(gpu.kfd.value("gfx_target_version")) for gpu in gpus]),
-        ("product-name", [_product(gpu) for gpu in gpus]),
-    ):
-        found |= _kind(kind, [value for value in values if value])
+    for gpu_values, kind in zip(zip(*[_values(gpu) for gpu in gpus], strict=True), _COUNTED, strict=True):
+        found |= _kind(kind, [value for value in gpu_values if value])
     profiles = {gpu.profile for gpu in gpus if gpu.profile}
-    single = {
-        "driver-version": label_value(version),
-        "driver-src-version": label_value(source),
-        "compute-memory-partition": profiles.pop() if len(profiles) == 1 else "",
-    }
+    supported = []
     for kind in ("compute", "memory"):
         files = [f"{sysroot}/sys/bus/pci/devices/{gpu.pci}/available_{kind}_partition" for gpu in gpus]
-        single[f"{kind}-partitioning-supported"] = "true" if any(exists(path) for path in files) else "false"
-    return found | {f"{_LABELS[0]}.{kind}": value for kind, value in single.items() if value}
+        supported.append("true" if any(exists(path) for path in files) else "false")
+    profile = profiles.pop() if len(profiles) == 1 else ""
+    single = (label_value(version), label_value(source), profile, *supported)
+    return found | {f"{_PREFIX}.{kind}": value for kind, value in zip(_SINGLE, single, strict=True) if value}
+
+
+def _values(gpu: AmdGpu) -> tuple[str, ...]:
+    """What :data:`_COUNTED` are of *gpu*; empty for what is not known."""
+    return (
+        str(gpu.compute_units or ""),
+        str(gpu.kfd.value("simd_count") or ""),
+        f"{_gibibytes(gpu.memory)}G" if gpu.memory > 0 else "",
+        f"{gpu.drm.device:04x}" if gpu.drm.device else "",
+        family(gpu.kfd.value("gfx_target_version")),
+        _product(gpu),
+    )
 
 
 def _kind(kind: str, values: list[str]) -> dict[str, str]:
     """Of one value the label has it, of several there is one for each with how many have it; of beta.amd.com both."""
-    plain, beta = [f"{prefix}.{kind}" for prefix in _LABELS]
+    plain, beta = f"{_PREFIX}.{kind}", f"{_BETA}.{kind}"
     if len(set(values)) != 1:
         return counted(plain, values) | counted(beta, values)
     return {plain: values[0], beta: values[0]} | counted(beta, values)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpurun.gpu.intel.host import IntelGpu
 
 _PREFIX = "gpu.intel.com"
+LABELS = tuple([f"{_PREFIX}/{word}" for word in ("device-id", "family", "product", "device.count")])
 #: What a whole GPU is in thousandths, as a capacity that claims may ask for.
 _MILLICORES = 1000
 _ALCHEMIST, _ALCHEMIST_PRO, _FLEX, _MAX = "Arc A-Series", "Arc Pro A-Series", "Data Center Flex", "Data Center Max"

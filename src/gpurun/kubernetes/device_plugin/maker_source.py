@@ -5,18 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from gpurun.cdi.document import CdiDevice, CdiSpec, minimum_version
-from gpurun.cdi.transform import transform_root
-from gpurun.errors import GpuError, GpurunError, strerror_lower
-from gpurun.gpu.cluster import ClusterGpu, ClusterGpus
+from gpurun.cdi.document import CdiSpec
+from gpurun.errors import GpuError, GpurunError
+from gpurun.gpu.cluster import ClusterGpu
 from gpurun.gpu.device import GpuDevice
-from gpurun.gpu.vendors import EVERY_MAKER, Vendor, module, present
+from gpurun.gpu.vendors import EVERY_MAKER, Vendor, module
 from gpurun.kubernetes.config import MPS, PREFIX, PluginConfig
 from gpurun.kubernetes.device_plugin.plugin import Offering
 from gpurun.kubernetes.device_plugin.resources import Offer, Offered, offer_of
 from gpurun.kubernetes.device_plugin.response import Naming
+from gpurun.kubernetes.makers import gpus_of, spec_of
 from gpurun.kubernetes.specs import NodeHost, file_name, write
-from gpurun.record import replace
 
 #: A resource's name has at most 63 characters behind its prefix.
 _MAX_NAME = 63
@@ -79,36 +78,11 @@ class MakerSource:
                 write(self._path, self._spec)
 
 
-def gpus_of(vendor: Vendor, host: NodeHost) -> ClusterGpus:
-    """What *host* has of the maker's; none where the driver is not loaded.  Raises :class:`GpurunError`."""
-    sysroot = host.roots.sysroot
-    try:
-        if vendor not in present({"GPURUN_SYSROOT": sysroot}):
-            return ClusterGpus()
-        found: ClusterGpus = module(vendor.name, "cluster").cluster_gpus(sysroot)
-    except OSError as e:
-        raise GpurunError(f"{e.filename}: {strerror_lower(e.errno or 0)}") from None
-    return found
-
-
 def naming_of(vendor: Vendor) -> Naming:
     """How containers are told of the maker's devices."""
     return Naming(
         f"k8s.device-plugin.{vendor.kind}", vendor.variable, f"{vendor.name}-device-plugin", vendor.variable != EVERY_MAKER
     )
-
-
-def spec_of(kind: str, named: Sequence[tuple[str, ClusterGpu]], host: NodeHost) -> CdiSpec | None:
-    """The specification of the (name, GPU), as the node sees it; GPUs that are not well are left out.
-
-    None where that leaves none: a specification needs a device.
-    """
-    devices = [CdiDevice(name, gpu.edits) for name, gpu in named if gpu.edits is not None]
-    if not devices:
-        return None
-    spec = CdiSpec("", kind, tuple(devices))
-    spec = replace(spec, version=minimum_version(spec))
-    return transform_root(spec, host.root, "/") if host.root else spec
 
 
 def maker_offers(vendor: Vendor, gpus: Sequence[ClusterGpu], config: PluginConfig, sysroot: str = "") -> tuple[Offer, ...]:
