@@ -23,6 +23,7 @@ class Leaks:
         self.bundles: list[Bundle] = []
         self.rootfs_may_change = False
         self.bed_mounts, self.host_mounts = _mounts(bed.mounts()), self._on_the_host()
+        self.host_points = {line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
         self.programs = self._programs()
         self.null = _owner("/dev/null")
         self.children = self._children()
@@ -58,7 +59,7 @@ class Leaks:
     def _dynamic(self, ids: tuple[str, ...]) -> list[str]:
         bed_mounts, host_mounts = _mounts(self.bed.mounts()), self._on_the_host()
         found = [f"mount in the bed: {m}" for m in bed_mounts - self.bed_mounts]
-        found += [f"mount that the bed has lost: {m}" for m in self.bed_mounts - bed_mounts]
+        found += [f"mount that the bed has lost: {m}" for m in self.bed_mounts - bed_mounts if not self._unmounted_there(m)]
         found += [f"mount on the host: {m}" for m in host_mounts - self.host_mounts]
         if _owner("/dev/null") != self.null:
             found.append(f"the host's /dev/null: {_owner('/dev/null')}, before {self.null}")
@@ -69,7 +70,7 @@ class Leaks:
         found += [f"descriptor: {d}" for d in self._descriptors() - self.descriptors]
         found += [f"cgroup: {path}" for path in below(self.bed.cgroup(self.bed.subtree)) if path.name in ids]
         ours = {container_key(str(self.runtime.root), name) for name in ids}
-        found += [f"journal: {path}" for path in Path(SYSTEM_DIRECTORY).glob("*/*.*") if path.suffix[1:] in ours]
+        found += [f"journal: {path}" for path in _journals() if path.suffix[1:] in ours]
         if self.runtime.root.exists():
             found += [f"state: {path}" for path in self.runtime.root.iterdir() if path.name in ids]
         return found
@@ -78,6 +79,12 @@ class Leaks:
         """The mounts there that name our directory: others may mount what they like meanwhile."""
         lines = Path("/proc/self/mountinfo").read_text().splitlines()
         return _mounts([line for line in lines if str(self.runtime.directory) in line])
+
+    def _unmounted_there(self, mount: str) -> bool:
+        """Whether *mount* was one of the host's, outside of our directory, and is none any more: then others took it away."""
+        point = mount.split(" ")[1]
+        there = {line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+        return point in self.host_points and point not in there and str(self.runtime.directory) not in point
 
     def _programs(self) -> list[tuple[int, ...]]:
         """Device programs on the cgroups above the containers: one there denies devices to the whole machine."""
@@ -103,6 +110,17 @@ class Leaks:
             if "gpurun" in target or target.startswith(("socket:", "pipe:", "/sys/", "/dev/pts")):
                 found.add(f"{fd} -> {target}")
         return found
+
+
+def _journals() -> list[Path]:
+    """Those on the disk, of all containers: others come and go while we look."""
+    found = []
+    for directory in Path(SYSTEM_DIRECTORY).glob("*"):
+        try:
+            found += [directory / name for name in os.listdir(directory) if "." in name]
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+    return found
 
 
 def _owner(path: str) -> tuple[int, int, str]:

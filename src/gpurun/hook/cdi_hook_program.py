@@ -26,6 +26,7 @@ from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.process import PR_SET_DUMPABLE, prctl
 from gpurun.ns.journal import Journal
 from gpurun.ns.mount import import_stand_ins
+from gpurun.ns.path import UNUSABLE
 from gpurun.oci.config import Device, Mount, OciHook
 from gpurun.oci.reader import (
     as_object,
@@ -47,6 +48,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from gpurun.gpu.nvidia.cdi.hook_work import ContainerLibrary
     from gpurun.gpu.nvidia.cdi.known_hooks import HookCall
 
 _HELP = ("-h", "--help", "-help")
@@ -57,7 +59,8 @@ _INITIAL_MAP = ["0", "0", "4294967295"]
 class Container(Record):
     """What the hooks need to know of a container: its *rootfs* on the host, createContainer hooks, mounts, devices.
 
-    *readonly*: the rootfs is going to be read-only.  *label* is the SELinux context of its mounts.
+    *readonly*: the rootfs is going to be read-only.  *label* is the SELinux context of its mounts.  Of one whose config.json
+    is closed to us *libraries* are those that it shows.
     """
 
     rootfs: str
@@ -66,6 +69,7 @@ class Container(Record):
     devices: tuple[Device, ...]
     readonly: bool = False
     label: str = ""
+    libraries: tuple[ContainerLibrary, ...] = ()
 
 
 def main(argv: list[str]) -> int:
@@ -131,7 +135,7 @@ def usage(command: str = "") -> str:
 def _run(call: HookCall) -> None:
     container = read_container(call.value("container-spec"), call.values("folder"))
     env = {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
-    edits = hook_work(call, container.hooks, container.mounts, container.devices, env)
+    edits = hook_work(call, container.hooks, container.mounts, container.devices, env, container.libraries)
     if edits == ContainerEdits():
         return
     user_namespace = read_file("/proc/self/uid_map").decode().split() != _INITIAL_MAP
@@ -160,13 +164,15 @@ def read_container(spec: str, folders: tuple[str, ...] = ()) -> Container:
     state, bundle = _read_state(spec)
     path, rootfs = f"{bundle}/config.json", get_string(state, "root", "state")
     try:
-        data = read_file(path, _LIMIT)
+        data = read_file(path, _LIMIT) if bundle else None
     except OSError as e:
-        if not rootfs.startswith("/"):
+        if not rootfs.startswith("/") or e.errno not in UNUSABLE:
             raise StepError("read", path, e.errno) from None
+        data = None
+    if data is None:
         from gpurun.hook.closed_bundle import devices_in, libraries_in
 
-        return Container(rootfs, (), libraries_in(rootfs, folders), devices_in(rootfs))
+        return Container(rootfs, (), (), devices_in(rootfs), libraries=libraries_in(rootfs, folders))
     config = as_object(parse_json(data, path), "")
     # crun names the rootfs in the state, as it is; the config's may be relative to the bundle.
     root = require(get_object(config, "root", ""), "", "root")

@@ -121,10 +121,13 @@ def not_there(pid: int, edits: ContainerEdits) -> tuple[tuple[DeviceNode, ...], 
 
 
 def _exists(root_fd: int, path: str) -> bool:
+    """Raises :class:`StepError` where that cannot be seen."""
     try:
         posix.close(open_in_root(root_fd, path))
-    except OSError:
-        return False
+    except OSError as e:
+        if e.errno in (ENOENT, ENOTDIR):
+            return False
+        raise StepError("look for the container's", path, e.errno) from None
     return True
 
 
@@ -241,8 +244,10 @@ def _remove_names(root_fd: int, names: tuple[str, ...]) -> None:
         directory, _, name = path.rpartition("/")
         try:
             fd = open_in_root(root_fd, directory, O_PATH | O_DIRECTORY)
-        except OSError:
-            continue
+        except OSError as e:
+            if e.errno in (ENOENT, ENOTDIR):
+                continue
+            raise
         try:
             if fstatfs_type(fd) == TMPFS_MAGIC and posix.fstat(fd).st_dev != host:
                 found = posix.stat(name, dir_fd=fd, follow_symlinks=False)

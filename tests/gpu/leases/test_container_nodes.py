@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import posix
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from gpurun.errors import GpurunError
+from gpurun.errors import GpurunError, StepError
 from gpurun.gpu.leases import container_nodes
 
 NULL = (1, 3)
@@ -100,3 +102,65 @@ def test_the_names_of_the_driver_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert container_nodes.nodes_of(os.getpid(), computes=True, by_name=True) == frozenset()
     monkeypatch.setattr(container_nodes, "_PREFIXES", (("/dev", "nu"), ("/dev/nvidia-caps", "nvidia-cap")))
     assert container_nodes.nodes_of(os.getpid(), computes=True, by_name=True) == {NULL}
+
+
+@pytest.fixture
+def root_fd(tmp_path: Path) -> Iterator[int]:
+    """A rootfs with a /dev of its own, in which is what may stand for a GPU: a link."""
+    (tmp_path / "dev/dri").mkdir(parents=True)
+    (tmp_path / "dev/nvidia0").symlink_to("here")
+    fd = os.open(tmp_path, os.O_PATH)
+    yield fd
+    os.close(fd)
+
+
+NO_DIRECTORY = ("ENOENT", "ENOTDIR", "ELOOP")
+OTHERS = ("EACCES", "EPERM", "EMFILE", "ENFILE", "EIO", "ENOMEM")
+
+
+@pytest.mark.parametrize("name", NO_DIRECTORY + OTHERS)
+def test_a_directory_of_nodes_that_cannot_be_opened(root_fd: int, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A checkpoint that does not know of a node would leave the old GPU in the restored container."""
+    real, number = container_nodes.open_in_root, getattr(errno, name)
+
+    def open_in_root(root_fd: int, path: str, flags: int) -> int:
+        if path == "/dev/dri":
+            raise OSError(number, os.strerror(number), path)
+        return real(root_fd, path, flags)
+
+    monkeypatch.setattr(container_nodes, "open_in_root", open_in_root)
+    if name in NO_DIRECTORY:
+        assert container_nodes.node_paths(root_fd) == ("/dev/nvidia0",)
+    else:
+        with pytest.raises(StepError, match=rf"^look for GPUs in the container's /dev/dri: {os.strerror(number).lower()}"):
+            container_nodes.node_paths(root_fd)
+
+
+def test_a_name_that_has_gone_from_the_nodes(root_fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_listings(monkeypatch, ["nvidia-gone", "nvidia0"], [])
+    assert container_nodes.node_paths(root_fd) == ("/dev/nvidia0",)
+
+
+def test_a_cgroup_that_cannot_be_read_is_not_none(full: None) -> None:
+    """What its device program gives would not count, and its GPU would be free."""
+    with pytest.raises(StepError, match=rf"^read the cgroup of the process {os.getpid()}: too many open files"):
+        container_nodes.cgroup_of(os.getpid())
+
+
+@pytest.mark.parametrize("name", ["ESRCH", "ENOENT", "EACCES"])
+def test_a_process_that_is_gone_or_not_ours(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    _stat_fails(monkeypatch, getattr(errno, name))
+    assert container_nodes.mount_namespace("1") == 0
+
+
+def test_a_mount_namespace_that_cannot_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    _stat_fails(monkeypatch, errno.ENOMEM)
+    with pytest.raises(StepError, match=r"^see the mount namespace of the process 1: cannot allocate memory"):
+        container_nodes.mount_namespace("1")
+
+
+def _stat_fails(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def stat(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(container_nodes, "posix", SimpleNamespace(**{**vars(posix), "stat": stat}))

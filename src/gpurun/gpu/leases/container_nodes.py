@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import posix
 from _stat import S_ISCHR, S_ISLNK
-from errno import ESRCH
+from errno import ELOOP, ENOENT, ENOTDIR, ESRCH
 
-from gpurun.errors import StepError
+from gpurun.errors import Step, StepError
 from gpurun.gpu.vendors import VENDORS
 from gpurun.linux.files import O_CLOEXEC, Fd, read_file
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: The process has ended, or it has no such directory, or we may not see it.
 _GONE = (*UNUSABLE, ESRCH)
+#: The container has no such directory.
+_NO_DIRECTORY = (ENOENT, ENOTDIR, ELOOP)
 #: How often a directory is listed in which names go away meanwhile.
 _LOOKS = 8
 _PREFIXES = tuple(dict.fromkeys([pair for vendor in VENDORS for pair in vendor.nodes]))
@@ -64,11 +66,16 @@ def containers_with_nodes(granted: Callable[[int], frozenset[tuple[int, int]]] |
 
 
 def mount_namespace(pid: str) -> int:
-    """The inode of the mount namespace of the process *pid*; 0 where it cannot be seen."""
+    """The inode of the mount namespace of the process *pid*; 0 where it has ended or is not ours to see.
+
+    Raises :class:`StepError`.
+    """
     try:
         return posix.stat(f"/proc/{pid}/ns/mnt").st_ino
-    except OSError:
-        return 0  # gone, or not ours to see
+    except OSError as e:
+        if e.errno in _GONE:
+            return 0
+        raise StepError("see the mount namespace of the process", pid, e.errno) from None
 
 
 def _host_dev() -> int:
@@ -135,7 +142,10 @@ def _nodes_of(pid: int, host_dev: int, computes: bool, by_name: bool) -> frozens
 
 
 def node_paths(root_fd: int) -> tuple[str, ...]:
-    """The paths of the driver's nodes, and of links beside them, below the root *root_fd*; none of the host's /dev."""
+    """The paths of the driver's nodes, and of links beside them, below the root *root_fd*; none of the host's /dev.
+
+    Raises :class:`StepError` for a directory that is there and cannot be looked at.
+    """
     found: list[str] = []
     host_dev = posix.stat("/dev").st_dev
     for directory, prefix in (
@@ -146,24 +156,31 @@ def node_paths(root_fd: int) -> tuple[str, ...]:
     ):
         try:
             fd = open_in_root(root_fd, directory, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)
-        except OSError:
-            continue
-        with Fd(fd):
+        except OSError as e:
+            if e.errno in _NO_DIRECTORY:
+                continue
+            raise StepError("look for GPUs in the container's", directory, e.errno) from None
+        with Fd(fd), Step("look for GPUs in the container's", directory):
             if posix.fstat(fd).st_dev == host_dev or path_in_root(root_fd, fd, "").strip("/") != directory.strip("/"):
                 continue
             for name in sorted(posix.listdir(fd)):
-                mode = posix.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
+                try:
+                    mode = posix.stat(name, dir_fd=fd, follow_symlinks=False).st_mode
+                except FileNotFoundError:
+                    continue  # it has gone
                 if name.startswith(prefix) and (S_ISCHR(mode) or S_ISLNK(mode)):
                     found.append(f"{directory}/{name}")
     return tuple(dict.fromkeys(found))
 
 
 def cgroup_of(pid: int) -> str:
-    """The cgroup of the process *pid*, as this process sees the tree; empty when it is gone."""
+    """The cgroup of the process *pid*, as this process sees the tree; empty when it is gone.  Raises :class:`StepError`."""
     try:
         found = cgroups(pid)
-    except OSError:
-        return ""
+    except OSError as e:
+        if e.errno in _GONE:
+            return ""
+        raise StepError("read the cgroup of the process", str(pid), e.errno) from None
     unified = next((path for controllers, path in found if not controllers), "/")
     # On a host with cgroup v1 other runtimes' containers are in the hierarchies of the controllers.
     return unified if unified != "/" else max([path for _, path in found], key=len, default="")

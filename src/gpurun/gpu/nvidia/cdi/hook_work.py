@@ -10,6 +10,7 @@ import posix
 from _stat import S_ISREG
 
 from gpurun.cdi.edits import CacheEntry, Chmod, ContainerEdits, EditMount, ForwardCompat, Hook, Link, ProcTree, conf_files
+from gpurun.errors import Step, StepError
 from gpurun.formats.elf import EM_386, EM_AARCH64, EM_ARM, EM_X86_64, read_elf
 from gpurun.formats.ldcache import FLAGS_COMPAT32, FLAGS_NATIVE
 from gpurun.gpu.nvidia.cdi.known_hooks import HookCall, as_known_call, library_names, links_of
@@ -18,6 +19,7 @@ from gpurun.gpu.nvidia.host.file_names import COMPAT_ROOT
 from gpurun.gpu.nvidia.host.gpus import numa_nodes
 from gpurun.gpu.nvidia.host.roots import roots_from_environment
 from gpurun.linux.files import O_CLOEXEC, Fd
+from gpurun.ns.path import UNUSABLE
 from gpurun.paths import clean_path
 from gpurun.record import Record, replace
 
@@ -37,7 +39,15 @@ _FLAGS = {
     EM_AARCH64: FLAGS_NATIVE["aarch64"],
     EM_ARM: FLAGS_COMPAT32["aarch64"],
 }
-_MAX_LIBRARIES = 4096
+MAX_LIBRARIES = 4096
+
+
+class ContainerLibrary(Record):
+    """A library at *path* in the container: its SONAME, or else its file's name, and the *flags* of the loader's cache."""
+
+    path: str
+    soname: str
+    flags: int
 
 
 class _Bound(Record):
@@ -110,9 +120,10 @@ def hook_work(
     mounts: tuple[Mount, ...],
     devices: tuple[Device, ...],
     own_env: Mapping[str, str],
+    libraries: tuple[ContainerLibrary, ...] = (),
 ) -> ContainerEdits:
     """The edits for one *call* of a hook in a container of another runtime, whose config has createContainer *hooks*,
-    *mounts* and *devices*.
+    *mounts* and *devices*; *libraries* are there beside those that are mounted.
 
     The loader's cache is composed once, with all that has to be in it: an update-ldcache does what the create-symlinks and
     enable-cuda-compat beside it ask for as well, and the latter alone does nothing.
@@ -127,7 +138,7 @@ def hook_work(
             calls += [one for one in beside if one.command in ("create-symlinks", "enable-cuda-compat")]
     bound = [_Bound(m.source, clean_path(m.destination)) for m in mounts if m.source.startswith("/") and _is_bind(m)]
     reason = Hook("createContainer", "", reason="the container's CDI devices")
-    return _work([(reason, one) for one in calls], bound, devices, own_env)
+    return _work([(reason, one) for one in calls], bound, devices, own_env, libraries)
 
 
 def _is_bind(mount: Mount) -> bool:
@@ -172,14 +183,18 @@ class _Work:
 
 
 def _work(
-    calls: list[tuple[Hook, HookCall]], bound: list[_Bound], nodes: tuple[Node, ...], own_env: Mapping[str, str]
+    calls: list[tuple[Hook, HookCall]],
+    bound: list[_Bound],
+    nodes: tuple[Node, ...],
+    own_env: Mapping[str, str],
+    libraries: tuple[ContainerLibrary, ...] = (),
 ) -> ContainerEdits:
-    """The work of *calls* in a container with the files *bound* and the device nodes *nodes*."""
+    """The work of *calls* in a container with the files *bound*, more *libraries*, and the device nodes *nodes*."""
     done = _Work(nodes, own_env)
     for hook, call in calls:
         done.add(hook, call)
     folders = tuple(dict.fromkeys([clean_path(f) for _, call in calls for f in call.values("folder")]))
-    entries = _loader_cache(folders, bound, done.links)
+    entries = _loader_cache(folders, (*_libraries(folders, bound), *libraries)[:MAX_LIBRARIES], done.links)
     return ContainerEdits(
         links=tuple(done.links.values()),
         ldcache=entries,
@@ -190,15 +205,17 @@ def _work(
     )
 
 
-def _loader_cache(folders: tuple[str, ...], bound: list[_Bound], links: dict[str, Link]) -> tuple[CacheEntry, ...]:
-    """The loader's cache for the libraries *bound* in *folders*; *links* gets those that their SONAMEs need."""
+def _loader_cache(
+    folders: tuple[str, ...], libraries: tuple[ContainerLibrary, ...], links: dict[str, Link]
+) -> tuple[CacheEntry, ...]:
+    """The loader's cache for *libraries* in *folders*; *links* gets those that their SONAMEs need."""
     cache: list[CacheEntry] = []
-    for name, path, soname, flags in _libraries(folders, bound):
-        directory = path.rpartition("/")[0]
-        if soname != name:
-            link = f"{directory}/{soname}"
+    for library in libraries:
+        directory, _, name = library.path.rpartition("/")
+        link = f"{directory}/{library.soname}"
+        if library.soname != name:
             links.setdefault(link, Link(link, name, f"SONAME of {name}", optional=True))
-        cache.append(CacheEntry(soname, f"{directory}/{soname}", flags))
+        cache.append(CacheEntry(library.soname, link, library.flags))
     flags_of = {entry.path: entry.flags for entry in cache}
     for path, made in links.items():
         directory, _, name = path.rpartition("/")
@@ -208,8 +225,8 @@ def _loader_cache(folders: tuple[str, ...], bound: list[_Bound], links: dict[str
     return tuple(dict.fromkeys(cache))
 
 
-def _libraries(folders: tuple[str, ...], bound: list[_Bound]) -> list[tuple[str, str, str, int]]:
-    """(name, path in the container, SONAME, flags of the cache) of the libraries bound in *folders*.
+def _libraries(folders: tuple[str, ...], bound: list[_Bound]) -> tuple[ContainerLibrary, ...]:
+    """The libraries bound in *folders*.
 
     They are read on the host, where the mounts come from: the image has no say in it.
     """
@@ -217,49 +234,56 @@ def _libraries(folders: tuple[str, ...], bound: list[_Bound]) -> list[tuple[str,
     for one in bound:
         directory, _, name = one.path.rpartition("/")
         if directory in folders and name.startswith("lib") and ".so" in name:
-            library = _soname(one.host_path)
-            if library:
-                found.append((name, one.path, *library))
+            found.append(_library(one.host_path, one.path))
         inside = [f for f in folders if f == one.path or f.startswith(f"{one.path.rstrip('/')}/")]
         for folder in inside:
             host = one.host_path + folder[len(one.path.rstrip("/")) :]
-            for name in _names(host):
-                library = _soname(f"{host}/{name}")
-                if library:
-                    found.append((name, f"{folder}/{name}", *library))
-    return found[:_MAX_LIBRARIES]
+            found += [_library(f"{host}/{name}", f"{folder}/{name}") for name in _names(host)]
+    return tuple([library for library in found if library is not None])
 
 
 def _names(directory: str) -> list[str]:
+    """Raises :class:`StepError`."""
     try:
         fd = posix.open(directory, posix.O_RDONLY | posix.O_DIRECTORY | O_CLOEXEC)
-    except OSError:
-        return []  # a file, or a folder that the mount does not have
+    except OSError as e:
+        if e.errno in UNUSABLE:
+            return []  # a file, or a folder that the mount does not have
+        raise StepError("look for libraries in", directory, e.errno) from None
     with Fd(fd):
         return library_names(fd)
 
 
-def _soname(path: str) -> tuple[str, int] | None:
-    """(SONAME or else the file's name, flags of the cache) of a library for a machine the cache knows."""
+def _library(host_path: str, path: str) -> ContainerLibrary | None:
+    """The library of the host that the container gets at *path*, if it is one.  Raises :class:`StepError`."""
     try:
-        fd = posix.open(path, posix.O_RDONLY | posix.O_NONBLOCK | O_CLOEXEC)
-    except OSError:
-        return None
-    with Fd(fd):
-        if not S_ISREG(posix.fstat(fd).st_mode):
+        fd = posix.open(host_path, posix.O_RDONLY | posix.O_NONBLOCK | O_CLOEXEC)
+    except OSError as e:
+        if e.errno in UNUSABLE:
             return None
+        raise StepError("open the library", host_path, e.errno) from None
+    with Fd(fd):
+        return library_of(fd, path) if S_ISREG(posix.fstat(fd).st_mode) else None
+
+
+def library_of(fd: int, path: str) -> ContainerLibrary | None:
+    """The library *fd*, a regular file, that the container has at *path*; None where it is for no machine that the cache
+    knows.  Raises :class:`StepError` where it cannot be read."""
+    with Step("read the library", path):
         elf = read_elf(fd)
     if elf is None or elf.machine not in _FLAGS:
         return None
-    return elf.soname or path.rpartition("/")[2], _FLAGS[elf.machine]
+    return ContainerLibrary(path, elf.soname or path.rpartition("/")[2], _FLAGS[elf.machine])
 
 
 def _real_file(path: str) -> str:
-    """The real path of a regular file, empty for anything else."""
+    """The real path of a regular file, empty for anything else.  Raises :class:`StepError`."""
     try:
         fd = posix.open(path, posix.O_RDONLY | posix.O_NONBLOCK | O_CLOEXEC)
-    except OSError:
-        return ""
+    except OSError as e:
+        if e.errno in UNUSABLE:
+            return ""
+        raise StepError("open the file that the engine binds,", path, e.errno) from None
     with Fd(fd):
         return posix.readlink(f"/proc/self/fd/{fd}") if S_ISREG(posix.fstat(fd).st_mode) else ""
 
