@@ -81,7 +81,7 @@ class Leaks:
         return _mounts([line for line in lines if str(self.runtime.directory) in line])
 
     def _unmounted_there(self, mount: str) -> bool:
-        """Whether *mount* was one of the host's, outside of our directory, and is none any more: then others took it away."""
+        """Whether others took *mount* away: it was one of the host's, outside of our directory, and is none any more."""
         point = mount.split(" ")[1]
         there = {line.split(" ")[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
         return point in self.host_points and point not in there and str(self.runtime.directory) not in point
