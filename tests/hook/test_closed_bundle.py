@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from gpurun.errors import ConfigError, GpurunError, StepError
-from gpurun.gpu.nvidia.cdi.hook_work import hook_work
+from gpurun.gpu.nvidia.cdi.hook_work import hook_work, library_of
 from gpurun.gpu.nvidia.cdi.known_hooks import parse_call
 from gpurun.hook import cdi_hook_program, closed_bundle
 from gpurun.hook.cdi_hook_program import read_container
 from gpurun.hook.closed_bundle import devices_in, libraries_in
+from gpurun.linux.files import read_file
 from gpurun.ns.path import UNUSABLE
 from gpurun.oci.config import Device
 from tests.simdriver.elf import shared_library
@@ -78,13 +79,13 @@ def test_without_the_rootfs_it_is_an_error(tmp_path: Path) -> None:
 
 def test_no_config_of_the_hosts_root_is_read(tmp_path: Path, rootfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state without a bundle has no config.json, also where the host has one at the place that an empty name leads to."""
-    real, asked = cdi_hook_program.read_file, []
+    real, asked = read_file, []
 
-    def read_file(path: str, limit: int) -> bytes:
+    def reading(path: str, limit: int) -> bytes:
         asked.append(path)
         return real(path, limit)
 
-    monkeypatch.setattr(cdi_hook_program, "read_file", read_file)
+    monkeypatch.setattr(cdi_hook_program, "read_file", reading)
     read_container(state(tmp_path, root=str(rootfs)))
     assert asked == [str(tmp_path / "state")]
 
@@ -93,14 +94,14 @@ def test_no_config_of_the_hosts_root_is_read(tmp_path: Path, rootfs: Path, monke
 def test_a_config_that_cannot_be_read_is_not_closed(
     tmp_path: Path, rootfs: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    real = cdi_hook_program.read_file
+    real = read_file
 
-    def read_file(path: str, limit: int) -> bytes:
+    def reading(path: str, limit: int) -> bytes:
         if path.endswith("config.json"):
             raise OSError(number, os.strerror(number), path)
         return real(path, limit)
 
-    monkeypatch.setattr(cdi_hook_program, "read_file", read_file)
+    monkeypatch.setattr(cdi_hook_program, "read_file", reading)
     with pytest.raises(StepError, match=r"^read /b/config\.json: "):
         read_container(state(tmp_path, root=str(rootfs), bundle="/b"))
 
@@ -134,13 +135,13 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def of(number: int) -> None:
         found.append(os.readlink(f"/proc/self/fd/{number}"))
 
-    real = closed_bundle.library_of
+    real = library_of
 
-    def library_of(fd: int, path: str) -> object:
+    def reading(fd: int, path: str) -> object:
         of(fd)
         return real(fd, path)
 
-    monkeypatch.setattr(closed_bundle, "library_of", library_of)
+    monkeypatch.setattr(closed_bundle, "library_of", reading)
     return found
 
 

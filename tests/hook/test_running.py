@@ -14,6 +14,7 @@ from gpurun.cdi.edits import ContainerEdits, EditMount, ProcTree
 from gpurun.errors import GpurunError, StepError
 from gpurun.hook import running
 from gpurun.hook.running import DeviceChange, change, not_there
+from gpurun.ns.path import open_in_root
 
 pytestmark = [pytest.mark.native, pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace of its own needs root")]
 
@@ -51,14 +52,14 @@ def test_a_process_that_shares_the_hosts_mounts() -> None:
 
 def refusing(monkeypatch: pytest.MonkeyPatch, path: str, name: str) -> None:
     """Opening *path* of the container fails with the error *name*."""
-    real, number = running.open_in_root, getattr(errno, name)
+    real, number = open_in_root, getattr(errno, name)
 
-    def open_in_root(root_fd: int, asked: str, flags: int = os.O_PATH) -> int:
+    def opening(root_fd: int, asked: str, flags: int = os.O_PATH) -> int:
         if asked == path:
             raise OSError(number, os.strerror(number), path)
         return real(root_fd, asked, flags)
 
-    monkeypatch.setattr(running, "open_in_root", open_in_root)
+    monkeypatch.setattr(running, "open_in_root", opening)
 
 
 @pytest.mark.parametrize("name", ["ENOENT", "ENOTDIR", "EACCES", "EMFILE", "EIO"])

@@ -14,6 +14,7 @@ import pytest
 
 from gpurun.errors import GpurunError, StepError
 from gpurun.gpu.leases import container_nodes
+from gpurun.ns.path import open_in_root
 
 NULL = (1, 3)
 
@@ -121,14 +122,14 @@ OTHERS = ("EACCES", "EPERM", "EMFILE", "ENFILE", "EIO", "ENOMEM")
 @pytest.mark.parametrize("name", NO_DIRECTORY + OTHERS)
 def test_a_directory_of_nodes_that_cannot_be_opened(root_fd: int, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A checkpoint that does not know of a node would leave the old GPU in the restored container."""
-    real, number = container_nodes.open_in_root, getattr(errno, name)
+    real, number = open_in_root, getattr(errno, name)
 
-    def open_in_root(root_fd: int, path: str, flags: int) -> int:
+    def opening(root_fd: int, path: str, flags: int) -> int:
         if path == "/dev/dri":
             raise OSError(number, os.strerror(number), path)
         return real(root_fd, path, flags)
 
-    monkeypatch.setattr(container_nodes, "open_in_root", open_in_root)
+    monkeypatch.setattr(container_nodes, "open_in_root", opening)
     if name in NO_DIRECTORY:
         assert container_nodes.node_paths(root_fd) == ("/dev/nvidia0",)
     else:
