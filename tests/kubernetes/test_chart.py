@@ -16,6 +16,8 @@ from gpurun.commands.kubernetes_options import config_changes
 from gpurun.kubernetes.config import PluginConfig
 from gpurun.kubernetes.config_file import parse as parse_config
 from gpurun.kubernetes.config_source import ConfigSource
+from gpurun.metrics.counters import counters
+from gpurun.metrics.gpus import FIELDS, LABEL_FIELDS
 from gpurun.record import replace
 from tests.kubernetes import models
 
@@ -61,7 +63,7 @@ VARIANTS: dict[str, Object] = {
         "image": {"repository": "registry.example/gpurun", "tag": "1.2", "pullSecrets": [{"name": "secret"}]},
         "namespace": {"create": True}, "nodeSelector": {"gpu": "yes"}, "labels": {"nodeFeatureDiscovery": True},
         "metrics": {
-            "webConfigSecret": "gpurun-web",
+            "webConfigSecret": "gpurun-web", "collectors": "# Clocks\nDCGM_FI_DEV_SM_CLOCK, gauge, SM clock: MHz\n",
             "serviceMonitor": {
                 "enabled": True, "labels": {"release": "prometheus"},
                 "endpoint": {"scheme": "https", "tlsConfig": {"ca": {"secret": {"name": "ca", "key": "ca.crt"}}}},
@@ -121,7 +123,9 @@ def check(found: list[Object]) -> None:
             value = invocation.option(option)
             assert not value or any(path == value or path.startswith(f"{value}/") for path in inside), option
     for one in found:
-        if one["kind"] == "ConfigMap":
+        if one["kind"] == "ConfigMap" and one["metadata"]["name"] == "gpurun-metrics":
+            assert counters(one["data"]["counters.csv"].encode(), "f", FIELDS, LABEL_FIELDS).metrics
+        elif one["kind"] == "ConfigMap":
             assert all(not parse_config(text, name).warnings for name, text in one["data"].items())
 
 

@@ -436,6 +436,7 @@ COMMANDS: dict[str, CommandRow] = {
         "options": (
             ("listen", "", "text", "ADDRESS:PORT to listen on (127.0.0.1:9400; :9400 is every address)"),
             ("once", "", "switch", "print them once, and end"),
+            ("collectors", "f", "file", "which figures of GPUs there are: a file of counters (CSV) of dcgm-exporter's"),
             ("web-config-file", "", "file", "TLS and passwords: a web configuration of Prometheus' exporter-toolkit"),
             ("web.config.file", "", "file", ""),  # as other exporters call it
             ("pod-resources", "", "file", "the kubelet's socket that says which pod has which GPU"),

@@ -21,6 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpurun.metrics.counters import CountersFile
     from gpurun.metrics.samples import Sample
     from gpurun.metrics.web import Web
 
@@ -37,6 +38,7 @@ class Reader:
         self._roots = state_roots(invocation.globals.root, invocation.globals.root_given)
         self._host = host_of(invocation)
         self._pods = invocation.option("pod-resources")
+        self._counters = _counters(invocation)
         self._name = os.environ.get("NODE_NAME", "") or socket.gethostname()
         self._lock = threading.Lock()
         self._samples: list[Sample] = []
@@ -74,7 +76,10 @@ class Reader:
         except GpurunError as e:
             self._say(str(e))
             having = ()
-        return gpu_samples(answer, self._name, having, self.xids)
+        if self._counters is None:
+            return gpu_samples(answer, self._name, having, self.xids)
+        counters = self._counters.now()
+        return counters.chosen(gpu_samples(answer, self._name, having, self.xids, counters.labels))
 
     def _say(self, text: str) -> None:
         if text not in self._said:
@@ -119,6 +124,15 @@ def metrics(invocation: Invocation) -> int:
         watch.stop()
         server.server_close()
     return 0
+
+
+def _counters(invocation: Invocation) -> CountersFile | None:
+    """The file of ``--collectors``; None: everything that is served without one.  Raises :class:`GpurunError`."""
+    from gpurun.metrics.counters import CountersFile
+    from gpurun.metrics.gpus import FIELDS, LABEL_FIELDS
+
+    path = invocation.option("collectors")
+    return CountersFile(path, FIELDS, LABEL_FIELDS) if path else None
 
 
 def _web(invocation: Invocation) -> Callable[[], Web]:

@@ -31,38 +31,49 @@ _LOAD = ("DCGM_FI_DEV_GPU_UTIL", "gauge", "GPU utilization (in %).")
 _COPY = ("DCGM_FI_DEV_MEM_COPY_UTIL", "gauge", "Memory utilization (in %).")
 _XID = ("DCGM_FI_DEV_XID_ERRORS", "gauge", "The last Xid error; 0: none since this program started.")
 
+_CHOICE = (*_SENSORS, *[name for name, _, _ in (_USED, _FREE, _LOAD, _COPY, _XID)])
+#: Every field that there can be, and those that can be labels of all metrics; a file of counters chooses.
+FIELDS = frozenset(_CHOICE)
+LABEL_FIELDS = ("DCGM_FI_DRIVER_VERSION", "DCGM_FI_DEV_BRAND")
+
 Labels = tuple[tuple[str, str], ...]
 
 
 def gpu_samples(
-    answer: Mapping[str, Any], host: str, owners: tuple[Owner, ...] = (), xids: Mapping[str, int] | None = None
-) -> list[Sample]:
+    answer: Mapping[str, Any], host: str, owners: tuple[Owner, ...] = (), xids: Mapping[str, int] | None = None,
+    labels: tuple[str, ...] = LABEL_FIELDS[:1],
+) -> list[Sample]:  # fmt: skip
     """The samples of NVML's *answer* to ``metrics``; once for each container that has the device, if any has.
 
-    *xids* has the last Xid of each GPU by its UUID, None where nobody watches for them.
+    *xids* has the last Xid of each GPU by its UUID, None where nobody watches for them; *labels* are of
+    :data:`LABEL_FIELDS`.
     """
     made: list[Sample] = []
     for gpu in answer["gpus"]:
         if gpu.get("error") is not None:
             continue
         uuid = str(gpu.get("uuid") or "")
-        common = _labels(gpu, host, str(answer.get("driverVersion") or ""))
+        common = _labels(gpu, host) + _label_fields(gpu, str(answer.get("driverVersion") or ""), labels)
         names = {uuid, f"gpu-{gpu.get('minor')}"}
         values = _values(gpu, None if xids is None else xids.get(uuid, 0))
-        for labels in _owned(common, names, owners):
-            made += [Sample(name, kind, text, labels, value) for (name, kind, text), value in values]
+        for owned in _owned(common, names, owners):
+            made += [Sample(name, kind, text, owned, value) for (name, kind, text), value in values]
         for mig in gpu.get("migDevices") or ():
             made += _mig(gpu, mig, common, owners)
     return made
 
 
-def _labels(gpu: Mapping[str, Any], host: str, driver: str) -> Labels:
+def _labels(gpu: Mapping[str, Any], host: str) -> Labels:
     found = {
         "gpu": str(gpu["index"]), "UUID": str(gpu.get("uuid") or ""), "pci_bus_id": _bus(str(gpu.get("busId") or "")),
         "device": f"nvidia{gpu.get('minor')}", "modelName": str(gpu.get("name") or ""), "Hostname": host,
-        "DCGM_FI_DRIVER_VERSION": driver,
     }  # fmt: skip
     return tuple(found.items())
+
+
+def _label_fields(gpu: Mapping[str, Any], driver: str, names: tuple[str, ...]) -> Labels:
+    found = {"DCGM_FI_DRIVER_VERSION": driver, "DCGM_FI_DEV_BRAND": str(gpu.get("brand") or "")}
+    return tuple([(name, found[name]) for name in names])
 
 
 def _bus(bus_id: str) -> str:
