@@ -88,7 +88,7 @@ SHIMS_CALL = "create start state kill delete run exec ps pause resume update".sp
 #: The programs there are, and the modules of these commands.
 ROOTS = ["gpurun.__main__", "gpurun.launcher.boot", "gpurun.engine.inside.init", "gpurun.engine.inside.exec_init"]
 ROOTS += ["gpurun.gpu.nvidia.host.nvml"]  # asked by create for MIG devices named by UUID
-ROOTS += ["gpurun.toolkit.runtime"]  # create, called as nvidia-container-runtime
+ROOTS += ["gpurun.toolkit.runtime", "gpurun.toolkit.amd_runtime"]  # create, called by the names of makers' runtimes
 ROOTS += sorted({COMMANDS[name]["handler"].partition(":")[0] for name in SHIMS_CALL})
 
 

@@ -18,6 +18,7 @@ _BY_NAME = frozenset(("checkpoint", "delete", "events", "exec", "kill", "pause",
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
     from gpurun.invocation import Invocation
 
@@ -67,14 +68,14 @@ def _raise_interrupts() -> bool:
 def _called(name: str, words: list[str]) -> int:
     """Run the command line *words* of the program *name*."""
     site = None
-    if name.startswith("nvidia-"):  # a link with the name of one of NVIDIA's programs; each has a command line of its own
-        from gpurun.toolkit.names import RUNTIMES, program
+    if name.startswith(("nvidia-", "amd-")):  # a link with the name of a maker's program; each has a command line of its own
+        from gpurun.toolkit.names import program, runtime
 
         found = program(name)
         if found is not None:
             _print_here()
             return found(words)
-        site = RUNTIMES.get(name)
+        site = runtime(name)
     if b"_GPURUN_COMPLETE" in posix.environ:
         from gpurun.cli.human import complete
 
@@ -90,19 +91,18 @@ def _print_here() -> None:
     sys.stdout = Stdout()  # type: ignore[assignment] # they ask for no more
 
 
-def _run(words: list[str], site: str | None) -> int:
-    """Run the command line *words*; *site* is the mode that NVIDIA's runtime is called for, None for gpurun itself."""
+def _run(words: list[str], site: tuple[Any, str] | None) -> int:
+    """Run the command line *words*; *site* makes gpurun a maker's runtime (:func:`gpurun.toolkit.names.runtime`)."""
     options, rest = parse_globals(words)
     log.open_log(options)
     if site is not None:
-        from gpurun.toolkit.runtime import enter, first_lines
-
-        enter(site, options.root)
+        as_runtime, mode = site
+        as_runtime.enter(mode, options.root)
     invocation = parse_command(options, rest)
     if invocation.command == "version":
         from gpurun.commands.version import version
 
-        return version(invocation, first_lines() if site is not None else "")
+        return version(invocation, as_runtime.first_lines() if site is not None else "")
     if invocation.command == "help":
         from gpurun.cli.human import show_help
 

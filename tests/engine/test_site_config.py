@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpurun.cgroup.placement import POLICIES, Site, read_policies
-from gpurun.engine.site_config import DEFAULT_PATH, read_site, site_mistakes, site_path
+from gpurun.engine.gpus.device_edits import with_site
+from gpurun.engine.site_config import DEFAULT_PATH, read_site, read_unknown, site_mistakes, site_path
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.library.explanation import explain_plan
 from gpurun.record import replace
@@ -73,7 +74,10 @@ def test_the_file_that_packages_bring(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("[placement]\nmemory.high = [1]", "placement.memory.high: must be a string"),
-        ("[plaecment]\nio.weight = 3", "plaecment.io.weight: is unknown: the file has four tables"),
+        (
+            "[plaecment]\nio.weight = 3",
+            r"plaecment.io.weight: is unknown: the tables .* are \[placement\], .*\[amd\]",
+        ),
         ("[placement]\nio.weight 3", "line 2: is not valid TOML"),
     ],
 )
@@ -82,6 +86,31 @@ def test_refused(tmp_path: Path, text: str, words: str) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match=words):
         read_site(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", {}),
+        ('[amd]\nunknown = "ignore"', {"GPURUN_AMD_UNKNOWN": "ignore"}),
+        ('[amd]\nunknown = "refuse"\n[placement]\nio.weight = 3', {"GPURUN_AMD_UNKNOWN": "refuse"}),
+        ('[amd]\nunknown = "no"', 'amd.unknown: must be "refuse" or "ignore"'),
+        ('[amd]\nunknown = ["ignore"]', 'amd.unknown: must be "refuse" or "ignore"'),
+        ('[amd]\nunkown = "ignore"', r"amd.unkown: is unknown: the table \[amd\] has one key, unknown"),
+    ],
+)
+def test_devices_that_the_host_does_not_have(tmp_path: Path, text: str, found: dict[str, str] | str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    if isinstance(found, str):
+        with pytest.raises(ConfigError, match=found):
+            read_unknown(str(path))
+        assert len(site_mistakes({b"GPURUN_CONFIG": str(path).encode()})) == 1
+        return
+    assert read_unknown(str(path)) == found and site_mistakes({b"GPURUN_CONFIG": str(path).encode()}) == ()
+    assert with_site({"A": "b"}, {b"GPURUN_CONFIG": str(path).encode()}) == {"A": "b", **found}
+    own = {"GPURUN_AMD_UNKNOWN": "own"}
+    assert with_site(own, {b"GPURUN_CONFIG": str(path).encode()}) == own
 
 
 def test_explain_says_who_asked_and_what_is_left_out() -> None:

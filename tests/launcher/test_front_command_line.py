@@ -116,6 +116,9 @@ def test_the_hooks_name_and_completion(places: Path, store: Store, tmp_path: Pat
     link = tmp_path / "nvidia-container-runtime-hook"
     link.symlink_to(places / "whole")
     assert run(link, "-version").stdout.startswith("NVIDIA Container Runtime Hook")
+    amds = tmp_path / "amd-ctk"
+    amds.symlink_to(places / "whole")
+    assert run(amds, "version").stdout.startswith("Version: 1.3.")
     words = {"_GPURUN_COMPLETE": "bash_complete", "COMP_WORDS": "gpurun del", "COMP_CWORD": "1"}
     assert "delete" in run(places / "whole", env=words).stdout
     falls_back(places, store, "--root", store.root, "state", "c", env=words)

@@ -22,6 +22,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.fail(f"{PROGRAM} is missing: run `make build` first")
     directory = tmp_path_factory.mktemp("bin")
     subprocess.run([PROGRAM, "install-names", directory], check=True, capture_output=True, timeout=60)
+    (directory / "gpurun").symlink_to(PROGRAM)
     return directory
 
 

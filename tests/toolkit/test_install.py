@@ -16,7 +16,7 @@ from gpurun.clients import files, ledger, restart
 from gpurun.clients import install as decisions
 from gpurun.errors import GpurunError, UsageError
 from gpurun.toolkit import install as commands
-from gpurun.toolkit.names import PROGRAMS, RUNTIMES
+from gpurun.toolkit.names import names_of
 
 #: dockerd's own check, which refuses a file that is not there, or in which "refused" stands.
 DOCKERD = """#!/bin/sh
@@ -125,7 +125,7 @@ def test_names_stay_while_another_runtime_needs_them(host: Host, tmp_path: Path)
     call("install", "docker")
     call("install", "docker", "--name", "wrapped", "--path", str(wrapper))
     call("install", "containerd", "--name", "third")
-    everything = sorted([*PROGRAMS, *RUNTIMES])
+    everything = sorted(names_of(("nvidia",)))
     for words in (("docker",), ("docker", "--name", "wrapped", "--path", str(wrapper))):
         assert host.links() == everything
         call("uninstall", *words)
@@ -226,7 +226,7 @@ def test_killed_between_the_links(host: Host) -> None:
     (host.names / "nvidia-container-cli").unlink()
     (host.names / "nvidia-ctk.gpurun.123").symlink_to(host.program)
     call("install", "docker")
-    assert host.links() == sorted([*PROGRAMS, *RUNTIMES])
+    assert host.links() == sorted(names_of(("nvidia",)))
 
 
 def test_a_name_that_is_taken_is_found_before_anything_is_changed(host: Host) -> None:
@@ -333,3 +333,67 @@ def test_what_user_is_not_for(user: Host, words: tuple[str, ...], said: str) -> 
 def test_root_has_the_hosts_clients(host: Host) -> None:
     with pytest.raises(UsageError, match="--user is for the user whose client it is"):
         call("install", "docker", "--user")
+
+
+@pytest.mark.parametrize("client", ["docker", "containerd"])
+@pytest.mark.parametrize(
+    ("makers", "docker", "containerd"),
+    [
+        ((), ("nvidia",), ("nvidia",)),
+        (("amd",), ("amd",), ()),
+        (("nvidia",), ("nvidia",), ("nvidia",)),
+        (("nvidia", "amd"), ("nvidia", "amd"), ("nvidia",)),
+    ],
+)
+def test_the_names_are_of_those_whose_gpus_the_host_has(
+    host: Host,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    client: str,
+    makers: tuple[str, ...],
+    docker: tuple[str, ...],
+    containerd: tuple[str, ...],
+) -> None:
+    """Where dockerd finds NVIDIA's hook it does not look for AMD's runtime."""
+    for maker, path in (("nvidia", "proc/driver/nvidia"), ("amd", "sys/module/amdgpu/drivers")):
+        if maker in makers:
+            (tmp_path / "root" / path).mkdir(parents=True)
+    monkeypatch.setenv("GPURUN_SYSROOT", str(tmp_path / "root"))
+    named = docker if client == "docker" else containerd
+    owners = " and ".join([{"nvidia": "NVIDIA's", "amd": "AMD's"}[maker] for maker in named])
+    call("install", client, "--dry-run")
+    assert (f"# and links of {owners} names in {host.names}, for --gpus\n" in capfd.readouterr().out) == bool(named)
+    call("install", client)
+    assert host.links() == sorted(names_of(named))
+    said = capfd.readouterr().err
+    assert ("docker's --gpus means NVIDIA's GPUs here" in said) == (client == "docker" and len(makers) == 2)
+    call("uninstall", client)
+    assert host.links() == []
+
+
+def test_a_hook_of_nvidias_on_a_host_with_amds_gpus(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As an install of gpurun that knew NVIDIA alone has left it: --gpus means NVIDIA's until it goes."""
+    (tmp_path / "root/sys/module/amdgpu/drivers").mkdir(parents=True)
+    monkeypatch.setenv("GPURUN_SYSROOT", str(tmp_path / "root"))
+    hook = host.names / "nvidia-container-runtime-hook"
+    hook.symlink_to(host.program)
+    call("install", "docker")
+    assert f"without {hook} it would mean AMD's" in capfd.readouterr().err
+    assert set(host.links()) == {*names_of(("amd",)), hook.name}
+    call("uninstall", "docker")
+    assert host.links() == []
+
+
+def test_amds_own_runtime_stays(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "root/sys/module/amdgpu/drivers").mkdir(parents=True)
+    monkeypatch.setenv("GPURUN_SYSROOT", str(tmp_path / "root"))
+    theirs = host.names / "amd-container-runtime"
+    theirs.write_text("#!/bin/sh\n")
+    theirs.chmod(0o755)
+    call("install", "docker")
+    assert host.links() == [theirs.name] and not theirs.is_symlink()
+    call("uninstall", "docker")
+    assert host.links() == [theirs.name]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpurun import __version__
-from gpurun.toolkit.names import PROGRAMS, RUNTIMES, program
+from gpurun.toolkit.names import MAKERS, PROGRAMS, RUNTIMES, names_of, program
 
 from .conftest import PROGRAM, Call
 
@@ -25,6 +25,8 @@ from .conftest import PROGRAM, Call
         ("nvidia-container-cli", "-V", "cli-version: 1."),
         ("nvidia-ctk", "--version", "NVIDIA Container Toolkit CLI version 1."),
         ("nvidia-cdi-hook", "--version", "NVIDIA CDI Hook CLI version 1.20.0 (gpurun)"),
+        ("amd-container-runtime", "--version", f"gpurun version {__version__}"),
+        ("amd-ctk", "version", "Version: 1.3."),
     ],
 )
 def test_each_name_is_a_program(call: Call, name: str, flag: str, words: str) -> None:
@@ -50,6 +52,15 @@ def test_install_names(tmp_path: Path) -> None:
     assert {p.name: os.readlink(p) for p in tmp_path.iterdir()} == dict.fromkeys((*RUNTIMES, *PROGRAMS), str(PROGRAM))
     assert len(done.stdout.splitlines()) == len(RUNTIMES) + len(PROGRAMS)
     assert install(tmp_path).stdout == "", "a second time there is nothing to do"
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_the_names_of_one_maker(tmp_path: Path, maker: str) -> None:
+    """Docker's --gpus means NVIDIA's GPUs wherever NVIDIA's hook is found: who has AMD's alone makes AMD's names alone."""
+    assert install(tmp_path, "--maker", maker).returncode == 0
+    assert {path.name for path in tmp_path.iterdir()} == set(names_of((maker,)))
+    done = install(tmp_path, "--maker", "voodoo")
+    assert done.returncode == 1 and "--maker=voodoo: it must be nvidia or amd" in done.stderr
 
 
 @pytest.mark.parametrize("make_link", [False, True])
@@ -86,6 +97,8 @@ def test_the_compiled_front_has_the_names_too(tmp_path: Path) -> None:
     for name, flag, words in (
         ("nvidia-container-cli", "-V", "cli-version: 1."),
         ("nvidia-container-runtime", "-v", "gpurun "),
+        ("amd-ctk", "version", "Version: 1.3."),
+        ("amd-container-runtime", "-v", "gpurun "),
     ):
         assert os.readlink(tmp_path / name) == str(fast)
         done = subprocess.run([tmp_path / name, flag], capture_output=True, text=True, timeout=60, check=True)

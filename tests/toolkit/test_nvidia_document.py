@@ -18,7 +18,7 @@ from gpurun.gpu.nvidia.request.settings import MODES, UNUSED
 from gpurun.toolkit import config_file, container_cli, ctk
 from gpurun.toolkit.container_list import list_parser
 from gpurun.toolkit.ctk_cdi import ALIASES, VARIABLES
-from gpurun.toolkit.names import PROGRAMS, RUNTIMES
+from gpurun.toolkit.names import names_of
 
 from .test_ctk_options import CDI, REST
 from .test_ctk_options import HOOKS as HOOK_OPTIONS
@@ -64,7 +64,7 @@ def test_a_row_says_what_it_must(heading: str, what: str, verdict: str, why: str
 
 
 def test_programs() -> None:
-    assert {*PROGRAMS, *RUNTIMES} <= named("Programs")
+    assert set(names_of(("nvidia",))) <= named("Programs")
     assert {f"mode `{mode}`" for mode in MODES} <= {row[0] for row in SECTIONS["nvidia-container-runtime"]}
 
 

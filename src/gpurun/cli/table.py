@@ -341,8 +341,8 @@ COMMANDS: dict[str, CommandRow] = {
     },
     "install-names": {
         "arguments": "DIR", "count": (1, 1), "handler": "gpurun.toolkit.names:install_names",
-        "help": "let this program be called as nvidia-container-runtime, nvidia-ctk and so on, by links in DIR",
-        "options": (("force", "f", "switch", "replace what has such a name there"),),
+        "help": "let this program be called as nvidia-container-runtime, amd-ctk and so on, by links in DIR",
+        "options": (("force", "f", "switch", "replace what is there"), ("maker", "", "text", "whose names: nvidia or amd")),
     },
     "cdi": {
         "arguments": "generate|refresh|list|validate|transform [ARGS]",

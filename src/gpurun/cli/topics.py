@@ -176,8 +176,8 @@ config.json and a root file system. containerd, Docker, Podman and CRI-O call it
 commands, options, texts and exit codes.
 
 A container that asks for GPUs (NVIDIA_VISIBLE_DEVICES, CDI names) gets them when it is created: no hook, no wrapper and
-no other program is needed. Called as one of NVIDIA's programs (nvidia-container-runtime, nvidia-ctk and so on), gpurun
-is that program.
+no other program is needed. Called as one of NVIDIA's or AMD's programs (nvidia-container-runtime, nvidia-ctk, amd-ctk
+and so on), gpurun is that program.
 """
 FILES = (
     ("/run/gpurun", "the state of root's containers; $XDG_RUNTIME_DIR/gpurun for others"),

@@ -72,10 +72,11 @@ def write_spec(spec: CdiSpec, output: str, form: str = "") -> None:
 
     The format is *form*, else what the file's name says, else YAML.
     """
-    _write(spec_text(spec, output, form), output)
+    write_text(spec_text(spec, output, form), output)
 
 
-def _write(text: str, output: str) -> None:
+def write_text(text: str, output: str) -> None:
+    """Write the CDI file *output*, which says *text*, as :func:`write_spec` does."""
     if not output:
         write_document(text)
         return
@@ -150,7 +151,7 @@ def generate_file(invocation: Invocation, env: Mapping[str, str]) -> int:
         if _mode(invocation) != _AMD:
             raise UsageError("--format amd: that is how amd-ctk writes AMD's GPUs, so it needs --mode amd")
         text = module(_AMD, "cdi").amd_ctk_text(roots_from_environment(env).sysroot)
-        _write(text, _readable(invocation.option("output"), "json"))
+        write_text(text, _readable(invocation.option("output"), "json"))
         return 0
     form = format_asked(invocation)
     made, options = generate_as_asked(invocation, env)

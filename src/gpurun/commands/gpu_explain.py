@@ -6,8 +6,11 @@ The request is a bundle, or variables as a container would have them: ``NVIDIA_V
 
 from __future__ import annotations
 
+import os
+
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.cli.terminal import write_folded
+from gpurun.engine.gpus.device_edits import with_site
 from gpurun.errors import GpurunError, UsageError
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.explain import Item, Question, edit_items, missing_items
@@ -84,7 +87,8 @@ def answer_for(asked: Question, env: Mapping[str, str]) -> dict[str, Any]:
         said = makers_words(asked.env, env)
         request = read_request(said, asked.annotations, asked.privileged, settings.policy, asked.mounts)
         answer["request"] = _request(request) if request is not None else _other_request(said)
-        question = (asked.env, asked.annotations, asked.privileged, env, settings, asked.mounts, asked.injected)
+        own_env = with_site(dict(env), {os.fsencode(name): os.fsencode(value) for name, value in env.items()})
+        question = (asked.env, asked.annotations, asked.privileged, own_env, settings, asked.mounts, asked.injected)
         edits = gpu_edits(_with_previews(Inquiry(*question), env))
     except GpurunError as e:
         return answer | {"error": str(e)}

@@ -14,8 +14,12 @@
     [restore]
     gpus = "free"
 
+    [amd]
+    unknown = "ignore"
+
 ``[leases]`` and ``[shares]`` are of :mod:`gpurun.gpu.leases.policy`, ``[restore]`` of
-:mod:`gpurun.gpu.nvidia.request.restore`. Names and values of ``[placement]`` are those of the annotations without their
+:mod:`gpurun.gpu.nvidia.request.restore`; a maker's table is for devices that the host does not have
+(:class:`gpurun.gpu.vendors.Vendor`). Names and values of ``[placement]`` are those of the annotations without their
 prefix (:mod:`gpurun.cgroup.placement`). GPURUN_CONFIG in the environment of gpurun itself names another file, which must be
 there.
 """
@@ -26,6 +30,7 @@ import posix
 from errno import ENOENT, ENOTDIR
 
 from gpurun.errors import ConfigError, GpurunError, StepError, clean
+from gpurun.gpu.vendors import IGNORE_UNKNOWN, REFUSE_UNKNOWN, VENDORS
 from gpurun.linux.files import read_file
 
 TYPE_CHECKING = False
@@ -39,8 +44,9 @@ if TYPE_CHECKING:
 
 DEFAULT_PATH = "/etc/gpurun/config.toml"
 _TABLE = "placement."
-_OTHERS = ("leases.", "shares.", "restore.")
-_TABLES = "[placement], [leases], [shares] and [restore]"
+_MAKERS = tuple([(f"{vendor.name}.", vendor.unknown) for vendor in VENDORS if vendor.unknown])
+_OTHERS = ("leases.", "shares.", "restore.", *[table for table, _ in _MAKERS])
+_TABLES = ", ".join(["[placement]", *[f"[{table.rstrip('.')}]" for table in _OTHERS]])
 
 
 def site_path(environ: Mapping[bytes, bytes]) -> str:
@@ -66,12 +72,12 @@ def site_mistakes(environ: Mapping[bytes, bytes]) -> tuple[str, ...]:
     except ConfigError as e:
         return (str(e),)
     found = []
-    for read in (_read_placement, read_leases, read_shares, read_restore):
+    for read in (_read_placement, read_leases, read_shares, read_restore, read_unknown):
         try:
             read(path)
         except GpurunError as e:
             found.append(str(e))
-    return tuple(dict.fromkeys(found))  # a file that is no TOML is the same mistake four times
+    return tuple(dict.fromkeys(found))  # a file that is no TOML is the same mistake each time
 
 
 def _read_placement(path: str) -> None:
@@ -97,7 +103,7 @@ def read_site(path: str) -> Site | None:
         if key.startswith(_OTHERS):
             continue
         if not key.startswith(_TABLE):
-            raise ConfigError(f"{path}: {key}", f"is unknown: the file has four tables, {_TABLES}")
+            raise ConfigError(f"{path}: {key}", f"is unknown: the tables of this file are {_TABLES}")
         if value is True or value is False:
             value = "true" if value else "false"
         elif isinstance(value, int):
@@ -127,6 +133,22 @@ def read_restore(path: str) -> RestorePolicy:
     from gpurun.gpu.nvidia.request.restore import read_restore_policy
 
     return read_restore_policy(_values(path) or {}, path)
+
+
+def read_unknown(path: str) -> dict[str, str]:
+    """Variable → value, of what the file *path* says of devices that the host does not have; raises as :func:`read_site`."""
+    values = _values(path) or {}
+    found = {}
+    for table, variable in _MAKERS:
+        for key, value in values.items():
+            if not key.startswith(table):
+                continue
+            if key != f"{table}unknown":
+                raise ConfigError(f"{path}: {key}", f"is unknown: the table [{table.rstrip('.')}] has one key, unknown")
+            if value not in (REFUSE_UNKNOWN, IGNORE_UNKNOWN):
+                raise ConfigError(f"{path}: {key}", f'must be "{REFUSE_UNKNOWN}" or "{IGNORE_UNKNOWN}"')
+            found[variable] = str(value)
+    return found
 
 
 def _values(path: str) -> dict[str, Any] | None:

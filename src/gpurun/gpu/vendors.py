@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 #: The variable that names GPUs of every maker (:mod:`gpurun.gpu.visible`), and the only one for Intel's.
 EVERY_MAKER = "GPURUN_VISIBLE_DEVICES"
+AMD_UNKNOWN = "GPURUN_AMD_UNKNOWN"
+#: The values of such a variable: devices that the host does not have are an error, or are passed over with a warning.
+REFUSE_UNKNOWN, IGNORE_UNKNOWN = "refuse", "ignore"
 
 
 class Vendor(Record):
@@ -37,6 +40,9 @@ class Vendor(Record):
     itself, *cdi_programs* those of the programs that do the hooks of the maker's CDI files.  A room that is *examined* has a
     module doctor with the function ``examine(sysroot)``.  *driver* is the name of the maker's driver of dynamic resource
     allocation, under which a cluster knows its GPUs; a room with one has a module cluster (:mod:`gpurun.gpu.cluster`).
+    *unknown* is the variable of gpurun's own environment that says
+    ``ignore`` where devices that the host does not have are passed over; the site's own file says it as ``unknown`` in the
+    table *name*.
     """
 
     name: str
@@ -55,6 +61,7 @@ class Vendor(Record):
     cdi_programs: tuple[str, ...] = ()
     examined: bool = False
     driver: str = ""
+    unknown: str = ""
 
 
 VENDORS = (
@@ -86,6 +93,7 @@ VENDORS = (
         (226, 128, (1 << 20) - 1),
         examined=True,
         driver="gpu.amd.com",
+        unknown=AMD_UNKNOWN,
     ),
     Vendor(
         "intel",

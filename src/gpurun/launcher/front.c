@@ -363,8 +363,9 @@ int main(int argc, char **argv)
 	const char *slash = self ? strrchr(self, '/') : NULL;
 	if (is_setter(self))
 		become_setter();
-	/* Under the name of one of NVIDIA's programs gpurun is that one. */
-	if (!self || strncmp(slash ? slash + 1 : self, "nvidia-", 7) == 0 || getenv("_GPURUN_COMPLETE"))
+	/* Under the name of one of a maker's programs gpurun is that one. */
+	const char *name = slash ? slash + 1 : self;
+	if (!name || strncmp(name, "nvidia-", 7) == 0 || strncmp(name, "amd-", 4) == 0 || getenv("_GPURUN_COMPLETE"))
 		defer_to_python();
 	for (int fd = 0; fd < 3; fd++)
 		if (fcntl(fd, F_GETFD) < 0)

@@ -18,6 +18,7 @@ from gpurun.errors import GpurunError, oserror_text
 from gpurun.gpu.nvidia.cdi.known_hooks import INTERFACE_VERSION
 from gpurun.output import write_document, write_stderr
 from gpurun.toolkit import config_file, devices, engines
+from gpurun.toolkit.go_words import go_words
 
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 #: Switches that may be given as ``--name=true``, which click does not know.
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
             from gpurun.toolkit.ctk_cdi import main as cdi_main
 
             return cdi_main(argv[command + 1 :])
-        code = program.main(_words(argv), "nvidia-ctk", standalone_mode=False)
+        code = program.main(go_words(argv, _SWITCHES), "nvidia-ctk", standalone_mode=False)
     except click.UsageError as e:
         write_stderr(f"nvidia-ctk: {e.format_message()}")
         return 1
@@ -79,25 +80,6 @@ def _value_of(name: str, words: list[str]) -> str:
         if given == name:
             found = value if equals else "".join(words[i + 1 : i + 2])
     return found
-
-
-def _words(argv: list[str]) -> list[str]:
-    """*argv* with one dash made two and ``--switch=true`` made ``--switch``, as Go programs read them."""
-    words: list[str] = []
-    for i, word in enumerate(argv):
-        if word == "--":
-            return words + argv[i:]
-        name, equals, value = word.lstrip("-").partition("=")
-        if word.startswith("-") and len(name) > 1:
-            if equals and name in _SWITCHES:
-                if value not in ("true", "false", "1", "0"):
-                    raise click.UsageError(f"--{name}={value}: it must be true or false")
-                if value in ("true", "1"):
-                    words.append(f"--{name}")
-                continue
-            word = "--" + word.lstrip("-")
-        words.append(word)
-    return words
 
 
 #: Variables of the commands below ``system``.

@@ -2,7 +2,7 @@
 
 What is changed in its files is decided by :mod:`gpurun.clients.install`; here it is shown (``--dry-run``), written, checked
 by the client's own program, and taken back if that does not take it.  For ``docker run --gpus`` and ``ctr run --gpus`` the
-names of NVIDIA's programs are linked where daemons look for programs.
+names of the programs of the maker whose GPUs this host has are linked where daemons look for programs.
 """
 
 from __future__ import annotations
@@ -29,17 +29,24 @@ from gpurun.clients.install import (
 )
 from gpurun.clients.toml_files import RuntimeEntry
 from gpurun.errors import GpurunError, UsageError, oserror_text
+from gpurun.gpu.vendors import present
 from gpurun.invocation import Invocation
 from gpurun.output import write_document, write_stderr, write_stdout
-from gpurun.toolkit.names import is_one_file, link_names, links_to, missing_links, own_path
+from gpurun.toolkit.names import is_one_file, link_names, links_to, missing_links, names_of, own_path
 
 NAMES_DIRECTORY = "/usr/local/bin"
-HOOK = "nvidia-container-runtime-hook"
+#: Maker → the program by which a daemon knows that the maker's toolkit is there, and the clients that look for it.
+#: dockerd does not look for AMD's where it finds NVIDIA's, so on hosts of AMD's alone NVIDIA's names are not made.
+SIGNS = {
+    "nvidia": ("nvidia-container-runtime-hook", ("docker", "containerd")),
+    "amd": ("amd-container-runtime", ("docker",)),
+}
 #: Where systemd lets a service look for programs.
 SERVICE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
 #: Of `uninstall`: every client that `install` has told.
 ALL = "all"
-_ASK_FOR_GPUS = ("docker", "containerd")  # the clients that look for NVIDIA's programs themselves
+_OWNERS = {"nvidia": "NVIDIA's", "amd": "AMD's"}
+_ASK_FOR_GPUS = ("docker", "containerd")  # the clients that look for makers' programs themselves
 
 
 def install(invocation: Invocation) -> int:
@@ -52,8 +59,9 @@ def install(invocation: Invocation) -> int:
     no_names = invocation.flag("no-names") or invocation.flag("user") or setup.client not in _ASK_FOR_GPUS
     with ledger.alone():
         changes = plan_install(setup)
-        names = "" if no_names else _missing_names()
-        missing = missing_links(names, own_path(), force=False) if names else []
+        makers = () if no_names else _makers_to_name(setup.client)
+        names = names_of(makers)
+        missing = missing_links(NAMES_DIRECTORY, own_path(), force=False, names=names) if names else []
         whole = bool(missing) or setup.entry.cdi
         entry = ledger.new_entry(setup, own_path() if is_one_file() else setup.entry.binary, whole)
         before = ledger.find(entry)
@@ -65,7 +73,8 @@ def install(invocation: Invocation) -> int:
         if invocation.flag("dry-run"):
             _show(changes)
             if missing:
-                write_stdout(f"# and links of NVIDIA's names in {names}, for --gpus\n")
+                owners = " and ".join([_OWNERS[maker] for maker in makers])
+                write_stdout(f"# and links of {owners} names in {NAMES_DIRECTORY}, for --gpus\n")
             _show_restart(setup.client, bool(changes or missing or again), whole, asked)
             if problem := check_beforehand(setup, changes):
                 raise GpurunError(problem)
@@ -77,8 +86,10 @@ def install(invocation: Invocation) -> int:
             except BaseException:
                 ledger.note(before) if before is not None else ledger.forget(entry)
                 raise
-        for path, target in link_names(names, own_path(), force=False) if missing else ():
+        for path, target in link_names(NAMES_DIRECTORY, own_path(), force=False, names=names) if missing else ():
             _say(f"{path} -> {target}")
+        if not no_names and (text := _whose_gpus(setup.client)):
+            _say(text)
     if not changes:
         _say(f"{setup.client} knows the runtime {setup.entry.name} already ({setup.file()})")
     if (changes or missing or again) and _restart(setup.client, whole, asked):
@@ -165,7 +176,7 @@ def _uninstall(invocation: Invocation, setup: Setup, asked: str, program: str) -
 
 
 def _names_to_go(setup: Setup, changes: tuple[Change, ...]) -> list[str]:
-    """The links of NVIDIA's names that no runtime of a client is left to need: --gpus works with any of them."""
+    """The links of makers' names that no runtime of a client is left to need: --gpus works with any of them."""
     if setup.client not in _ASK_FOR_GPUS:
         return []
     # install has linked them to itself, whatever the client calls
@@ -226,11 +237,29 @@ def _apply(setup: Setup, changes: tuple[Change, ...]) -> None:
         _say(f"{change.path} is gone" if change.text is None else f"wrote {change.path}{kept}")
 
 
-def _missing_names() -> str:
-    """The directory that NVIDIA's names are to be linked in; empty where a daemon finds somebody else's hook already."""
-    found = shutil.which(HOOK, path=SERVICE_PATH)
-    ours = not found or (is_one_file() and found in links_to(NAMES_DIRECTORY, own_path()))  # some may lack after a kill
-    return NAMES_DIRECTORY if ours else ""
+def _makers_to_name(client: str) -> tuple[str, ...]:
+    """The makers whose names *client* is to find; not those of whom it finds somebody else's program already."""
+    there = _makers_of_host()
+    wanted = [m for m, (_, clients) in SIGNS.items() if client in clients and (m in there if there else m == "nvidia")]
+    return tuple([maker for maker in wanted if _is_ours(shutil.which(SIGNS[maker][0], path=SERVICE_PATH))])
+
+
+def _makers_of_host() -> tuple[str, ...]:
+    return tuple([vendor.name for vendor in present(os.environ) if vendor.name in SIGNS])
+
+
+def _is_ours(found: str | None) -> bool:
+    """Whether *found* is a link of ours, of which others may lack after a kill, or nothing."""
+    return not found or (is_one_file() and found in links_to(NAMES_DIRECTORY, own_path()))
+
+
+def _whose_gpus(client: str) -> str:
+    """What is to be said where Docker's --gpus means NVIDIA's GPUs on a host that has AMD's; else empty."""
+    hook = shutil.which(SIGNS["nvidia"][0], path=SERVICE_PATH)
+    if client != "docker" or not hook or "amd" not in _makers_of_host():
+        return ""
+    more = "" if "nvidia" in _makers_of_host() else f"; without {hook} it would mean AMD's"
+    return f"docker's --gpus means NVIDIA's GPUs here; AMD's are asked for by -e AMD_VISIBLE_DEVICES=all{more}"
 
 
 def _show_restart(client: str, needed: bool, whole: bool, asked: str) -> None:

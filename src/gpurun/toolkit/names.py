@@ -5,13 +5,14 @@ from __future__ import annotations
 import posix
 import sys
 
-from gpurun.errors import GpurunError, StepError
+from gpurun.errors import GpurunError, StepError, UsageError
 from gpurun.linux.files import Fd
 from gpurun.output import write_stdout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from gpurun.invocation import Invocation
 
@@ -22,13 +23,19 @@ PROGRAMS = {
     "nvidia-cdi-hook": "gpurun.hook.cdi_hook_program:main",
     "nvidia-container-cli": "gpurun.toolkit.container_cli:main",
     "nvidia-ctk": "gpurun.toolkit.ctk:main",
+    "amd-ctk": "gpurun.toolkit.amd_ctk:main",
 }
-#: The same as gpurun itself, under the site's settings for the runtime (:mod:`gpurun.toolkit.runtime`); name → forced mode.
+#: The same as gpurun itself, with what the maker's own runtime does otherwise (:func:`runtime`); name → forced mode.
 RUNTIMES = {
     "nvidia-container-runtime": "",
     "nvidia-container-runtime.cdi": "cdi",
     "nvidia-container-runtime.legacy": "legacy",
+    "amd-container-runtime": "",
 }
+#: What the names of each maker's programs begin with.
+PREFIXES = ("nvidia-", "amd-")
+#: The makers whose programs these are.
+MAKERS = tuple([prefix.rstrip("-") for prefix in PREFIXES])
 
 
 def program(name: str) -> Callable[[list[str]], int] | None:
@@ -42,19 +49,47 @@ def program(name: str) -> Callable[[list[str]], int] | None:
     return found
 
 
+def runtime(name: str) -> tuple[Any, str] | None:
+    """What makes gpurun the runtime *name*, imported now, and the mode that the name forces; None for other names.
+
+    The module has ``enter(mode, root)``, which is called first, and ``first_lines()``, which ``--version`` begins with.
+    """
+    if name not in RUNTIMES:
+        return None
+    if name.startswith("amd-"):
+        from gpurun.toolkit import amd_runtime
+
+        return amd_runtime, RUNTIMES[name]
+    from gpurun.toolkit import runtime as nvidia_runtime
+
+    return nvidia_runtime, RUNTIMES[name]
+
+
+def names_of(makers: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the programs of *makers*."""
+    return tuple([name for name in (*RUNTIMES, *PROGRAMS) if name.startswith(tuple([f"{maker}-" for maker in makers]))])
+
+
 def install_names(invocation: Invocation) -> int:
-    """``install-names DIR``: a link in DIR to this program for every name; all or none when one of them is taken."""
-    for path, target in link_names(invocation.args[0], own_path(), invocation.flag("force")):
+    """``install-names DIR``: a link in DIR to this program for every name; all or none when one of them is taken.
+
+    With ``--maker`` for the names of that maker's programs alone.  Raises :class:`UsageError` for one that is not known.
+    """
+    maker = invocation.option("maker")
+    if maker and maker not in MAKERS:
+        raise UsageError(f"--maker={maker}: it must be {' or '.join(MAKERS)}")
+    names = names_of((maker,) if maker else MAKERS)
+    for path, target in link_names(invocation.args[0], own_path(), invocation.flag("force"), names):
         write_stdout(f"{path} -> {target}\n")
     return 0
 
 
-def link_names(directory: str, target: str, force: bool) -> list[tuple[str, str]]:
-    """Make the links in *directory* that are missing there, and return (link, what is said of it).
+def link_names(directory: str, target: str, force: bool, names: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Make the links *names* in *directory* that are missing there, and return (link, what is said of it).
 
     Raises :class:`GpurunError` when a name is taken and not to be replaced by *force*, OSError; then no link is made.
     """
-    missing = missing_links(directory, target, force)
+    missing = missing_links(directory, target, force, names)
     _remove_strays(directory)
     made = []
     for path, replaced in missing:
@@ -63,10 +98,13 @@ def link_names(directory: str, target: str, force: bool) -> list[tuple[str, str]
     return made
 
 
-def missing_links(directory: str, target: str, force: bool) -> list[tuple[str, bool]]:
-    """The links to *target* that *directory* lacks, each with whether it replaces something.  Raises as link_names does."""
+def missing_links(directory: str, target: str, force: bool, names: tuple[str, ...]) -> list[tuple[str, bool]]:
+    """Of the links *names* to *target* those that *directory* lacks, each with whether it replaces something.
+
+    Raises as link_names does.
+    """
     wanted = []
-    for name in (*RUNTIMES, *PROGRAMS):
+    for name in names:
         path = f"{directory}/{name}"
         there = _target(path)
         if there == target:

@@ -44,3 +44,51 @@ def test_exec_has_the_groups_and_what_is_attached(runtime: Runtime, bundle: Make
     out = done.out
     assert {str(VIDEO), str(RENDER)} <= set(out.split()) and "renderD128" in out and "renderD129" in out, done.text
     assert out.split()[-1] == f"{amd.MI210[1][0]},{amd.MI210[0][0]}"
+
+
+@pytest.fixture
+def amds(runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    """The runtime under test, called as amd-container-runtime."""
+    link = tmp_path / "bin/amd-container-runtime"
+    link.parent.mkdir()
+    link.symlink_to(Path(runtime.path).resolve())
+    monkeypatch.setattr(runtime, "path", str(link))
+    return runtime
+
+
+@pytest.mark.parametrize(
+    ("value", "renders"),
+    [
+        ("1,7,x", {"renderD128"}),
+        ("7", set()),
+        ("all,0", {"renderD129"}),
+        ("none", set()),
+        ("All", {"renderD128", "renderD129"}),
+    ],
+)
+def test_under_the_name_of_amds_runtime_unknown_ids_are_passed_over(
+    amds: Runtime, bundle: MakeBundle, host: Host, value: str, renders: set[str]
+) -> None:
+    made = bundle()
+    made.process["env"].append(f"AMD_VISIBLE_DEVICES={value}")
+    result = amds.run(made.sh("ls /dev/dri 2>/dev/null; ls /dev/kfd 2>/dev/null; true"), env=ENVIRONMENT | host.env)
+    assert result.rc == 0, result.text
+    assert {word for word in result.out.split() if word.startswith("renderD")} == renders
+    assert ("/dev/kfd" in result.out) == bool(renders)
+
+
+def test_under_gpuruns_own_name_unknown_ids_are_refused_unless_the_site_says_otherwise(
+    runtime: Runtime, bundle: MakeBundle, host: Host, tmp_path: Path
+) -> None:
+    made = bundle()
+    made.process["env"].append("AMD_VISIBLE_DEVICES=1,7")
+    made.args("ls", "/dev/dri")
+    env = ENVIRONMENT | host.env
+    assert "7: unknown device" in runtime.refused(made, env=env)
+    site = tmp_path / "config.toml"
+    site.write_text('[amd]\nunknown = "ignore"\n')
+    result = runtime.run(made, env={**env, "GPURUN_CONFIG": str(site)})
+    assert result.rc == 0 and "renderD128" in result.out, result.text
+    assert "of this host's 2 AMD GPUs none is meant by 7: passed over" in result.text
+    site.write_text('[amd]\nunknown = "sometimes"\n')
+    assert 'amd.unknown: must be "refuse" or "ignore"' in runtime.refused(made, env={**env, "GPURUN_CONFIG": str(site)})

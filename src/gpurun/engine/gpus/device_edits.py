@@ -5,9 +5,10 @@ from __future__ import annotations
 import posix
 
 from gpurun.cdi.edits import ContainerEdits
+from gpurun.engine.site_config import read_unknown, site_path
 from gpurun.gpu.host.access import closed_nodes, is_confined
 from gpurun.gpu.request.injected import Injected
-from gpurun.gpu.resolve import Inquiry, gpu_edits, may_share
+from gpurun.gpu.resolve import Inquiry, gpu_edits, may_ask, may_share
 from gpurun.oci.annotations import CRUN_KEEP_GROUPS
 from gpurun.record import replace
 
@@ -37,6 +38,8 @@ def device_edits(
     capabilities = config.process.capabilities
     privileged = capabilities is not None and "CAP_SYS_ADMIN" in capabilities.bounding
     own_env = own_environment(environ)
+    if may_ask(config.process.env):
+        own_env = with_site(own_env, environ)
 
     def preview(request: FreeRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
         from gpurun.engine.gpus import leases
@@ -82,6 +85,14 @@ def _with_closed_nodes(edits: ContainerEdits, config: Config) -> ContainerEdits:
 def own_environment(environ: Mapping[bytes, bytes] = posix.environ) -> dict[str, str]:
     """Our environment as text."""
     return {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in environ.items()}
+
+
+def with_site(own_env: dict[str, str], environ: Mapping[bytes, bytes] = posix.environ) -> dict[str, str]:
+    """*own_env* with what the site's file says of devices that the host does not have, unless it says so itself.
+
+    Raises :class:`GpurunError` for a file that cannot be read.
+    """
+    return {**read_unknown(site_path(environ)), **own_env}
 
 
 def injected_devices(config: Config) -> Injected:

@@ -32,8 +32,11 @@ class AmdRequest(Record):
     source: str
 
 
-def read_request(env: tuple[str, ...], gpus: tuple[AmdGpu, ...]) -> AmdRequest | None:
-    """What ``process.env`` asks for on a host with *gpus*, None for nothing.  Raises :class:`ConfigError`."""
+def read_request(env: tuple[str, ...], gpus: tuple[AmdGpu, ...], ignore_unknown: bool = False) -> AmdRequest | None:
+    """What ``process.env`` asks for on a host with *gpus*, None for nothing.
+
+    With *ignore_unknown* one GPU of this host is enough for a variable of Swarm's.  Raises :class:`ConfigError`.
+    """
     found: AmdRequest | None = None
     for entry in env:
         name, equals, value = entry.partition("=")
@@ -41,14 +44,15 @@ def read_request(env: tuple[str, ...], gpus: tuple[AmdGpu, ...]) -> AmdRequest |
             continue
         if name == VARIABLE and len(value) > MAX_VALUE:
             raise ConfigError(place(name), f"is {len(value)} characters long, more than {MAX_VALUE} are not read")
-        if name == VARIABLE or _is_of_amd(value, gpus):
+        if name == VARIABLE or _is_of_amd(value, gpus, ignore_unknown):
             found = AmdRequest(value, name)
     return found if found is not None and found.value.strip() not in _NONE else None
 
 
-def _is_of_amd(value: str, gpus: tuple[AmdGpu, ...]) -> bool:
+def _is_of_amd(value: str, gpus: tuple[AmdGpu, ...], ignore_unknown: bool) -> bool:
     words = value.split(",") if len(value) <= MAX_VALUE else []
-    return bool(words) and all((_is_unique_id(word) or ":" in word) and _meant(word, gpus) for word in words)
+    there = [bool(_meant(word, gpus)) for word in words if _is_unique_id(word) or ":" in word]
+    return len(there) == len(words) and (any(there) if ignore_unknown else bool(there) and all(there))
 
 
 def select(request: AmdRequest, gpus: tuple[AmdGpu, ...], ignore_unknown: bool = False) -> tuple[AmdGpu, ...]:
@@ -70,6 +74,12 @@ def select(request: AmdRequest, gpus: tuple[AmdGpu, ...], ignore_unknown: bool =
     return tuple(sorted(found, key=lambda gpu: gpu.index))
 
 
+def passed_over(request: AmdRequest, gpus: tuple[AmdGpu, ...]) -> tuple[str, ...]:
+    """The words of *request* that :func:`select` passes over with *ignore_unknown*, each once."""
+    words = () if request.value in _ALL else tuple(dict.fromkeys(request.value.split(",")))
+    return tuple([word for word in words if not _meant(word, gpus)])
+
+
 def _meant(word: str, gpus: tuple[AmdGpu, ...]) -> list[AmdGpu]:
     """The GPUs that one *word* names; none for a word that names none, or a part of a range that this host lacks."""
     if word.startswith("amd:"):
@@ -77,7 +87,8 @@ def _meant(word: str, gpus: tuple[AmdGpu, ...]) -> list[AmdGpu]:
     if ":" in word:
         return [gpu for gpu in gpus if word.lower() in (gpu.key, gpu.pci)]
     if _is_unique_id(word):
-        return [gpu for gpu in gpus if word.lower().removeprefix("0x") in gpu.unique_ids]
+        wanted = word.lower().removeprefix("0x").lstrip("0")  # amd-ctk prints it without zeros at its head
+        return [gpu for gpu in gpus if wanted in [one.lstrip("0") for one in gpu.unique_ids]]
     first, dash, last = word.partition("-")
     low = decimal(first, _MOST)
     high = decimal(last, _MOST) if dash else low

@@ -6,24 +6,27 @@ unless the container or the host says ``GPURUN_DRI_CARDS=0``.
 
 from __future__ import annotations
 
-from gpurun.cdi.edits import combine
-from gpurun.errors import GpuError
+import posix
+
+from gpurun.cdi.edits import ContainerEdits, combine
+from gpurun.errors import GpuError, clean
 from gpurun.gpu.amd.host import amd_gpus, kfd_node
-from gpurun.gpu.amd.request import VARIABLE, read_request, select
+from gpurun.gpu.amd.request import VARIABLE, passed_over, read_request, select
 from gpurun.gpu.host.drm_edits import drm_edits, groups, host_device
 from gpurun.gpu.resolve import NO_LESSOR
-from gpurun.gpu.vendors import is_free, module
+from gpurun.gpu.vendors import AMD_UNKNOWN, IGNORE_UNKNOWN, is_free, module, named, place
 from gpurun.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.cdi.edits import ContainerEdits
     from gpurun.gpu.amd.host import AmdGpu
+    from gpurun.gpu.amd.request import AmdRequest
     from gpurun.gpu.request.free import FreeRequest
     from gpurun.gpu.resolve import Inquiry
 
 _CARDS = "GPURUN_DRI_CARDS"
-_UNKNOWN = "GPURUN_AMD_UNKNOWN"
+#: More words that are passed over are not listed.
+_MOST_LISTED = 8
 NO_KFD = "AMD's GPUs compute by /dev/kfd: is the module amdgpu loaded, and was it built with CONFIG_HSA_AMD?"
 
 
@@ -31,7 +34,8 @@ def edits_of(asked: Inquiry) -> ContainerEdits | None:
     """The edits of AMD's part of a container, None for none.  Raises as :func:`gpurun.gpu.resolve.gpu_edits`."""
     sysroot = _sysroot(asked)
     gpus = amd_gpus(sysroot)
-    request = read_request(asked.env, gpus)
+    ignore = asked.own_env.get(AMD_UNKNOWN) == IGNORE_UNKNOWN
+    request = read_request(asked.env, gpus, ignore)
     if request is None:
         return None
     if is_free(request.value):
@@ -39,13 +43,23 @@ def edits_of(asked: Inquiry) -> ContainerEdits | None:
 
         free = read_free_request(request.value, request.source, "amd")
         return module(free.vendor, "resolve").free_edits(asked, free)  # type: ignore[no-any-return]
-    if not gpus:
+    if not gpus and not (ignore and posix.access(f"{sysroot}{named('amd').probes[0]}", posix.F_OK)):
         raise GpuError(
             f"process.env {request.source}: this host has no AMD GPU that computes: "
             f"{sysroot}/sys/module/amdgpu and {sysroot}/sys/class/kfd are there while the driver is loaded"
         )
-    chosen = select(request, gpus, asked.own_env.get(_UNKNOWN) == "ignore")
-    return _edits(chosen, asked, request.source) if chosen else None
+    chosen = select(request, gpus, ignore)
+    warnings = _passed_over(request, gpus) if ignore else ()
+    made = _edits(chosen, asked, request.source) if chosen else ContainerEdits()
+    return replace(made, warnings=(*made.warnings, *warnings)) if chosen or warnings else None
+
+
+def _passed_over(request: AmdRequest, gpus: tuple[AmdGpu, ...]) -> tuple[str, ...]:
+    words = passed_over(request, gpus)
+    if not words:
+        return ()
+    listed = ", ".join([clean(word) for word in words[:_MOST_LISTED]]) + (", …" if len(words) > _MOST_LISTED else "")
+    return (f"{place(request.source)}: of this host's {len(gpus)} AMD GPUs none is meant by {listed}: passed over",)
 
 
 def free_edits(asked: Inquiry, free: FreeRequest) -> ContainerEdits:
