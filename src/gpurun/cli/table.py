@@ -1,8 +1,7 @@
 """The command line in one table: the machine parser and the help for people are both read from it.
 
-All of it is plain constants, which cost nothing to import: the machine parser reads them as they are, and
-:mod:`gpurun.cli.rows` makes records of them for people.
-Names, short names and argument counts are runc's; what other runtimes' callers add is accepted too.
+Plain constants cost nothing to import; :mod:`gpurun.cli.rows` makes records of them for people.  Names, short names and
+argument counts are runc's; what other runtimes' callers add is accepted too.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NotRequired, TypedDict
 
-    #: (name, short name, kind, help), as in :class:`gpurun.cli.rows.Option`.  One without help is accepted because callers
+    #: (name, short name, kind, help), as in :class:`gpurun.cli.rows.Option`.  One without help is accepted for callers that
     #: send it, ignored unless a comment says otherwise, and not shown.
     OptionRow = tuple[str, str, str, str]
 
@@ -327,7 +326,7 @@ COMMANDS: dict[str, CommandRow] = {
             ("default", "", "switch", "make it the default runtime; else containers name it (`--runtime gpurun`)"),
             ("cdi", "", "switch", "docker, containerd: let the client itself take CDI devices, too"),
             ("drop-in", "", "file", "containerd: into FILE, which the configuration then imports"),
-            ("no-names", "", "switch", "without links of NVIDIA's names in /usr/local/bin, which `--gpus` needs"),
+            ("no-names", "", "switch", "without links of makers' names in /usr/local/bin, which `--gpus` needs"),
             ("runtime-class", "", "switch", "kubernetes: only print the RuntimeClass for `kubectl apply -f -`"),
         ),
     },
