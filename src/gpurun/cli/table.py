@@ -333,9 +333,7 @@ COMMANDS: dict[str, CommandRow] = {
     "uninstall": {
         "arguments": "docker|containerd|podman|crio|kubernetes|all",
         "count": (1, 1), "handler": "gpurun.toolkit.install:uninstall",
-        "help":
-            "take this runtime out of a client's configuration: untouched since, that is again what it was before "
-            "`install`; all: out of every client that `install` has told",
+        "help": "undo `install`: this runtime goes out of a client's configuration; all: out of every one that was told",
         "options": (*_CLIENT, ("drop-in", "", "file", "containerd: the FILE of `install --drop-in`, which goes")),
     },
     "install-names": {
