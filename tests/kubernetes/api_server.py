@@ -27,7 +27,7 @@ Key = tuple[str, str, str]  # (plural, namespace, name)
 #: Plural → (is in namespaces, is of the core group, fields that selectors may name).
 KINDS = {
     "nodes": (False, True, ("metadata.name",)),
-    "pods": (True, True, ("metadata.name", "metadata.namespace")),
+    "pods": (True, True, ("metadata.name", "metadata.namespace", "spec.nodeName")),
     "resourceslices": (False, False, ("metadata.name", "spec.nodeName", "spec.driver")),
     "resourceclaims": (True, False, ("metadata.name", "metadata.namespace")),
     "deviceclasses": (False, False, ("metadata.name",)),

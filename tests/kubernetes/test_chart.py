@@ -63,6 +63,7 @@ VARIANTS: dict[str, Object] = {
         "image": {"repository": "registry.example/gpurun", "tag": "1.2", "pullSecrets": [{"name": "secret"}]},
         "namespace": {"create": True}, "nodeSelector": {"gpu": "yes"}, "labels": {"nodeFeatureDiscovery": True},
         "metrics": {
+            "podUID": True, "podLabels": ["^app$", "example.com/"],
             "webConfigSecret": "gpurun-web", "collectors": "# Clocks\nDCGM_FI_DEV_SM_CLOCK, gauge, SM clock: MHz\n",
             "serviceMonitor": {
                 "enabled": True, "labels": {"release": "prometheus"},

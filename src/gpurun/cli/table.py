@@ -437,6 +437,10 @@ COMMANDS: dict[str, CommandRow] = {
             ("web-config-file", "", "file", "TLS and passwords: a web configuration of Prometheus' exporter-toolkit"),
             ("web.config.file", "", "file", ""),  # as other exporters call it
             ("pod-resources", "", "file", "the kubelet's socket that says which pod has which GPU"),
+            ("pod-uid", "", "switch", "ask the API server for the pods' UIDs: the label pod_uid"),
+            ("pod-labels", "", "texts", "ask the API server for the pods' labels of whose keys REGEX matches a part"),
+            ("node-name", "", "text", "this node's name in the cluster ($NODE_NAME, or the host's)"),
+            ("kubeconfig", "", "file", "how to reach the API server ($KUBECONFIG, or the cluster of this pod)"),
             ("driver-root", "", "dir", "where the driver is installed (/)"),
             ("host-root", "", "dir", "where the host's root is mounted, when this runs in a pod"),
         ),

@@ -9,7 +9,7 @@ import time
 
 from gpurun import log
 from gpurun.commands.gpu_use import state_roots
-from gpurun.commands.kubernetes_options import host_of, listen_address, until_signal
+from gpurun.commands.kubernetes_options import host_of, listen_address, node_name, until_signal
 from gpurun.errors import GpurunError, strerror_lower
 from gpurun.gpu.nvidia.host.nvml import METRICS, find_nvml, query
 from gpurun.gpu.nvidia.host.nvml_watch import XidEvent
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpurun.metrics.counters import CountersFile
+    from gpurun.metrics.pods import Pods
     from gpurun.metrics.samples import Sample
     from gpurun.metrics.web import Web
 
@@ -35,15 +36,17 @@ class Reader:
     """Gathers the samples; what cannot be had is left out, and said once."""
 
     def __init__(self, invocation: Invocation) -> None:
+        self._said: set[str] = set()
         self._roots = state_roots(invocation.globals.root, invocation.globals.root_given)
         self._host = host_of(invocation)
         self._pods = invocation.option("pod-resources")
         self._counters = _counters(invocation)
-        self._name = os.environ.get("NODE_NAME", "") or socket.gethostname()
+        #: What the API server knows of pods, where it is to be asked.
+        self.pods = _pods(invocation, self._say)
+        self._name = invocation.option("node-name") or os.environ.get("NODE_NAME", "") or socket.gethostname()
         self._lock = threading.Lock()
         self._samples: list[Sample] = []
         self._read_at = -1e9
-        self._said: set[str] = set()
         #: The last Xid of each GPU; None while nobody watches.
         self.xids: dict[str, int] | None = None
 
@@ -76,6 +79,7 @@ class Reader:
         except GpurunError as e:
             self._say(str(e))
             having = ()
+        having = self.pods.known(having) if self.pods is not None else having
         if self._counters is None:
             return gpu_samples(answer, self._name, having, self.xids)
         counters = self._counters.now()
@@ -100,6 +104,8 @@ def metrics(invocation: Invocation) -> int:
     web = _web(invocation)
     reader = Reader(invocation)
     if invocation.flag("once"):
+        if reader.pods is not None:
+            reader.pods.look()
         write_stdout(text(reader))
         return 0
     address, port = listen_address(invocation.option("listen", DEFAULT_LISTEN), "listen")
@@ -114,6 +120,8 @@ def metrics(invocation: Invocation) -> int:
     reader.xids = {}
     watch = XidWatch(reader._host.roots, reader.xid)
     watch.start()
+    if reader.pods is not None:
+        reader.pods.start()
     shown = f"[{address}]" if ":" in address else address
     scheme = "https" if web().context else "http"
     log.info(f"serving {scheme}://{shown}:{server.server_port}/metrics")
@@ -122,8 +130,24 @@ def metrics(invocation: Invocation) -> int:
         server.serve_forever()
     finally:
         watch.stop()
+        if reader.pods is not None:
+            reader.pods.stop()
         server.server_close()
     return 0
+
+
+def _pods(invocation: Invocation, say: Callable[[str], None]) -> Pods | None:
+    """What ``--pod-uid`` and ``--pod-labels`` ask the API server; None for nothing.  Raises :class:`GpurunError`."""
+    uid, patterns = invocation.flag("pod-uid"), invocation.texts("pod-labels")
+    if not uid and not patterns:
+        return None
+    from gpurun.metrics.pods import Pods, allowlist
+
+    allowed = allowlist(patterns)
+    need("kubernetes")
+    from gpurun.kubernetes.api import connect
+
+    return Pods(connect(invocation.option("kubeconfig")), node_name(invocation), uid, allowed, say)
 
 
 def _counters(invocation: Invocation) -> CountersFile | None:

@@ -86,10 +86,11 @@ class Api:
 
     def listed(self, what: str, field_selector: str) -> tuple[list[Object], str]:
         """All of *what*, as :meth:`changes` takes it, and when they were so.  Returns (objects, resource version)."""
-        if what != "nodes":
+        if what not in ("nodes", "pods"):
             group, version, plural = what.split("/")
             return self.list(group, version, plural, field_selector)
-        answer = self._plain(_called("list nodes", self._core.list_node, field_selector=field_selector))
+        call = self._core.list_node if what == "nodes" else self._core.list_pod_for_all_namespaces
+        answer = self._plain(_called(f"list {what}", call, field_selector=field_selector))
         return list(answer.get("items") or ()), str(answer.get("metadata", {}).get("resourceVersion", ""))
 
     def list(self, group: str, version: str, plural: str, field_selector: str = "") -> tuple[list[Object], str]:
@@ -130,14 +131,15 @@ class Api:
     ) -> Iterator[tuple[str, Object]]:
         """(``ADDED``, ``MODIFIED`` or ``DELETED``, object) since *version*, until the server ends it or *stop* is set.
 
-        *what* is ``nodes``, or ``group/version/plural``.  ``BOOKMARK`` comes with an object that has only a
+        *what* is ``nodes``, ``pods`` or ``group/version/plural``.  ``BOOKMARK`` comes with an object that has only a
         resourceVersion: up to there nothing else has changed.  Raises :class:`ApiError`, with status 410 when *version*
         is too old: then list again.
         """
         stream = watch.Watch()
-        if what == "nodes":
-            call: Callable[..., Any] = self._core.list_node
-            arguments: tuple[str, ...] = ()
+        call: Callable[..., Any]
+        arguments: tuple[str, ...] = ()
+        if what in ("nodes", "pods"):
+            call = self._core.list_node if what == "nodes" else self._core.list_pod_for_all_namespaces
         else:
             call, arguments = self._objects.list_cluster_custom_object, tuple(what.split("/"))
         ends_s = int(_WATCH_S * random.uniform(1, 2))

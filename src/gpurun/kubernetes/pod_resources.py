@@ -18,12 +18,16 @@ _DRIVER = "gpu.nvidia.com"
 
 
 class Owner(Record):
-    """A container of a pod that has a device.  *device* is a UUID, or of dynamic resource allocation the device's name."""
+    """A container of a pod that has a device.  *device* is a UUID, or of dynamic resource allocation the device's name.
+
+    *more* is what the API server knows of the pod (name, value), where somebody has asked it.
+    """
 
     device: str
     namespace: str
     pod: str
     container: str
+    more: tuple[tuple[str, str], ...] = ()
 
 
 def owners(path: str = SOCKET) -> tuple[Owner, ...]:

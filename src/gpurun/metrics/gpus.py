@@ -84,7 +84,9 @@ def _bus(bus_id: str) -> str:
 
 def _owned(common: Labels, names: set[str], owners: tuple[Owner, ...]) -> list[Labels]:
     having = [owner for owner in owners if owner.device in names]
-    return [(*common, ("container", o.container), ("namespace", o.namespace), ("pod", o.pod)) for o in having] or [common]
+    return [(*common, ("container", o.container), ("namespace", o.namespace), ("pod", o.pod), *o.more) for o in having] or [
+        common
+    ]
 
 
 def _values(gpu: Mapping[str, Any], xid: int | None) -> list[tuple[tuple[str, str, str], float]]:
