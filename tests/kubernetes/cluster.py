@@ -22,6 +22,7 @@ import grpc
 from gpurun.gpu.nvidia.host.roots import Roots
 from gpurun.gpu.nvidia.mps.node_service import NodeProgram, end_all
 from gpurun.kubernetes.api import Api, connect
+from gpurun.kubernetes.dra.drivers import DraDrivers
 from gpurun.kubernetes.dra.service import DraDriver, DraPlaces
 from gpurun.kubernetes.dra.slices import DRIVER
 from gpurun.kubernetes.probes import Probes
@@ -49,16 +50,27 @@ class Cluster:
         kubeconfig = str(server.kubeconfig(directory / "kubeconfig")) if server else ""
         self.kubeconfig = kubeconfig or os.environ["KUBECONFIG"]
         self.api: Api = connect(self.kubeconfig)
-        self.dra: DraDriver | None = None
+        self.dra: DraDriver | DraDrivers | None = None
+        self.driver_name = DRIVER
         self.probes = Probes()
         self._thread: threading.Thread | None = None
         self.failure: BaseException | None = None
 
-    def start(self, interval_s: float = 0.2, programs: str = "", driver_root: str = "/") -> None:
-        """Start the driver, and wait until its sockets are there."""
-        host = NodeHost(Roots(driver_root, str(self.driver.path)))
+    def start(
+        self, interval_s: float = 0.2, programs: str = "", driver_root: str = "/", makers: tuple[str, ...] = (),
+        root: str = "",
+    ) -> None:  # fmt: skip
+        """Start the driver, and wait until its sockets are there; the drivers of all *makers* in one, if there are any.
+
+        *root* is where the host's root is mounted, when it runs in a pod.
+        """
+        host = NodeHost(Roots(driver_root, str(self.driver.path)), root)
         places = DraPlaces(str(self.kubelet_dir), str(self.cdi_dir), str(self.directory / "mps"), programs, interval_s)
-        driver = DraDriver(self.api, self.node_name, host, places, self.driver.env, self.probes)
+        driver: DraDriver | DraDrivers
+        if makers:
+            driver = DraDrivers(self.api, self.node_name, host, places, self.driver.env, self.probes, makers)
+        else:
+            driver = DraDriver(self.api, self.node_name, host, places, self.driver.env, self.probes)
         self.dra = driver
 
         def run() -> None:
@@ -81,11 +93,11 @@ class Cluster:
 
     @property
     def registry(self) -> Path:
-        return self.kubelet_dir / f"plugins_registry/{DRIVER}-reg.sock"
+        return self.kubelet_dir / f"plugins_registry/{self.driver_name}-reg.sock"
 
     @property
     def checkpoint(self) -> Path:
-        return self.kubelet_dir / f"plugins/{DRIVER}/checkpoint.json"
+        return self.kubelet_dir / f"plugins/{self.driver_name}/checkpoint.json"
 
     def device_node(self, index: int) -> Path:
         return self.driver.path / f"dev/nvidia{minor(index, self.driver.options.gpus)}"
@@ -104,7 +116,7 @@ class Cluster:
         """The specifications of this node's slices, by name."""
         version = self.api.resource_version_of_group()
         found, _ = self.api.list("resource.k8s.io", version, "resourceslices")
-        mine = [s for s in found if s["spec"].get("nodeName") == self.node_name and s["spec"]["driver"] == DRIVER]
+        mine = [s for s in found if s["spec"].get("nodeName") == self.node_name and s["spec"]["driver"] == self.driver_name]
         return [s["spec"] for s in sorted(mine, key=lambda s: str(s["metadata"]["name"]))]
 
     def remove_slices(self) -> None:
@@ -123,7 +135,7 @@ class Cluster:
         """Make a claim that a scheduler has allocated *devices* to; only on our own server."""
         assert self.server is not None
         results = [
-            {"request": f"r{i}", "driver": DRIVER, "pool": self.node_name, "device": device} | more
+            {"request": f"r{i}", "driver": self.driver_name, "pool": self.node_name, "device": device} | more
             for i, device in enumerate(devices)
         ]
         body = {
@@ -162,7 +174,7 @@ class Cluster:
 
 @contextmanager
 def cluster(
-    options: Options | None = None, server: ApiServer | None = None, change: Callable[[Path], None] | None = None
+    options: Options | None = None, server: ApiServer | None = None, change: Callable[[Path], object] | None = None
 ) -> Iterator[Cluster]:
     """A cluster with one node; the driver is not started yet."""
     directory = Path(tempfile.mkdtemp(prefix="dra-"))  # the path of a Unix socket has at most 107 bytes

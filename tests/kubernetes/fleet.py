@@ -21,7 +21,7 @@ from gpurun.errors import GpurunError
 from gpurun.kubernetes.api import Api, connect
 from gpurun.kubernetes.config_source import LABEL, NodeLabel
 from gpurun.kubernetes.dra.publish import Publisher
-from gpurun.kubernetes.dra.slices import DRIVER
+from gpurun.kubernetes.dra.slices import DRIVER, NodePool
 from gpurun.kubernetes.pauses import Pauses
 from tests.kubernetes.records import node_of
 
@@ -73,7 +73,7 @@ class SimulatedNode:
         threading.Thread(target=publisher.follow, args=(self.stop, wake.set), daemon=True).start()
         while not self.stop.is_set():
             try:
-                self.published = publisher.publish(self.gpus, {}) or self.published
+                self.published = publisher.publish(NodePool(self.gpus, {})) or self.published
             except GpurunError:
                 wake.wait(2)
             else:

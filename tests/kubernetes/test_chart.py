@@ -198,7 +198,18 @@ def test_an_older_cluster_gets_the_older_version_of_resources(tmp_path: Path) ->
     versions = {"1.33.0": "resource.k8s.io/v1beta2", "1.34.1": "resource.k8s.io/v1", "v1.36.0-rc.1": "resource.k8s.io/v1"}
     for kubernetes, wanted in versions.items():
         found = [one for one in rendered(VARIANTS["dra"], tmp_path, kubernetes) if one["kind"] == "DeviceClass"]
-        assert {one["apiVersion"] for one in found} == {wanted} and len(found) == 2
+        assert {one["apiVersion"] for one in found} == {wanted} and len(found) == 4
+
+
+@needs_helm
+def test_the_makers_that_are_meant_are_told_to_each_part(tmp_path: Path) -> None:
+    for values in (VARIANTS["dra"], {}):
+        found = rendered(values | {"vendors": ["nvidia", "amd"]}, tmp_path)
+        looking = [p for part, p in pods(found).items() if part.endswith(("device-plugin", "dra-driver", "labels"))]
+        assert len(looking) == 2
+        assert all("--vendors=nvidia,amd" in pod["containers"][0]["args"] for pod in looking)
+        classes = {one["metadata"]["name"] for one in found if one["kind"] == "DeviceClass"}
+        assert classes == ({"gpu.nvidia.com", "mig.nvidia.com", "gpu.amd.com"} if values else set())
 
 
 @needs_helm

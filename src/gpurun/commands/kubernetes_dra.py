@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 
-from gpurun.commands.kubernetes_options import host_of, interval, node_name, probed, until_signal
+from gpurun.commands.kubernetes_options import host_of, interval, node_name, probed, until_signal, vendors_of
 from gpurun.invocation import Invocation
 
 
 def dra_driver(invocation: Invocation) -> int:
     """Publish this node's GPUs and serve the kubelet's claims; the exit code."""
     from gpurun.kubernetes.api import connect
-    from gpurun.kubernetes.dra.service import DraDriver, DraPlaces
+    from gpurun.kubernetes.dra.drivers import DraDrivers
+    from gpurun.kubernetes.dra.service import DraPlaces
 
+    makers = vendors_of(invocation)
     default = DraPlaces()
     places = DraPlaces(
         kubelet_dir=invocation.option("kubelet-dir", default.kubelet_dir),
@@ -22,7 +24,7 @@ def dra_driver(invocation: Invocation) -> int:
     )
     api = connect(invocation.option("kubeconfig"))
     with probed(invocation) as probes:
-        driver = DraDriver(api, node_name(invocation), host_of(invocation), places, dict(os.environ), probes)
+        driver = DraDrivers(api, node_name(invocation), host_of(invocation), places, dict(os.environ), probes, makers)
         until_signal(driver.stop)
         driver.run()
     return 0

@@ -24,14 +24,13 @@ from gpurun.kubernetes.config import PluginConfig
 from gpurun.kubernetes.extra import need
 from gpurun.kubernetes.labels import (
     FEATURES_FILE,
-    NVIDIA,
     labels_of,
     machine_type,
     others_of,
     patch_of,
     write_features,
 )
-from gpurun.kubernetes.makers import gpus_of, makers_of
+from gpurun.kubernetes.makers import NVIDIA, gpus_of, makers_of
 from gpurun.kubernetes.node import read_node
 from gpurun.kubernetes.pauses import Pauses
 

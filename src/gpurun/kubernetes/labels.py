@@ -12,16 +12,14 @@ from gpurun.gpu.cluster import is_label
 from gpurun.gpu.host.reads import read_text
 from gpurun.gpu.vendors import NAMES
 from gpurun.kubernetes.config import MPS, NOT_SHARED, PREFIX, PluginConfig, resource_part
-from gpurun.kubernetes.makers import label_names, makers_of
+from gpurun.kubernetes.makers import NVIDIA, label_names, makers_of
 from gpurun.kubernetes.node import NodeGpu, NodeGpus, NodeMig
 from gpurun.linux.files import write_atomically
 from gpurun.output import write_document
 
 #: Where Node Feature Discovery looks for files of labels.
 FEATURES_FILE = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
-#: The maker of the GPUs that :func:`labels_of` is about.
-NVIDIA = "nvidia"
-#: Prefixes of its labels that are ours to take away when they are not true any more.
+#: Prefixes of NVIDIA's labels that are ours to take away when they are not true any more.
 OWN = tuple([f"{PREFIX}/{word}" for word in ("gpu.", "cuda.", "mig.", "mig-", "gfd.", "mps.", "vgpu.")])
 _NOT_OURS = (f"{PREFIX}/gpu.present", f"{PREFIX}/gpu.deploy.", f"{PREFIX}/mig.config")
 #: Names of the parts of a MIG device (NVML's) → the label's last word.

@@ -12,6 +12,9 @@ from gpurun.gpu.vendors import VENDORS, Vendor, module, present
 from gpurun.kubernetes.specs import NodeHost
 from gpurun.record import replace
 
+#: The maker whose GPUs :mod:`gpurun.kubernetes.node` tells of, and no module ``cluster``.
+NVIDIA = "nvidia"
+
 
 def makers_of(names: Sequence[str]) -> tuple[Vendor, ...]:
     """The rows of those *names* whose rooms have a module ``cluster``."""

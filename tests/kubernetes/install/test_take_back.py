@@ -49,8 +49,14 @@ def use(root: Path) -> None:
     write(root / f"run/cdi/k8s.gpu.nvidia.com-claim_{UID}.json", json.dumps(SPEC))
     write(root / f"run/cdi/.k8s.gpu.nvidia.com-claim_{UID}.json.0123456789abcdef.new", "")
     for maker in ("amd.com", "intel.com"):  # their files have no hooks
-        spec = {"cdiVersion": "0.7.0", "kind": f"k8s.device-plugin.{maker}/gpu", "devices": []}
-        write(root / f"run/cdi/k8s.device-plugin.{maker}-gpu.json", json.dumps(spec))
+        for name in (f"k8s.device-plugin.{maker}-gpu", f"k8s.gpu.{maker}-claim"):
+            spec = {"cdiVersion": "0.7.0", "kind": "/".join(name.rsplit("-", 1)), "devices": []}
+            suffix = f"_{UID}" if name.endswith("claim") else ""
+            write(root / f"run/cdi/{name}{suffix}.json", json.dumps(spec))
+        Checkpoint(f"{root}/var/lib/kubelet/plugins/gpu.{maker}/checkpoint.json").put(
+            PreparedClaim(UID, "team", "claim", "completed", "boot", ())
+        )
+        dead_socket(root / f"var/lib/kubelet/plugins/gpu.{maker}/dra.sock")
     kubelet = root / "var/lib/kubelet"
     device = PreparedDevice("r", "node-1", "gpu-0", "GPU-1", "GPU-1", ("k8s.gpu.nvidia.com/claim=x",))
     checkpoint = Checkpoint(str(kubelet / "plugins/gpu.nvidia.com/checkpoint.json"))
@@ -81,6 +87,7 @@ def others(root: Path) -> None:
     write(root / "run/cdi/nvidia.json", json.dumps(SPEC))
     write(root / "run/cdi/k8s.gpu.nvidia.com-claim_by-nvidia.json", THEIRS)
     write(root / "run/cdi/k8s.gpu.nvidia.com-claim_.json.bak", "mine")
+    write(root / "run/cdi/k8s.gpu.amd.com-claim_other.json", json.dumps({"kind": "k8s.gpu.intel.com/claim"}))
     write(root / "run/cdi/amd.json", json.dumps({"cdiVersion": "0.6.0", "kind": "amd.com/gpu", "devices": []}))
     write(root / "var/lib/kubelet/plugins/other/checkpoint.json", "{}")
     dead_socket(root / "var/lib/kubelet/device-plugins/nvidia-gpu.sock")

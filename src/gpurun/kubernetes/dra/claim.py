@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gpurun.errors import ConfigError
 from gpurun.kubernetes.dra.opaque import TIME_SLICES, Mps, Opaque, bytes_of
 from gpurun.kubernetes.dra.slices import DRIVER
 from gpurun.kubernetes.models import read
@@ -46,8 +47,10 @@ class Claim(Record):
     devices: tuple[Allocated, ...] = ()
 
 
-def read_claim(claim: Object, pool: str) -> Claim:
-    """The record of a ResourceClaim object.  Raises :class:`ConfigError` for configuration that is not understood.
+def read_claim(claim: Object, pool: str, driver: str = DRIVER) -> Claim:
+    """The record of a ResourceClaim object, with its devices of *driver*.
+
+    Raises :class:`ConfigError` for configuration that is not understood.
 
     Of several configurations for a device the last one counts, those of the claim after those of its classes.
     """
@@ -58,14 +61,15 @@ def read_claim(claim: Object, pool: str) -> Claim:
         [(entry.get("source") == "FromClaim", number, entry) for number, entry in enumerate(allocation.get("config") or ())],
         key=lambda item: item[:2],
     )
+    understood = read_config if driver == DRIVER else _no_config
     parsed = [
-        (tuple(entry.get("requests") or ()), read_config(entry["opaque"].get("parameters"), f"{where}: config[{number}]"))
+        (tuple(entry.get("requests") or ()), understood(entry["opaque"].get("parameters"), f"{where}: config[{number}]"))
         for _, number, entry in configs
-        if (entry.get("opaque") or {}).get("driver") == DRIVER
+        if (entry.get("opaque") or {}).get("driver") == driver
     ]
     devices = []
     for result in allocation.get("results") or ():
-        if result.get("driver") != DRIVER or result.get("pool") != pool:
+        if result.get("driver") != driver or result.get("pool") != pool:
             continue
         request = str(result.get("request", ""))
         # A request with alternatives is called main/sub; a configuration may name the whole or the alternative.
@@ -81,6 +85,11 @@ def read_claim(claim: Object, pool: str) -> Claim:
     return Claim(
         str(metadata.get("uid", "")), str(metadata.get("namespace", "")), str(metadata.get("name", "")), tuple(devices)
     )
+
+
+def _no_config(parameters: object, where: str) -> DeviceConfig:
+    """Raises :class:`ConfigError`: what would not be done is not taken."""
+    raise ConfigError(where, "the devices of this driver have no configuration: leave out opaque")
 
 
 def read_config(parameters: object, where: str) -> DeviceConfig:

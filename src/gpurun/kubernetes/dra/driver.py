@@ -32,17 +32,19 @@ VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 
 
 class Claims:
-    """Prepares what the API server says of claims; *pool* is the name of this node's pool."""
+    """Prepares what the API server says of claims; *pool* is the name of this node's pool of *driver*."""
 
-    def __init__(self, api: Api, version: str, pool: str, preparer: Preparer) -> None:
-        self._api, self._version, self._pool, self._preparer = api, version, pool, preparer
+    def __init__(self, api: Api, version: str, pool: str, preparer: Preparer, driver: str = DRIVER) -> None:
+        self._api, self._version, self._pool, self._preparer, self._driver = api, version, pool, preparer, driver
 
     def prepare(self, request: Any, response: Any) -> Any:
         """Fill *response* (of either version) for each claim of *request*; what goes wrong with one is its own error."""
         for asked in request.claims:
             answer = response.claims[asked.uid]
             try:
-                done = self._prepared(read_claim(self._get(asked.namespace, asked.name, asked.uid), self._pool))
+                done = self._prepared(
+                    read_claim(self._get(asked.namespace, asked.name, asked.uid), self._pool, self._driver)
+                )
             except GpurunError as e:
                 log.warning(str(e))
                 answer.error = str(e)
@@ -95,7 +97,7 @@ class Claims:
     def _is_gone(self, claim: PreparedClaim) -> bool:
         """Whether the API server does not have *claim* any more; then it is taken back.  Raises :class:`GpurunError`."""
         try:
-            if read_claim(self._get(claim.namespace, claim.name, claim.uid), self._pool).devices:
+            if read_claim(self._get(claim.namespace, claim.name, claim.uid), self._pool, self._driver).devices:
                 return False
         except ApiError as e:
             if e.status != 404:
@@ -146,30 +148,33 @@ class _V1Beta1(v1beta1_services.DRAPluginServicer):
 
 
 class _Registration(registration_services.RegistrationServicer):
-    def __init__(self, endpoint: str, on_registered: Callable[[bool], None]) -> None:
-        self._endpoint, self._on_registered = endpoint, on_registered
+    def __init__(self, driver: str, endpoint: str, on_registered: Callable[[bool], None]) -> None:
+        self._driver, self._endpoint, self._on_registered = driver, endpoint, on_registered
 
     def GetInfo(self, request: registration.InfoRequest, context: Any) -> registration.PluginInfo:
-        return registration.PluginInfo(type="DRAPlugin", name=DRIVER, endpoint=self._endpoint, supported_versions=VERSIONS)
+        return registration.PluginInfo(
+            type="DRAPlugin", name=self._driver, endpoint=self._endpoint, supported_versions=VERSIONS
+        )
 
     def NotifyRegistrationStatus(
         self, request: registration.RegistrationStatus, context: Any
     ) -> registration.RegistrationStatusResponse:
         self._on_registered(bool(request.plugin_registered))
         if request.plugin_registered:
-            log.info(f"{DRIVER}: registered with the kubelet")
+            log.info(f"{self._driver}: registered with the kubelet")
         else:
-            log.warning(f"{DRIVER}: the kubelet refuses the registration: {request.error}")
+            log.warning(f"{self._driver}: the kubelet refuses the registration: {request.error}")
         return registration.RegistrationStatusResponse()
 
 
 class Sockets:
-    """The driver's two sockets below the kubelet's directory; the kubelet finds the one in plugins_registry by itself."""
+    """The two sockets of *driver* below the kubelet's directory; the kubelet finds the one in plugins_registry by itself."""
 
-    def __init__(self, kubelet_dir: str, claims: Claims, health: DeviceHealth) -> None:
-        self.directory = f"{kubelet_dir}/plugins/{DRIVER}"
+    def __init__(self, kubelet_dir: str, claims: Claims, health: DeviceHealth, driver: str = DRIVER) -> None:
+        self._driver = driver
+        self.directory = f"{kubelet_dir}/plugins/{driver}"
         self._registry = f"{kubelet_dir}/plugins_registry"
-        self._paths = f"{self.directory}/dra.sock", f"{self._registry}/{DRIVER}-reg.sock"
+        self._paths = f"{self.directory}/dra.sock", f"{self._registry}/{driver}-reg.sock"
         self._claims, self._health = claims, health
         self._servers: list[grpc.Server] = []
         self._seen: list[tuple[int, int, int]] = []
@@ -198,7 +203,9 @@ class Sockets:
         plugin.start()
         # Last: when the kubelet sees this one, the other must answer.
         registry = server(self._paths[1], 4)
-        registration_services.add_RegistrationServicer_to_server(_Registration(self._paths[0], self._tell), registry)
+        registration_services.add_RegistrationServicer_to_server(
+            _Registration(self._driver, self._paths[0], self._tell), registry
+        )
         self._servers.append(registry)
         registry.start()
         self._seen = [identity(path) for path in self._paths]

@@ -24,7 +24,7 @@ from gpurun.kubernetes.dra.checkpoint import (
     completed,
 )
 from gpurun.kubernetes.dra.claim import Claim, DeviceConfig
-from gpurun.kubernetes.dra.slices import Allocatable
+from gpurun.kubernetes.dra.slices import DRIVER, Allocatable
 from gpurun.kubernetes.node_programs import driver_program, driver_root_of, own_program
 from gpurun.kubernetes.specs import (
     NodeHost,
@@ -39,11 +39,11 @@ from gpurun.kubernetes.specs import (
 )
 from gpurun.linux.procfs import boot_id
 
-VENDOR, CLASS = "k8s.gpu.nvidia.com", "claim"
+CLASS = "claim"  # of the CDI devices; their vendor is k8s. and the driver's name
 _TIMEOUT_S = 10.0
 _CLAIM = "claim-"  # the beginning of the name of an MPS daemon's directory; others there are the device plugin's
 
-#: How the edits of devices become a specification; :func:`gpurun.kubernetes.specs.device_spec` outside tests.
+#: From UUIDs to the specification of these devices, which are called so in it.
 MakeSpec = Callable[[tuple[str, ...]], CdiSpec]
 
 
@@ -56,7 +56,10 @@ class StillPreparedError(GpurunError):
 
 
 class Preparer:
-    """Prepares and unprepares claims.  *devices* is asked for what the node has now (name → device).
+    """Prepares and unprepares claims of *driver*.  *devices* is asked for what the node has now (name → device).
+
+    *spec* makes the CDI specification of devices by their UUIDs, of NVIDIA's GPUs where it is None; *mps_root* is where MPS
+    daemons are, empty for a driver that has none.
 
     Methods may be called from any thread; one claim is worked on at a time.
     """
@@ -70,9 +73,13 @@ class Preparer:
         devices: Callable[[], Mapping[str, Allocatable]],
         env: Mapping[str, str],
         programs: str = "",
+        driver: str = DRIVER,
+        spec: MakeSpec | None = None,
     ) -> None:
+        self._vendor = f"k8s.{driver}"
+        self._spec = spec or (lambda uuids: device_spec(host, self._vendor, CLASS, uuids, "uuid", env))
         self._checkpoint, self._host, self._cdi_dir, self._mps_root = checkpoint, host, cdi_dir, mps_root
-        self._devices, self._env, self._programs = devices, env, programs
+        self._devices, self._programs = devices, programs
         self._lock = threading.Lock()
         self._boot = boot_id()
 
@@ -91,7 +98,7 @@ class Preparer:
             made = self._planned(claim)
             self._checkpoint.put(made)
             try:
-                spec = self._share(claim, made, device_spec(self._host, VENDOR, CLASS, self._uuids(made), "uuid", self._env))
+                spec = self._share(claim, made, self._spec(self._uuids(made)))
                 names = {d.uuid: _device_name(claim.uid, d.device) for d in made.devices}
                 write(self._file(claim.uid), renamed(spec, names))
             except GpurunError:
@@ -156,7 +163,7 @@ class Preparer:
                 raise GpurunError(f"{where}: {device.device} is a MIG device, whose time slice cannot be set")
             if not device.admin:
                 self._check_free(where, claim.uid, found, device.share)
-            cdi = (f"{VENDOR}/{CLASS}={_device_name(claim.uid, device.device)}",)
+            cdi = (f"{self._vendor}/{CLASS}={_device_name(claim.uid, device.device)}",)
             strategy = "" if device.admin else device.config.strategy
             made.append(
                 PreparedDevice(
@@ -223,7 +230,7 @@ class Preparer:
 
     def _remove_strays(self) -> None:
         known = {os.path.basename(self._file(uid)) for uid in self._checkpoint.claims}
-        prefix = os.path.basename(file_name(self._cdi_dir, VENDOR, CLASS, "x"))[: -len("x.json")]
+        prefix = os.path.basename(file_name(self._cdi_dir, self._vendor, CLASS, "x"))[: -len("x.json")]
         try:
             names = os.listdir(self._cdi_dir)
         except FileNotFoundError:
@@ -249,7 +256,7 @@ class Preparer:
     def _file(self, uid: str) -> str:
         if not uid or not all(c.isalnum() or c == "-" for c in uid):
             raise GpurunError(f"claim UID {uid!r} is invalid")
-        return file_name(self._cdi_dir, VENDOR, CLASS, uid)
+        return file_name(self._cdi_dir, self._vendor, CLASS, uid)
 
     def _mps_directory(self, uid: str) -> str:
         return f"{self._mps_root}/{_CLAIM}{uid}"

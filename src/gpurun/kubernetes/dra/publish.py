@@ -14,9 +14,8 @@ from typing import Any
 from gpurun import log
 from gpurun.errors import GpurunError
 from gpurun.kubernetes.api import RESOURCE_GROUP, Api, ApiError
-from gpurun.kubernetes.dra.slices import DRIVER, UNHEALTHY, counter_sets, slices
+from gpurun.kubernetes.dra.slices import DRIVER, Pool, unhealthy
 from gpurun.kubernetes.follow import follow
-from gpurun.kubernetes.node import NodeGpus
 from gpurun.kubernetes.pauses import Pauses
 
 _PLURAL = "resourceslices"
@@ -26,10 +25,13 @@ Object = dict[str, Any]
 
 
 class Publisher:
-    """The slices of the node *name* in one API server.  One thread calls :meth:`publish`, another :meth:`follow`."""
+    """The slices of *driver* for the node *name* in one API server.
 
-    def __init__(self, api: Api, name: str) -> None:
-        self._api, self._name = api, name
+    One thread calls :meth:`publish`, another :meth:`follow`.
+    """
+
+    def __init__(self, api: Api, name: str, driver: str = DRIVER) -> None:
+        self._api, self._name, self._driver = api, name, driver
         self.version = api.resource_version_of_group()
         self._minor = api.minor_version()
         self._counting = True
@@ -44,8 +46,8 @@ class Publisher:
         #: What the server has made of what we wrote last: name → (specification, its resourceVersion).
         self._written: dict[str, tuple[Object, str]] = {}
 
-    def publish(self, node: NodeGpus, ill: dict[str, str]) -> bool:
-        """Have the slices say what *node* has but for the UUIDs *ill*; whether something was to be done.
+    def publish(self, pool: Pool) -> bool:
+        """Have the slices say what *pool* has; whether something was to be done.
 
         Raises :class:`GpurunError`: the server has refused, cannot be asked, or rests from the last failure.
         """
@@ -56,13 +58,13 @@ class Publisher:
         if there is None:
             return False
         try:
-            wanted = slices(node, self._name, ill, self._minor, self._counting, bool(ill) and self._has_taints())
+            wanted = pool.slices(self._name, self._minor, self._counting, bool(pool.ill) and self._has_taints())
             written = self._write(there, wanted)
         except ApiError as e:
-            if self._counting and e.status in (400, 422) and counter_sets(node):
+            if self._counting and e.status in (400, 422) and pool.counts:
                 log.warning(f"this API server does not support counters: MIG devices are published without them ({e})")
                 self._counting = False
-                return self.publish(node, ill)
+                return self.publish(pool)
             if e.status in (404, 409):  # somebody was faster
                 self._begun(self._api.listed(self._watched(), self._selector())[0])
             with self._lock:
@@ -88,7 +90,7 @@ class Publisher:
 
     def _begun(self, found: list[Object]) -> None:
         # A server that does not know the selector says all.
-        mine = [s for s in found if s["spec"].get("nodeName") == self._name and s["spec"].get("driver") == DRIVER]
+        mine = [s for s in found if s["spec"].get("nodeName") == self._name and s["spec"].get("driver") == self._driver]
         with self._lock:
             self._there = {str(one["metadata"]["name"]): one for one in mine}
             self._failure = None
@@ -113,13 +115,13 @@ class Publisher:
                 self._failure = error
 
     def _selector(self) -> str:
-        return f"spec.nodeName={self._name},spec.driver={DRIVER}"
+        return f"spec.nodeName={self._name},spec.driver={self._driver}"
 
     def _watched(self) -> str:
         return f"{RESOURCE_GROUP}/{self.version}/{_PLURAL}"
 
     def _write(self, there: dict[str, Object], wanted: list[Object]) -> bool:
-        names = [f"{self._name}-{DRIVER}-{number}" for number in range(len(wanted))]
+        names = [f"{self._name}-{self._driver}-{number}" for number in range(len(wanted))]
         if set(there) == set(names) and all(self._is(there[name], spec) for name, spec in zip(names, wanted, strict=True)):
             return False
         generation = 1 + max([int(one["spec"]["pool"].get("generation", 0)) for one in there.values()], default=0)
@@ -139,7 +141,7 @@ class Publisher:
         for name in set(there) - set(names):
             self._api.delete(RESOURCE_GROUP, self.version, _PLURAL, name)
         count = sum(len(spec.get("devices", ())) for spec in wanted)
-        log.info(f"{len(wanted)} ResourceSlices published, generation {generation}: {count} devices")
+        log.info(f"{self._driver}: {len(wanted)} ResourceSlices published, generation {generation}: {count} devices")
         return True
 
     def _is(self, there: Object, spec: Object) -> bool:
@@ -156,12 +158,12 @@ class Publisher:
     def _has_taints(self) -> bool:
         """Whether the server keeps taints of devices: one that has the feature off leaves them out without a word."""
         if self._tainting is None:
-            one = {"name": "a", "taints": [UNHEALTHY]}
+            one = {"name": "a", "taints": [unhealthy(self._driver)]}
             pool = {"name": self._name, "generation": 0, "resourceSliceCount": 1}
             body = {
                 "apiVersion": f"{RESOURCE_GROUP}/{self.version}", "kind": "ResourceSlice",
-                "metadata": {"name": f"{self._name}-{DRIVER}-try"},
-                "spec": {"driver": DRIVER, "nodeName": self._name, "pool": pool, "devices": [one]},
+                "metadata": {"name": f"{self._name}-{self._driver}-try"},
+                "spec": {"driver": self._driver, "nodeName": self._name, "pool": pool, "devices": [one]},
             }  # fmt: skip
             made = self._api.create(RESOURCE_GROUP, self.version, _PLURAL, body, dry_run=True)
             self._tainting = bool(made["spec"]["devices"][0].get("taints"))

@@ -6,25 +6,21 @@ import random
 import threading
 import time
 from collections.abc import Mapping
-from queue import Empty, SimpleQueue
 
 from gpurun import log
 from gpurun.errors import GpurunError
-from gpurun.gpu.nvidia.host.nvml_watch import XidEvent
 from gpurun.kubernetes.api import Api, ApiError
+from gpurun.kubernetes.dra.backend import Backend, NvidiaBackend
 from gpurun.kubernetes.dra.checkpoint import Checkpoint
 from gpurun.kubernetes.dra.driver import Claims, Sockets
 from gpurun.kubernetes.dra.health import DeviceHealth
 from gpurun.kubernetes.dra.prepare import Preparer
 from gpurun.kubernetes.dra.publish import Publisher
-from gpurun.kubernetes.dra.slices import DRIVER, Allocatable, allocatable
-from gpurun.kubernetes.health import HealthState, xid_filter
+from gpurun.kubernetes.dra.slices import Allocatable
 from gpurun.kubernetes.kubelet import KUBELET_DIR
-from gpurun.kubernetes.node import NodeGpus, read_node
 from gpurun.kubernetes.pauses import Pauses
 from gpurun.kubernetes.probes import Probes
 from gpurun.kubernetes.specs import CDI_DIR, NodeHost
-from gpurun.kubernetes.xid_watch import XidWatch
 from gpurun.record import Record
 
 #: Seconds between two searches for claims that are gone, at the most; half of it at the least, at random.
@@ -44,28 +40,36 @@ class DraPlaces(Record):
     interval_s: float = 10.0
 
 
+def checkpoint_path(kubelet_dir: str, driver: str) -> str:
+    """The file of what *driver* has prepared."""
+    return f"{kubelet_dir}/plugins/{driver}/checkpoint.json"
+
+
 class DraDriver:
-    """The whole of ``gpurun kubernetes dra-driver``: :meth:`run` until :meth:`stop`, which any thread may call.
+    """The driver of the GPUs of one maker (*backend*, by default NVIDIA's): :meth:`run` until :meth:`stop`, which any thread
+    may call.
 
     Raises :class:`GpurunError` when the API server cannot be asked, or the checkpoint cannot be read.
     """
 
     def __init__(
         self, api: Api, node_name: str, host: NodeHost, places: DraPlaces, env: Mapping[str, str],
-        probes: Probes | None = None,
+        probes: Probes | None = None, backend: Backend | None = None,
     ) -> None:  # fmt: skip
         self._api, self._host, self._places = api, host, places
-        self._node = NodeGpus()
-        self._health = HealthState(xid_filter(env))
-        self._events: SimpleQueue[XidEvent] = SimpleQueue()
-        self._watch = XidWatch(host.roots, self._event)
-        self._publisher = Publisher(api, node_name)
-        checkpoint = Checkpoint(f"{places.kubelet_dir}/plugins/{DRIVER}/checkpoint.json")
-        self._preparer = Preparer(checkpoint, host, places.cdi_dir, places.mps_root, self._devices, env, places.programs)
-        self._claims = Claims(api, self._publisher.version, node_name, self._preparer)
-        self._device_health = DeviceHealth(node_name)
-        self._sockets = Sockets(places.kubelet_dir, self._claims, self._device_health)
         self._stop, self._wake = threading.Event(), threading.Event()
+        self._gpus = backend or NvidiaBackend(host, env, self._wake.set)
+        self._driver = self._gpus.driver
+        self._here: Mapping[str, Allocatable] = {}
+        self._publisher = Publisher(api, node_name, self._driver)
+        checkpoint = Checkpoint(checkpoint_path(places.kubelet_dir, self._driver))
+        self._preparer = Preparer(
+            checkpoint, host, places.cdi_dir, places.mps_root if self._gpus.shares else "", self._devices, env,
+            places.programs, self._driver, self._gpus.spec,
+        )  # fmt: skip
+        self._claims = Claims(api, self._publisher.version, node_name, self._preparer, self._driver)
+        self._device_health = DeviceHealth(node_name)
+        self._sockets = Sockets(places.kubelet_dir, self._claims, self._device_health, self._driver)
         self._slices_changed = threading.Event()
         self._said: set[str] = set()
         self._probes = probes or Probes()
@@ -73,7 +77,7 @@ class DraDriver:
     def run(self) -> None:
         """Serve until :meth:`stop`."""
         self._preparer.start_again()
-        self._watch.start()
+        self._gpus.start()
         arguments = (self._stop, self._look_again)
         threading.Thread(target=self._publisher.follow, args=arguments, name="slices", daemon=True).start()
         try:
@@ -81,7 +85,7 @@ class DraDriver:
             pauses = Pauses()
             while not self._stop.is_set():
                 problems: list[str] = []
-                if time.monotonic() >= next_look or not self._events.empty() or self._slices_changed.is_set():
+                if time.monotonic() >= next_look or self._gpus.has_news() or self._slices_changed.is_set():
                     self._slices_changed.clear()
                     problems += self._tried(self._look)
                     # What went wrong with the API server is tried again soon.
@@ -99,7 +103,7 @@ class DraDriver:
                         pauses.good()
                     next_clean = time.monotonic() + (pauses.next() if failed else _CLEAN_S * random.uniform(0.5, 1))
                 self._probes.beat()
-                registered = "" if self._sockets.registered else f"{DRIVER}: not registered with the kubelet"
+                registered = "" if self._sockets.registered else f"{self._driver}: not registered with the kubelet"
                 self._probes.tell(problems[0] if problems else registered)
                 for problem in set(problems) - self._said:
                     log.warning(problem)
@@ -109,15 +113,11 @@ class DraDriver:
         finally:
             self._stop.set()
             self._sockets.stop()
-            self._watch.stop()
+            self._gpus.stop()
 
     def stop(self) -> None:
         """End :meth:`run`."""
         self._stop.set()
-        self._wake.set()
-
-    def _event(self, event: XidEvent) -> None:
-        self._events.put(event)
         self._wake.set()
 
     def _tried(self, step: object) -> list[str]:
@@ -129,27 +129,17 @@ class DraDriver:
 
     def _look(self) -> None:
         """Read the node, and publish it.  Raises :class:`GpurunError`."""
-        node = read_node(self._host.roots)
-        self._health.look(node)
-        while True:
-            try:
-                event = self._events.get_nowait()
-            except Empty:
-                break
-            hit = self._health.xid(event, node)
-            log.warning(f"Xid {event.xid} of {event.uuid or 'a GPU'}: {'unhealthy' if hit else 'does not count'}")
-        self._node = node
-        ill = self._health.unhealthy(node)
-        problems = {name: ill.get(one.uuid) or ill.get(one.gpu_uuid, "") for name, one in allocatable(node).items()}
-        self._device_health.tell(problems)
+        view = self._gpus.look()
+        self._here = view.devices
+        self._device_health.tell(view.problems)
         try:
-            self._publisher.publish(node, ill)
+            self._publisher.publish(view.pool)
         except ApiError as e:
             if e.status != 409:  # somebody was faster: the next look is soon
                 raise
 
     def _devices(self) -> Mapping[str, Allocatable]:
-        return allocatable(self._node)
+        return self._here
 
     def _look_again(self) -> None:
         """Whoever changes or deletes our slices makes us look at once."""

@@ -6,7 +6,7 @@ The names are those of NVIDIA's driver (gpu.nvidia.com), so that claims and devi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from gpurun.kubernetes.node import NodeGpu, NodeGpus, NodeMig
 from gpurun.record import Record
@@ -14,9 +14,8 @@ from gpurun.record import Record
 DRIVER = "gpu.nvidia.com"
 #: The API's limits for one slice: devices, devices that consume counters, and sets of counters.
 MAX_DEVICES, MAX_COUNTING, MAX_SETS = 128, 64, 8
-#: Keys of the taints of a device that is not well: after an Xid (its number is the value), and for any other reason.
-TAINT_XID, TAINT_UNHEALTHY = f"{DRIVER}/xid", f"{DRIVER}/unhealthy"
-UNHEALTHY = {"key": TAINT_UNHEALTHY, "effect": "NoSchedule"}
+#: The key of the taint of a device after an Xid, whose number is the value.
+TAINT_XID = f"{DRIVER}/xid"
 _PARTS = {
     "multiprocessorCount": "multiprocessors",
     "sharedCopyEngineCount": "copyEngines",
@@ -37,6 +36,41 @@ class Allocatable(Record):
     gpu_uuid: str
     index: int
     mig: bool = False
+
+
+class Pool(Protocol):
+    """The devices of one driver on a node, as they are published; *ill* says by a name of each why it is not well."""
+
+    @property
+    def ill(self) -> Mapping[str, str]: ...
+
+    @property
+    def counts(self) -> bool:
+        """Whether devices consume counters, if the server has any."""
+
+    def slices(self, name: str, server_minor: int, counting: bool, tainting: bool) -> list[Object]:
+        """The ``spec`` of each slice of the pool *name*, without the generation, for a server as :func:`slices` has it."""
+
+
+class NodePool(Record):
+    """The :class:`Pool` of NVIDIA's GPUs on *node*; *ill* is by UUID."""
+
+    node: NodeGpus
+    ill: Mapping[str, str]
+
+    @property
+    def counts(self) -> bool:
+        """Whether there are MIG devices."""
+        return bool(counter_sets(self.node))
+
+    def slices(self, name: str, server_minor: int, counting: bool, tainting: bool) -> list[Object]:
+        """See :func:`slices`."""
+        return slices(self.node, name, self.ill, server_minor, counting, tainting)
+
+
+def unhealthy(driver: str) -> Object:
+    """The taint of a device of *driver* that is not well, for another reason than an Xid."""
+    return {"key": f"{driver}/unhealthy", "effect": "NoSchedule"}
 
 
 def allocatable(node: NodeGpus) -> dict[str, Allocatable]:
@@ -101,7 +135,11 @@ def slices(
     *counting* and *tainting* are false for a server that has no counters or taints of devices.
     """
     sets = counter_sets(node) if counting else []
-    made = devices(node, ill, bool(sets), tainting)
+    return sliced(DRIVER, name, devices(node, ill, bool(sets), tainting), sets, server_minor)
+
+
+def sliced(driver: str, name: str, made: list[Object], sets: list[Object], server_minor: int) -> list[Object]:
+    """The devices *made* and the *sets* of counters that they consume, in as few slices of *driver* as may be."""
     specs: list[Object] = []
     if sets and server_minor >= 35:
         specs += [{"sharedCounters": sets[at : at + MAX_SETS]} for at in range(0, len(sets), MAX_SETS)]
@@ -109,7 +147,7 @@ def slices(
     most = MAX_COUNTING if any("consumesCounters" in one or "taints" in one for one in made) else MAX_DEVICES
     for at in range(0, len(made), most) or (0,):
         specs.append({"devices": made[at : at + most]} | ({"sharedCounters": sets} if sets else {}))
-    common = {"driver": DRIVER, "nodeName": name}
+    common = {"driver": driver, "nodeName": name}
     pool = {"name": name, "resourceSliceCount": len(specs)}
     return [common | {"pool": dict(pool)} | spec for spec in specs]
 
@@ -153,7 +191,7 @@ def _taints(why: str) -> Object:
         return {}
     word, _, number = why.partition(" ")
     xid = word == "Xid"
-    return {"taints": [{"key": TAINT_XID, "value": number, "effect": "NoSchedule"} if xid else UNHEALTHY]}
+    return {"taints": [{"key": TAINT_XID, "value": number, "effect": "NoSchedule"} if xid else unhealthy(DRIVER)]}
 
 
 def _text(value: str) -> Object:

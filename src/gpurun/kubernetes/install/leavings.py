@@ -27,10 +27,11 @@ _MAKERS_FILES = {
     for vendor in VENDORS
     if vendor.driver
 }
-_OF_CLAIM = re.compile(r"k8s\.gpu\.nvidia\.com-claim_[A-Za-z0-9-]+\.json", re.ASCII)
+_OF_CLAIM = re.compile(r"k8s\.(gpu\.[a-z]+\.com)-claim_[A-Za-z0-9-]+\.json", re.ASCII)
 #: What write_atomically puts beside a file, and a process that was killed leaves there.
 _STRAY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.new", re.ASCII)
 _DRIVER = "gpu.nvidia.com"
+_MAKERS_DRIVERS = tuple([vendor.driver for vendor in VENDORS if vendor.driver])
 _LARGEST = 64 << 20
 
 
@@ -50,12 +51,13 @@ def check_places(places: Leavings) -> None:
 
 def running_parts(places: Leavings) -> list[str]:
     """The parts that serve the kubelet on this node now: they would write again what is removed."""
-    plugins, driver = f"{places.kubelet_dir}/device-plugins", _driver_sockets(places)
+    plugins = f"{places.kubelet_dir}/device-plugins"
     found = []
     if any(_answers(f"{plugins}/{name}") for name in _names(plugins) if _is_plugins(name)):
         found.append("the device plugin")
-    if any(_answers(path) for path in driver):
-        found.append(f"a DRA driver called {_DRIVER}")
+    for driver in (_DRIVER, *_MAKERS_DRIVERS):
+        if any(_answers(path) for path in _driver_sockets(places, driver)):
+            found.append(f"a DRA driver called {driver}")
     return found
 
 
@@ -64,18 +66,21 @@ def remove_leavings(places: Leavings) -> list[str]:
     gone: list[str] = []
     for name in _names(places.cdi_dir):
         path, kind = f"{places.cdi_dir}/{name}", _whole_name(name)
-        if (kind == _PLUGINS_FILE or _OF_CLAIM.fullmatch(kind)) and (kind != name or _is_our_spec(path)):
-            gone += _removed(path)
-        if kind in _MAKERS_FILES and (kind != name or _is_of_kind(path, _MAKERS_FILES[kind])):
+        claim = _OF_CLAIM.fullmatch(kind)
+        makers = f"k8s.{claim[1]}/claim" if claim and claim[1] in _MAKERS_DRIVERS else _MAKERS_FILES.get(kind, "")
+        nvidias = kind == _PLUGINS_FILE or bool(claim and claim[1] == _DRIVER)
+        ours = bool(makers and _is_of_kind(path, makers)) or (nvidias and _is_our_spec(path))
+        if (makers or nvidias) and (kind != name or ours):
             gone += _removed(path)
     sockets = [f"{places.kubelet_dir}/device-plugins/{n}" for n in _names(f"{places.kubelet_dir}/device-plugins")]
     gone += [p for path in sockets if _is_plugins(os.path.basename(path)) for p in _removed_socket(path)]
-    gone += _remove_driver(places)
+    for driver in (_DRIVER, *_MAKERS_DRIVERS):
+        gone += _remove_driver(places, driver)
     return gone
 
 
-def _remove_driver(places: Leavings) -> list[str]:
-    directory = f"{places.kubelet_dir}/plugins/{_DRIVER}"
+def _remove_driver(places: Leavings, driver: str) -> list[str]:
+    directory = f"{places.kubelet_dir}/plugins/{driver}"
     checkpoint = f"{directory}/checkpoint.json"
     claims = _our_claims(checkpoint)
     if claims is None and os.path.lexists(checkpoint):
@@ -90,7 +95,7 @@ def _remove_driver(places: Leavings) -> list[str]:
     for name in _names(directory):
         if _whole_name(name) == "checkpoint.json":
             gone += _removed(f"{directory}/{name}")
-    for path in _driver_sockets(places):
+    for path in _driver_sockets(places, driver):
         gone += _removed_socket(path)
     try:
         os.rmdir(directory)
@@ -155,9 +160,9 @@ def _is_plugins(name: str) -> bool:
     return name.startswith("gpurun-") and name.endswith(".sock")
 
 
-def _driver_sockets(places: Leavings) -> tuple[str, str]:
+def _driver_sockets(places: Leavings, driver: str) -> tuple[str, str]:
     base = places.kubelet_dir
-    return f"{base}/plugins/{_DRIVER}/dra.sock", f"{base}/plugins_registry/{_DRIVER}-reg.sock"
+    return f"{base}/plugins/{driver}/dra.sock", f"{base}/plugins_registry/{driver}-reg.sock"
 
 
 def _answers(path: str) -> bool:
