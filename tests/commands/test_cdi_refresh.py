@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 
 from gpurun.__main__ import main
 from gpurun.cdi.files import read_spec_file
+from gpurun.commands import cdi_refresh
+from gpurun.gpu.vendors import named
+from tests.simcards import amd, intel
 from tests.simdriver import Options, make
 
 Refresh = Callable[..., tuple[int, str]]
@@ -101,3 +105,92 @@ def test_a_second_file_of_the_kind(host: Path, file: Path, refresh: Refresh) -> 
 def test_a_name_that_no_engine_reads(host: Path, file: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["gpurun", "cdi", "refresh", "--output", str(file.with_suffix(".txt"))]) == 1
     assert "must end in .json or .yaml" in capfd.readouterr().err and not file.parent.exists()
+
+
+MAKERS = ("amd", "intel")
+
+
+@pytest.fixture
+def all_makers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host with GPUs of three makers, and the directory that files are written to unless it is said where."""
+    monkeypatch.setattr(cdi_refresh, "DIRECTORY", str(tmp_path / "run/cdi"))
+    for name in ("XDG_CONFIG_HOME", "NVIDIA_CTK_CONFIG_FILE_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    path = make(tmp_path / "three", Options(gpus=1)).path
+    monkeypatch.setenv("GPURUN_SYSROOT", str(path))
+    if not amd.beside_nvidia(path).real_nodes:
+        pytest.skip("device nodes need root")
+    intel.arc(path, functions=False, first=20)
+    return tmp_path / "run/cdi"
+
+
+def called(*words: str) -> int:
+    return main(["gpurun", "cdi", "refresh", *words])
+
+
+def driver_of(maker: str, host: Path) -> list[Path]:
+    return [host / probe.lstrip("/") for probe in named(maker).probes]
+
+
+def test_a_file_for_each_maker(all_makers: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert called() == 0
+    kinds = {path.name: read_spec_file(str(path)).kind for path in all_makers.iterdir()}
+    assert kinds == {f"{maker}.yaml": f"{maker}.com/gpu" for maker in ("nvidia", *MAKERS)}
+    capfd.readouterr()
+    assert called() == 0
+    assert capfd.readouterr().err.count("is as it should be") == 3
+    assert called("--mode", "amd") == 0
+    assert capfd.readouterr().err == f"gpurun: {all_makers}/amd.yaml is as it should be\n"
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_the_file_is_what_generate_writes(all_makers: Path, maker: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert called("--mode", maker) == 0
+    assert [path.name for path in all_makers.iterdir()] == [f"{maker}.yaml"]
+    capfd.readouterr()
+    assert main(["gpurun", "cdi", "generate", "--mode", maker]) == 0
+    assert (all_makers / f"{maker}.yaml").read_text() == capfd.readouterr().out
+    other = all_makers / "other.json"
+    assert called("--mode", maker, "--output", str(other)) == 0
+    assert read_spec_file(str(other)).kind == f"{maker}.com/gpu"
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_the_file_of_a_maker_goes_with_its_gpus(
+    all_makers: Path, tmp_path: Path, maker: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    called()
+    capfd.readouterr()
+    for path in driver_of(maker, tmp_path / "three"):
+        shutil.rmtree(path, ignore_errors=True)
+    assert called() == 0
+    said = capfd.readouterr().err
+    assert f"no GPU of {maker}.com/gpu is there" in said and f"{all_makers}/{maker}.yaml is gone" in said
+    assert len(list(all_makers.iterdir())) == 2
+    assert called() == 0
+    assert f"{maker}.com" not in capfd.readouterr().err, "a maker that the host has nothing of is not spoken of"
+    assert called("--mode", maker) == 0
+    assert "nothing is written" in capfd.readouterr().err
+
+
+def test_what_is_wrong_with_one_makers_file_keeps_no_others_from_being_written(
+    all_makers: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "three/dev/kfd").unlink()
+    assert called() == 1
+    assert {path.name for path in all_makers.iterdir()} == {"nvidia.yaml", "intel.yaml"}
+    assert "/dev/kfd is not there" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_file_of_somebody_elses_is_not_removed(
+    all_makers: Path, tmp_path: Path, maker: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for path in driver_of(maker, tmp_path / "three"):
+        shutil.rmtree(path, ignore_errors=True)
+    all_makers.mkdir(parents=True)
+    file = all_makers / f"{maker}.yaml"
+    file.write_text("cdiVersion: 0.5.0\nkind: example.org/other\ndevices: [{name: a, containerEdits: {env: [A=1]}}]\n")
+    assert called() == 1
+    assert "it describes devices of the kind example.org/other" in capfd.readouterr().err and file.exists()
+    assert (all_makers / "nvidia.yaml").exists()

@@ -115,8 +115,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "gpurun cdi generate --mode nvswitch --class nvswitch -o /etc/cdi/nvswitch.yaml",
     ),
     "cdi refresh": (
-        "# as the package's service does when the driver, a GPU or a MIG device changes",
+        "# as the package's service does when a driver, a GPU or a MIG device changes",
         "gpurun cdi refresh",
+        "# AMD's GPUs alone, /run/cdi/amd.yaml",
+        "gpurun cdi refresh --mode amd",
     ),
     "cdi list": ("gpurun cdi list", "gpurun cdi list --spec-dir /run/cdi"),
     "cdi validate": ("gpurun cdi validate", "gpurun cdi validate /etc/cdi/nvidia.yaml"),

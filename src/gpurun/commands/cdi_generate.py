@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _GPU_MODES = ("auto", "nvml")
 #: Modes that write the GPUs of another maker, as amd.com/gpu and intel.com/gpu.
-_MAKERS = ("amd", "intel")
+MAKERS = ("amd", "intel")
 #: The format that is amd-ctk's, byte for byte.
 _AMD = "amd"
 #: The kind that tells the devices of a mode from GPUs, for those who want both in one directory.
@@ -50,7 +50,7 @@ def option_items(invocation: Invocation, name: str) -> tuple[str, ...]:
 
 def generate_spec(mode: str, roots: Roots, options: GenerateOptions, env: Mapping[str, str]) -> Generated:
     """The specification of *mode* (``auto``, ``nvml``, a maker or one of :data:`MODES`).  Raises :class:`GpurunError`."""
-    if mode in _MAKERS:
+    if mode in MAKERS:
         return Generated(module(mode, "cdi").generate(roots.sysroot))
     platform = PLATFORMS.get(mode, "")
     if mode == "auto" and not has_cards_alone(roots):
@@ -61,7 +61,7 @@ def generate_spec(mode: str, roots: Roots, options: GenerateOptions, env: Mappin
         return generate(roots, options, env)
     if mode not in MODES:
         raise UsageError(
-            f'--mode: "{mode}" is not supported, known are {", ".join([*_GPU_MODES, *PLATFORMS, *MODES, *_MAKERS])}'
+            f'--mode: "{mode}" is not supported, known are {", ".join([*_GPU_MODES, *PLATFORMS, *MODES, *MAKERS])}'
         )
     common = generate(roots, replace(options, devices=("all",)), env).spec if mode == "management" else None
     return generate_mode(mode, dev_root(roots).rstrip("/"), options, common)
