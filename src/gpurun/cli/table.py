@@ -267,9 +267,7 @@ COMMANDS: dict[str, CommandRow] = {
     },
     "bundle": {
         "arguments": "SOURCE [COMMAND...]", "count": (1, -1), "stop": 2, "handler": "gpurun.commands.bundle:bundle",
-        "help":
-            "make a bundle of an image that skopeo knows (docker://..., oci:...), of an archive, or of a tarball or "
-            "directory",
+        "help": "make a bundle of an image that skopeo knows (docker://..., oci:...), an archive, a tarball or a directory",
         "options": (
             ("output", "o", "dir", "the bundle, a directory that is made"),
             ("tag", "", "text", "which image of a directory or an archive, where there are several"),
@@ -381,9 +379,7 @@ COMMANDS: dict[str, CommandRow] = {
     "kubernetes": {
         "arguments": "device-plugin|dra-driver|labels|install-node|uninstall-node|explain POD|manifests",
         "count": (1, -1), "handler": "gpurun.commands.kubernetes:kubernetes",
-        "help":
-            "give a Kubernetes cluster the GPUs of this node, as a device plugin, by dynamic resource allocation, as "
-            "labels; put gpurun on a node from a pod",
+        "help": "give a Kubernetes cluster this node's GPUs, by device plugin or DRA driver, and labels; put gpurun there",
         "options": (
             ("node-name", "", "text", "the name of this node in the cluster (default: $NODE_NAME, or the host's name)"),
             ("kubeconfig", "", "file", "how to reach the API server (default: $KUBECONFIG, or as a pod of the cluster)"),

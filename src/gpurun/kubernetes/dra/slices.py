@@ -39,10 +39,11 @@ class Allocatable(Record):
 
 
 class Pool(Protocol):
-    """The devices of one driver on a node, as they are published; *ill* says by a name of each why it is not well."""
+    """The devices of one driver on a node, as they are published."""
 
     @property
-    def ill(self) -> Mapping[str, str]: ...
+    def ill(self) -> Mapping[str, str]:
+        """Why a device is not well, by a name of it."""
 
     @property
     def counts(self) -> bool:
