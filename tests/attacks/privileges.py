@@ -314,6 +314,15 @@ def table(program: Path, starter: bool) -> list[Snapshot]:
         }
         found += watched(runtime, log, stages, "exec", container_id, "true")[0][1:]
         _untrace()
+        if not starter:  # it has left a plan, by which the front does the next one itself
+            log.unlink()
+            stages = {
+                "setns": [("setter of the front's own exec", "before it enters a namespace")],
+                "capset": [("setter of the front's own exec", "before it drops its capabilities")],
+                "setsid": [("exec process of the front", "its first step: seen by the container")],
+            }
+            found += watched(runtime, log, stages, "exec", container_id, "true")[0][1:]
+            _untrace()
         runtime("kill", container_id, "KILL")
         os.waitpid(pid, 0)
         return found

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from gpurun.security.lsm import apparmor_enabled
-from tests.conftest import MakeBundle
+from tests.conftest import REPOSITORY, MakeBundle
 from tests.native.apparmor import Load, denials, kernel_log, package_rules
 from tests.native.bundle import Bundle
 from tests.native.leaks import Leaks
+from tests.native.others import runtime_at
 from tests.native.runtime import Result, Runtime
 
 pytestmark = [
@@ -55,6 +59,39 @@ def test_labels(either: Runtime, bundle: MakeBundle, load: Load) -> None:
     assert container.kill("KILL").rc == 0 and container.wait() == 137 and container.delete().rc == 0
     # Denied by a rule, and so not logged; nothing else was refused on the way.
     assert denials(log) == set()
+
+
+@pytest.mark.short
+@pytest.mark.gpurun_only
+def test_exec_by_the_compiled_front(runtime: Runtime, bundle: MakeBundle, load: Load) -> None:
+    """What the front executes without an interpreter, after an exec like it, is in the container's profile as well."""
+    front, profile = REPOSITORY / "build/gpurun-fast", load("gpurun-test", PROFILES["enforced"])
+    if not front.exists():
+        pytest.skip("build/gpurun-fast is not there")
+    with runtime_at(str(front), runtime.bed, runtime.directory) as fast:
+        container = fast.start(confined(bundle(), profile).sh("echo up; sleep 1000"))
+        container.wait_for("up")
+        script = f"{LABEL}; touch /tmp/file || echo refused"
+        process = container.files / "process.json"
+        process.write_text(json.dumps({**container.bundle.process, "args": ["sh", "-c", script]}))
+
+        def label() -> str:
+            files = fast.new_files()
+            words = ("--detach", "--process", str(process), "--pid-file", str(files / "pid"))
+            done = fast("exec", *words, container.id, files=files)
+            assert done.rc == 0, done
+            os.waitpid(int((files / "pid").read_text()), 0)
+            return (files / "out").read_text().replace("\0", "")
+
+        assert label() == f"{profile} (enforce)\nrefused\n"
+        interpreter = os.path.realpath(sys.executable)
+        runtime.bed.run("mount", "--bind", shutil.which("false") or "/bin/false", interpreter)
+        try:
+            assert fast("--version").rc == 1, "the launcher runs"
+            assert label() == f"{profile} (enforce)\nrefused\n"
+        finally:
+            runtime.bed.run("umount", interpreter)
+        assert container.kill("KILL").rc == 0 and container.wait() == 137 and container.delete().rc == 0
 
 
 @pytest.mark.short

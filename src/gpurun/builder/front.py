@@ -116,14 +116,18 @@ def glibc_of(program: bytes) -> int:
     return max((int(minor) for minor in _GLIBC.findall(program[:BASE])), default=_OLDEST_GLIBC)
 
 
-def build(output: Path, multiarch: str = "") -> bool:
-    """Make *output*, for the architecture *multiarch* if it is another; False, and no file, where there is no C compiler."""
+def build(output: Path, multiarch: str = "", compiled: Path | None = None) -> bool:
+    """Make *output*, for the architecture *multiarch* if it is another; False, and no file, where there is no C compiler.
+
+    *compiled* is the program, where another machine has compiled it of these sources for this machine's Python.
+    """
     command = compiler(multiarch)
-    if not command:
+    if not command and compiled is None:
         output.unlink(missing_ok=True)
         return False
     launcher = assemble(real_interpreter(), git_commit(), base=BASE, multiarch=multiarch)
-    put(join(compile_best(command), launcher), output, run=not multiarch)
+    program = compile_best(command) if compiled is None else compiled.read_bytes()
+    put(join(program, launcher), output, run=not multiarch)
     return True
 
 
@@ -132,8 +136,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="gpurun.builder.front", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=Path, default=Path("build/gpurun-fast"))
     add_multiarch(parser)
+    parser.add_argument("--compiled", type=Path, help="the program, compiled on another machine for this one's Python")
     given = parser.parse_args()
-    if not build(given.output, given.multiarch):
+    if not build(given.output, given.multiarch, given.compiled):
         print("no C compiler: gpurun comes without its compiled front, which nothing needs")
     return 0
 
