@@ -17,7 +17,7 @@ from gpurun.kubernetes.config import PluginConfig
 from gpurun.kubernetes.config_file import parse as parse_config
 from gpurun.kubernetes.config_source import ConfigSource
 from gpurun.metrics.counters import counters
-from gpurun.metrics.gpus import FIELDS, LABEL_FIELDS
+from gpurun.metrics.fields import FIELDS, LABEL_FIELDS
 from gpurun.record import replace
 from tests.kubernetes import models
 

@@ -12,9 +12,11 @@ import pytest
 from gpurun.errors import ConfigError
 from gpurun.gpu.nvidia.host.nvml import query
 from gpurun.metrics.counters import LEGACY, Counter, CountersFile, counters
-from gpurun.metrics.gpus import FIELDS, LABEL_FIELDS, gpu_samples
+from gpurun.metrics.fields import FIELDS, LABEL_FIELDS, words
+from gpurun.metrics.gpus import gpu_samples
 from gpurun.metrics.samples import Sample
 from tests.nvml import compile_stub
+from tests.simdriver import Options, make
 
 FILE = """\
 # Format
@@ -28,7 +30,7 @@ DCGM_FI_DEV_BRAND, label, Device Brand
 """
 
 
-def made(text: str) -> tuple[Counter, ...]:
+def read(text: str) -> tuple[Counter, ...]:
     return counters(text.encode(), "f", FIELDS, LABEL_FIELDS).metrics
 
 
@@ -49,14 +51,25 @@ def test_what_a_file_says() -> None:
 def test_it_chooses_and_renames(tmp_path: Path) -> None:
     answer = query(str(compile_stub(tmp_path / "nvml.so", mig=True, events=tmp_path / "events")), "metrics")
     found = counters(FILE.encode(), "f", FIELDS, LABEL_FIELDS)
+    assert words(frozenset([one.field for one in found.metrics])) == ()
     other = Sample("container_processes", "gauge", "h", (), 1.0)
     samples = found.chosen([other, *gpu_samples(answer, "n", labels=found.labels)])
+    samples = [sample for sample in samples if not sample.name.startswith("gpurun_")]
     # These cards have no decoder to tell of.
     names = ["DCGM_FI_DEV_GPU_TEMP"] * 2 + ["dcgm_sm_clock"] * 2 + ["container_processes"]
     assert [sample.name for sample in samples] == names
     assert samples[0].help == "How warm it is." and samples[2].kind == "counter" and samples[-1] is other
     labels = dict(samples[0].labels)
     assert labels["DCGM_FI_DEV_BRAND"] == answer["gpus"][0]["brand"] and "DCGM_FI_DRIVER_VERSION" not in labels
+
+
+def test_what_takes_time_is_asked_for_by_name() -> None:
+    def asked(*fields: str) -> tuple[str, ...]:
+        return words(frozenset(fields))
+
+    assert asked("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_PROF_UNKNOWN") == ()
+    assert asked("DCGM_FI_DEV_PCIE_TX_THROUGHPUT") == ("pcie",)
+    assert asked("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_DEV_PCIE_RX_THROUGHPUT") == ("pcie", "gpm")
 
 
 def test_twice_and_the_wrong_kind_are_told() -> None:
@@ -87,7 +100,7 @@ def test_twice_and_the_wrong_kind_are_told() -> None:
 )
 def test_what_is_refused(line: str, sentence: str) -> None:
     with pytest.raises(ConfigError) as e:
-        made(f"# first\n{line}\n")
+        read(f"# first\n{line}\n")
     assert "f: line 2: " in str(e.value) and sentence in str(e.value)
 
 
@@ -110,6 +123,25 @@ def test_a_file_that_changes(tmp_path: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(ConfigError, match="invalid argument"):
         CountersFile(str(path), FIELDS, LABEL_FIELDS)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+def test_the_command_asks_for_what_takes_time(tmp_path: Path) -> None:
+    driver = make(tmp_path / "host", Options(gpus=2))
+    library = next(path for path in driver.path.rglob("libnvidia-ml.so.*") if not path.is_symlink())
+    library.unlink()
+    compile_stub(library, events=tmp_path / "events")
+    path = tmp_path / "counters.csv"
+    path.write_text("DCGM_FI_PROF_SM_ACTIVE, gauge, SMs\nDCGM_FI_DEV_PCIE_TX_THROUGHPUT, gauge, PCIe\n")
+    env = os.environ | driver.env | {"PYTHONPATH": "src"}
+    command = [sys.executable, "-m", "gpurun", "--root", str(tmp_path / "state"), "metrics", "--once", "-f", str(path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("DCGM_")]
+    assert [(line.partition("{")[0], line.rpartition(" ")[2]) for line in lines] == [
+        ("DCGM_FI_PROF_SM_ACTIVE", "0.02"),
+        ("DCGM_FI_DEV_PCIE_TX_THROUGHPUT", "1000.0"),
+        ("DCGM_FI_DEV_PCIE_TX_THROUGHPUT", "1000.0"),
+    ], done.stderr
 
 
 @pytest.mark.parametrize("option", ["-f", "--collectors"])

@@ -72,6 +72,17 @@ int nvmlDeviceGetFieldValues(long device, int count, field_value *values)
 	for (int i = 0; i < count; i++) {
 		FILE *file = values[i].field == 230 && device == 1 ? fopen(RECOVERY, "r") : 0;
 		values[i].result = NOT_SUPPORTED;
+		/* NVLink: 38, 45, 52 and 59 are 32 bits; traffic, of all links, 64. */
+		if (values[i].field == 38 || values[i].field == 45 || values[i].field == 52 || values[i].field == 59) {
+			values[i].type = 1;
+			values[i].value.ull = 0xdead00000000ULL | values[i].field;
+			values[i].result = 0;
+		}
+		if ((values[i].field == 138 || values[i].field == 139) && values[i].scope == ~0U) {
+			values[i].type = 3;
+			values[i].value.ull = (1ULL << 33) + values[i].field;
+			values[i].result = 0;
+		}
 		if (values[i].field == 82) {
 			values[i].value.u = 44;
 			values[i].result = 0;
@@ -100,3 +111,48 @@ int nvmlDeviceGetPcieReplayCounter(long device, unsigned *count) { *count = 3; r
 int nvmlDeviceGetEncoderUtilization(long device, unsigned *percent, unsigned *us) { *percent = 5; *us = 100; return 0; }
 int nvmlDeviceGetDecoderUtilization(long device, unsigned *percent, unsigned *us) { return NOT_SUPPORTED; }
 int nvmlDeviceGetRemappedRows(long device, unsigned *c, unsigned *u, unsigned *p, unsigned *f) { *c = 1; *u = 2; *p = *f = 0; return 0; }
+
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_v2;
+typedef struct { unsigned long long reference_us, violation_ns; } violation;
+typedef struct { unsigned version, supported; } gpm_support;
+typedef struct { unsigned id, result; double value; const char *names[3]; } gpm_metric;
+typedef struct { unsigned version, count; long sample1, sample2; gpm_metric metrics[477]; } gpm_metrics;
+
+int nvmlDeviceGetMemoryInfo_v2(long device, memory_v2 *info)
+{
+	if (info->version != 0x02000028)
+		return INVALID_ARGUMENT;
+	info->reserved = 512ULL << 20;
+	return 0;
+}
+
+int nvmlDeviceGetViolationStatus(long device, unsigned policy, violation *spent)
+{
+	if (policy > 1)
+		return NOT_SUPPORTED;
+	spent->violation_ns = policy ? 7000000000ULL : 3;
+	return 0;
+}
+
+int nvmlDeviceGetTotalEccErrors(long device, unsigned type, unsigned counter, unsigned long long *count) { *count = 10 * type + counter; return 0; }
+int nvmlDeviceGetPcieThroughput(long device, unsigned which, unsigned *kb) { *kb = 1000 + which; return 0; }
+int nvmlDeviceGetSerial(long device, char *text, unsigned size) { snprintf(text, size, "16500%ld", device); return 0; }
+int nvmlDeviceGetVbiosVersion(long device, char *text, unsigned size) { snprintf(text, size, "96.00.61"); return 0; }
+
+/* GPM, on the first GPU alone. A sample is 1 and up; each is freed, or the next scrape has none. */
+static int gpm_samples;
+int nvmlGpmQueryDeviceSupport(long device, gpm_support *support) { support->supported = device == 1; return support->version == 1 ? 0 : INVALID_ARGUMENT; }
+int nvmlGpmSampleAlloc(long *sample) { *sample = ++gpm_samples; return 0; }
+int nvmlGpmSampleFree(long sample) { return sample >= 1 && sample <= 2 ? 0 : INVALID_ARGUMENT; }
+int nvmlGpmSampleGet(long device, long sample) { return device == 1 && sample >= 1 && sample <= 2 ? 0 : INVALID_ARGUMENT; }
+
+int nvmlGpmMetricsGet(gpm_metrics *asked)
+{
+	if (asked->version != 1 || asked->sample1 != 1 || asked->sample2 != 2)
+		return INVALID_ARGUMENT;
+	for (unsigned i = 0; i < asked->count; i++) {
+		asked->metrics[i].result = asked->metrics[i].id == 11 ? NOT_SUPPORTED : 0;
+		asked->metrics[i].value = asked->metrics[i].id == 12 ? 0.0 / 0.0 : asked->metrics[i].id;
+	}
+	return 0;
+}

@@ -67,10 +67,13 @@ class Reader:
 
     def _gpus(self) -> list[Sample]:
         from gpurun.kubernetes.pod_resources import SOCKET, owners
+        from gpurun.metrics.fields import words
         from gpurun.metrics.gpus import gpu_samples
 
+        counters = self._counters.now() if self._counters is not None else None
+        asked = words(frozenset([one.field for one in counters.metrics])) if counters is not None else ()
         try:
-            answer = query(find_nvml(self._host.roots), METRICS, _TIMEOUT_S)
+            answer = query(find_nvml(self._host.roots), METRICS, _TIMEOUT_S, asked)
         except GpurunError as e:
             self._say(str(e))
             return []
@@ -80,9 +83,8 @@ class Reader:
             self._say(str(e))
             having = ()
         having = self.pods.known(having) if self.pods is not None else having
-        if self._counters is None:
+        if counters is None:
             return gpu_samples(answer, self._name, having, self.xids)
-        counters = self._counters.now()
         return counters.chosen(gpu_samples(answer, self._name, having, self.xids, counters.labels))
 
     def _say(self, text: str) -> None:
@@ -153,7 +155,7 @@ def _pods(invocation: Invocation, say: Callable[[str], None]) -> Pods | None:
 def _counters(invocation: Invocation) -> CountersFile | None:
     """The file of ``--collectors``; None: everything that is served without one.  Raises :class:`GpurunError`."""
     from gpurun.metrics.counters import CountersFile
-    from gpurun.metrics.gpus import FIELDS, LABEL_FIELDS
+    from gpurun.metrics.fields import FIELDS, LABEL_FIELDS
 
     path = invocation.option("collectors")
     return CountersFile(path, FIELDS, LABEL_FIELDS) if path else None

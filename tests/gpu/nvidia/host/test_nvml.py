@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import ConfigError, GpuError
-from gpurun.gpu.nvidia.host import nvml_details, nvml_events, nvml_library
+from gpurun.gpu.nvidia.host import nvml_counters, nvml_details, nvml_events, nvml_library
 from gpurun.gpu.nvidia.host.nvml import find_nvml, query
 from gpurun.gpu.nvidia.host.nvml_watch import EventWatch, XidEvent
 from gpurun.gpu.nvidia.host.roots import Roots
@@ -212,6 +212,10 @@ def test_structures_are_those_of_nvidias_own_bindings() -> None:
         (nvml_details.FieldValue, pynvml.c_nvmlFieldValue_t),
         (nvml_details.FabricInfo, pynvml.c_nvmlGpuFabricInfo_t),
         (nvml_events.EventData, pynvml.c_nvmlEventData_t),
+        (nvml_counters.MemoryV2, pynvml.c_nvmlMemory_v2_t),
+        (nvml_counters.ViolationTime, pynvml.c_nvmlViolationTime_t),
+        (nvml_counters.GpmSupport, pynvml.c_nvmlGpmSupport_t),
+        (nvml_counters.GpmMetric, pynvml.c_nvmlGpmMetric_t),
     ):
         assert ctypes.sizeof(ours) == ctypes.sizeof(theirs)
         mine = [(name, getattr(ours, name).offset) for name, _ in ours._fields_]  # type: ignore[misc]
@@ -222,6 +226,45 @@ def test_structures_are_those_of_nvidias_own_bindings() -> None:
     assert set(nvml_library.BRANDS) == brands
     for number, name in nvml_library.ARCHITECTURES.items():
         assert getattr(pynvml, f"NVML_DEVICE_ARCH_{name.upper()}") == number
+
+
+def test_numbers_are_those_of_nvidias_own_bindings() -> None:
+    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    assert {
+        "nvlinkFlitErrors": pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
+        "nvlinkDataErrors": pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL,
+        "nvlinkReplays": pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL,
+        "nvlinkRecoveries": pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
+        "nvlinkSentKib": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+        "nvlinkReceivedKib": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+    } == nvml_counters.FIELDS
+    policies = ("POWER", "THERMAL", "SYNC_BOOST", "BOARD_LIMIT", "LOW_UTILIZATION", "RELIABILITY")
+    assert [getattr(pynvml, f"NVML_PERF_POLICY_{name}") for name in policies] == list(nvml_counters.POLICIES.values())
+    metrics = (
+        "GRAPHICS_UTIL SM_UTIL SM_OCCUPANCY INTEGER_UTIL ANY_TENSOR_UTIL DFMA_TENSOR_UTIL HMMA_TENSOR_UTIL IMMA_TENSOR_UTIL "
+        "DRAM_BW_UTIL FP64_UTIL FP32_UTIL FP16_UTIL PCIE_TX_PER_SEC PCIE_RX_PER_SEC NVLINK_TOTAL_RX_PER_SEC "
+        "NVLINK_TOTAL_TX_PER_SEC"
+    ).split()
+    numbers = [number for number, _ in nvml_counters.GPM_METRICS.values()]
+    assert [getattr(pynvml, f"NVML_GPM_METRIC_{name}") for name in metrics] == numbers
+    assert pynvml.nvmlMemory_v2 == 2 << 24 | ctypes.sizeof(nvml_counters.MemoryV2)
+
+
+def test_counters_of_the_metrics(tmp_path: Path) -> None:
+    library = str(compile_stub(tmp_path / "nvml.so", events=tmp_path / "events"))
+    answer = query(library, "metrics")
+    first, second = (gpu["sensors"] for gpu in answer["gpus"])
+    assert (first["powerViolation"], first["thermalViolation"]) == (3, 7000000000) and "boardLimitViolation" not in first
+    assert (first["nvlinkFlitErrors"], first["nvlinkRecoveries"]) == (38, 59)  # 32 bits of a value with rubbish beside
+    assert (first["nvlinkSentKib"], first["nvlinkReceivedKib"]) == ((1 << 33) + 138, (1 << 33) + 139)
+    assert [first[f"ecc{name}"] for name in ("SbeVolatile", "DbeVolatile", "SbeAggregate", "DbeAggregate")] == [0, 10, 1, 11]
+    assert first["memoryReserved"] == 512 << 20 and "pcieTx" not in first and "smActive" not in first
+    assert answer["gpus"][1]["serial"] == "165002" and answer["nvmlVersion"] == "13.999.88.77"
+    first, second = (gpu["sensors"] for gpu in query(library, "metrics", 10, ("pcie", "gpm"))["gpus"])
+    assert (first["pcieTx"], second["pcieRx"]) == (1000, 1001)
+    assert first["smActive"] == 0.02 and first["pcieRxBytes"] == 21 << 20 and "smActive" not in second
+    assert "fp64Active" not in first and "fp32Active" not in first  # one is refused, the other is not a number
+    assert "memoryReserved" not in query(str(compile_stub(tmp_path / "old.so", mode="old")), "metrics")["gpus"][0]["sensors"]
 
 
 def test_details_are_the_links_and_places_of_the_gpus(tmp_path: Path) -> None:
@@ -241,7 +284,10 @@ def test_metrics_have_the_sensors_that_a_card_has(tmp_path: Path) -> None:
     assert gpu["sensors"] == {
         "smClock": 1410, "memoryClock": 1593, "temperature": 33, "memoryTemperature": 44, "power": 71.5,
         "energy": 5000000000, "pcieReplays": 3, "encoder": 5, "correctableRows": 1, "uncorrectableRows": 2,
-        "rowRemapFailure": 0,
+        "rowRemapFailure": 0, "memoryReserved": 512 << 20, "powerViolation": 3, "thermalViolation": 7000000000,
+        "eccSbeVolatile": 0, "eccDbeVolatile": 10, "eccSbeAggregate": 1, "eccDbeAggregate": 11, "nvlinkFlitErrors": 38,
+        "nvlinkDataErrors": 45, "nvlinkReplays": 52, "nvlinkRecoveries": 59, "nvlinkSentKib": (1 << 33) + 138,
+        "nvlinkReceivedKib": (1 << 33) + 139,
     }  # fmt: skip
     assert gpu["utilization"] == {"gpu": 42, "memory": 7}
     assert query(str(compile_stub(tmp_path / "old.so")), "metrics")["gpus"][1]["sensors"] == {}

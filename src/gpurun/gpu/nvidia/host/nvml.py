@@ -43,7 +43,9 @@ _SIGKILL, _SIGNALS = 9, 64
 _GRACE_S = 0.5  # after SIGKILL; a process that the driver holds in the kernel does not die at all
 
 
-def query(library: str, what: str = DEVICES, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+def query(
+    library: str, what: str = DEVICES, timeout_s: float = TIMEOUT_S, words: tuple[str, ...] = ()
+) -> dict[str, Any]:  # fmt: skip
     """The answer of the NVML *library* (an absolute path) to *what* (one of :data:`DEVICES` and those beside it).
 
     ``driverVersion``, ``cudaVersion`` (``"12.4"``), ``memoryLimits`` (whether :func:`set_memory_limits` is there), and
@@ -52,15 +54,16 @@ def query(library: str, what: str = DEVICES, timeout_s: float = TIMEOUT_S) -> di
     (``index``, ``uuid``, ``gpuInstance``, ``computeInstance``, ``profile``); ``usage`` adds ``memoryTotal`` and
     ``memoryUsed`` (bytes), ``utilization`` (percent) and ``processes`` (``pid``, ``kind``, ``memory``, ``gpuInstance``,
     ``computeInstance``), and ``recoveryAction`` (``none``, ``reset``...) and ``rowRemapFailure``; ``leases`` adds
-    ``nvlinks`` as well (indices of the GPUs that NVLink leads to).  What this driver cannot tell is None; a GPU that fails
-    has ``error``.
+    ``nvlinks`` as well (indices of the GPUs that NVLink leads to).  *words* are more of ``metrics``, which takes time
+    (:data:`gpurun.gpu.nvidia.host.nvml_counters.PCIE` and ``GPM`` there).  What this driver cannot tell is None; a GPU that
+    fails has ``error``.
 
     Raises :class:`GpuError` in one sentence when the library cannot be used, crashes, or has not answered after
     *timeout_s* seconds.
     """
     if what not in (DEVICES, USAGE, LEASES, DETAILS, METRICS) or not library.startswith("/"):
         raise ValueError(f"query({library!r}, {what!r})")
-    return _ask(library, (what,), timeout_s)
+    return _ask(library, (what, *words), timeout_s)
 
 
 def set_memory_limits(root: str, cgroup: str, limits: tuple[MemoryLimit, ...]) -> None:

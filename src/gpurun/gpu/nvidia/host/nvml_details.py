@@ -87,15 +87,26 @@ def details(nvml: Nvml) -> dict[str, Any]:
     return answer
 
 
-def metrics(nvml: Nvml) -> dict[str, Any]:
-    """The answer to ``usage`` with ``sensors`` of each GPU; what a card does not have is left out there."""
+def metrics(nvml: Nvml, words: list[str]) -> dict[str, Any]:
+    """The answer to ``usage`` with ``sensors`` of each GPU; what a card does not have is left out there.
+
+    Also ``nvmlVersion``, and ``serial`` and ``vbiosVersion`` of each GPU.  *words* are of
+    :mod:`gpurun.gpu.nvidia.host.nvml_counters`.
+    """
+    from gpurun.gpu.nvidia.host.nvml_counters import GPM, counters, gpm
+
     answer = describe(nvml, usage=True)
+    answer["nvmlVersion"] = nvml.text("nvmlSystemGetNVMLVersion")
     handles = _handles(nvml, answer)
+    profiled = gpm(nvml, handles) if GPM in words else {}
     for gpu in answer["gpus"]:
         device = handles.get(gpu["index"])
         if device is not None:
             found = sensors(nvml, device)
             gpu["sensors"] = {name: value for name, value in found.items() if value is not None}
+            gpu["sensors"] |= counters(nvml, device, words) | profiled.get(gpu["index"], {})
+            gpu["serial"] = nvml.text("nvmlDeviceGetSerial", device)
+            gpu["vbiosVersion"] = nvml.text("nvmlDeviceGetVbiosVersion", device)
     return answer
 
 

@@ -45,7 +45,7 @@ def _answer(nvml: Nvml, what: str, words: list[str], out: int) -> dict[str, Any]
     if what in ("details", "metrics"):
         from gpurun.gpu.nvidia.host import nvml_details
 
-        return nvml_details.details(nvml) if what == "details" else nvml_details.metrics(nvml)
+        return nvml_details.details(nvml) if what == "details" else nvml_details.metrics(nvml, words)
     if what == "events":
         from gpurun.gpu.nvidia.host.nvml_events import events
 
