@@ -16,8 +16,9 @@ DEB :=
 .PHONY: setup-vm test-vm test-vm-all test-selinux test-attacks fuzz demo-kubernetes load-kubernetes load-fleet test-kubernetes build deb dist docs screens bench profile lint format
 .PHONY: clean setup setup-test image manifests test-differences security-table
 
+# The GPUs of VENDOR: nvidia (default), amd or intel.
 demo: build
-	tools/demo
+	tools/demo $(VENDOR)
 
 # Of tests that do one thing many times it has a part (tests/forms.py); test-long has all of it.
 MAKE_TEST := -m "not vm and not slow and not packages"

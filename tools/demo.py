@@ -1,5 +1,7 @@
 """The gpu example, run by build/gpurun: on the machine's own GPUs, or on a simulated driver where there are none.
 
+    tools/demo [nvidia|amd|intel]
+
 Limits whose controller this host's cgroup v2 does not have are left out, and it says so.  Nothing is left behind.
 """
 
@@ -13,6 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from gpurun.gpu.vendors import NAMES, named
+from tests.simcards import Host, amd, intel
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 GPURUN = REPOSITORY / "build/gpurun"
@@ -32,14 +37,17 @@ def cgroup2_controllers() -> frozenset[str]:
     sys.exit("tools/demo: no cgroup v2 on this machine: boot with systemd.unified_cgroup_hierarchy=1")
 
 
-def prepare_bundle(directory: Path) -> Path:
-    """A copy of the example with the limits that this host can enforce."""
+def prepare_bundle(directory: Path, maker: str) -> Path:
+    """A copy of the example that asks for the GPUs of *maker*, with the limits that this host can enforce."""
     bundle = directory / "gpu"
     shutil.copytree(REPOSITORY / "examples/bundles/gpu", bundle, symlinks=True)
     for keep in bundle.rglob(".gitkeep"):
         keep.unlink()
     path = bundle / "config.json"
     config: dict[str, Any] = json.loads(path.read_text())
+    if maker != "nvidia":
+        env = [entry for entry in config["process"]["env"] if not entry.startswith("NVIDIA_")]
+        config["process"]["env"] = [*env, f"{named(maker).variable}=all"]
     resources = config["linux"]["resources"]
     missing = sorted(name for name, controller in CONTROLLERS.items() if controller not in cgroup2_controllers())
     for name in missing:
@@ -67,11 +75,28 @@ def driver(directory: Path) -> dict[str, str]:
     return {"GPURUN_SYSROOT": str(root)}
 
 
+def cards(directory: Path, maker: str) -> dict[str, str]:
+    """The same for the GPUs of another *maker*, which have DRM nodes."""
+    probes = [probe for probe in named(maker).probes if Path(probe).exists()]
+    if probes:
+        say(f"Driver of this machine: {probes[0]}")
+        return {}
+    root = directory / "host"
+    host: Host = amd.mi210(root, count=2) if maker == "amd" else intel.arc(root, functions=False)
+    kind = "AMD Instinct MI210" if maker == "amd" else "Intel Arc cards"
+    say(f"No GPU driver of this maker on this machine: a simulated host with two {kind} stands in (GPURUN_SYSROOT).")
+    return host.env
+
+
 def listing(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
 
 
 def main() -> int:
+    maker = sys.argv[1] if len(sys.argv) > 1 else "nvidia"
+    if maker not in NAMES:
+        say(f"tools/demo: no maker {maker}: {', '.join(NAMES)} are known")
+        return 1
     if os.geteuid() != 0:
         say("tools/demo: making containers needs root: sudo make demo")
         return 1
@@ -80,8 +105,9 @@ def main() -> int:
         return 1
     directory = Path(tempfile.mkdtemp(prefix="gpurun-demo."))
     try:
-        environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin")} | driver(directory)
-        bundle = prepare_bundle(directory)
+        shown = driver(directory) if maker == "nvidia" else cards(directory, maker)
+        environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin")} | shown
+        bundle = prepare_bundle(directory, maker)
         before = listing(bundle)
         command = [str(GPURUN), "--root", str(directory / "state"), "run", "--bundle", str(bundle), f"demo-{os.getpid()}"]
         say(f"\n$ gpurun run --bundle examples/bundles/gpu demo-{os.getpid()}\n")

@@ -90,14 +90,26 @@ def test_gpu_without_a_driver(runtime: Runtime, bed: Bed, leaks: Leaks) -> None:
     assert tree_listing(bundle.rootfs) == before
 
 
+#: Maker → what its demonstration shows of a simulated host.
+DEMOS = {
+    "nvidia": ("/dev/nvidia0", "libcuda.so.1"),
+    "amd": ("/dev/dri/renderD129", "/dev/kfd", "groups     44 992"),
+    "intel": ("/dev/dri/renderD129", "/dev/dri/card1", "groups     44 992"),
+}
+
+
 @pytest.mark.gpurun_only
-def test_demo(bed: Bed) -> None:
+@pytest.mark.parametrize("maker", DEMOS)
+def test_demo(bed: Bed, maker: str) -> None:
     """What `make demo` shows; it runs outside the bed, on the machine as it is."""
     if runtime_path() != str(REPOSITORY / "build/gpurun"):
         pytest.skip("the demo shows build/gpurun")
     temporary = {p for p in Path(tempfile.gettempdir()).iterdir() if p.name.startswith("gpurun-demo.")}
-    done = subprocess.run([REPOSITORY / "tools/demo"], capture_output=True, text=True, check=False, env=os.environ)
+    done = subprocess.run([REPOSITORY / "tools/demo", maker], capture_output=True, text=True, check=False, env=os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "hostname   gpu" in done.stdout
     assert "Exit code 0. Left in the image: nothing." in done.stdout
+    if "(GPURUN_SYSROOT)" in done.stdout:
+        assert [text for text in DEMOS[maker] if text not in done.stdout] == []
+        assert "allowed (no hardware behind it)" in done.stdout and "denied" not in done.stdout
     assert {p for p in Path(tempfile.gettempdir()).iterdir() if p.name.startswith("gpurun-demo.")} == temporary

@@ -38,7 +38,7 @@ def commands(text: str, title: str) -> list[str]:
 
 def test_the_lines_are_found() -> None:
     text = README.read_text()
-    assert commands(text, "Try it") == ["make demo"]
+    assert commands(text, "Try it") == ["make demo", "make demo VENDOR=amd"]
     *install, uninstall = commands(text, "Install")
     assert [line.split()[0] for line in install] == ["make", "gpurun", "gpurun", "docker"] and install[3].endswith(
         "nvidia-smi"

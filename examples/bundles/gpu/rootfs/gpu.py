@@ -7,6 +7,7 @@ import os
 import stat
 
 CGROUP = "/sys/fs/cgroup"
+PATTERNS = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/kfd")  # of all makers
 
 
 def limit(name: str) -> str:
@@ -44,13 +45,16 @@ def main() -> None:
     print(f"  pid        {os.getpid()}")
     print(f"  memory     {limit('memory.max')}")
     print(f"  cpu        {limit('cpu.max')}")
-    nodes = sorted(glob.glob("/dev/nvidia*") + glob.glob("/dev/nvidia-caps/*"))
+    print(f"  groups     {' '.join(str(gid) for gid in sorted(os.getgroups())) or 'none'}")
+    nodes = [path for pattern in PATTERNS for path in sorted(glob.glob(pattern))]
     nodes = [path for path in nodes if stat.S_ISCHR(os.stat(path).st_mode)]
     print("  devices" + ("" if nodes else "    none"))
     for path in nodes:
         device = os.stat(path).st_rdev
         number = f"{os.major(device)}:{os.minor(device)}"
         print(f"    {path:22} {number:8} {access(path)}")
+    if "NVIDIA_VISIBLE_DEVICES" not in os.environ:  # other makers' libraries are of the image
+        return
     print("  driver")
     for library, function, *arguments in (("libcuda.so.1", "cuInit", 0), ("libnvidia-ml.so.1", "nvmlInit_v2")):
         print(f"    {library:22} {driver_call(library, function, *arguments)}")
