@@ -103,3 +103,12 @@ def test_the_compiled_front_has_the_names_too(tmp_path: Path) -> None:
         assert os.readlink(tmp_path / name) == str(fast)
         done = subprocess.run([tmp_path / name, flag], capture_output=True, text=True, timeout=60, check=True)
         assert words in done.stdout
+
+
+def test_links_that_are_being_made_stay(tmp_path: Path) -> None:
+    """Of two at once none removes what the other is about to rename; what a killed one has left goes."""
+    beside, left = [tmp_path / f"nvidia-ctk.gpurun.{pid}" for pid in (os.getpid(), 1 << 22)]
+    for path in (beside, left):
+        path.symlink_to("/nowhere")
+    subprocess.run([PROGRAM, "install-names", tmp_path], check=True, capture_output=True, timeout=60)
+    assert beside.is_symlink() and not left.is_symlink() and (tmp_path / "nvidia-ctk").is_symlink()

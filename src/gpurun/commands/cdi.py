@@ -14,7 +14,7 @@ from gpurun.cli.table import GROUPS
 from gpurun.commands.cdi_generate import generate_file, option_items, write_spec
 from gpurun.commands.cdi_refresh import refresh
 from gpurun.commands.groups import check_options
-from gpurun.errors import ConfigError, GpurunError, UsageError, strerror_lower
+from gpurun.errors import ConfigError, GpurunError, StepError, UsageError, strerror_lower
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.nvidia.cdi.named_devices import generate_advice, spec_dirs
 from gpurun.gpu.nvidia.cdi.stale import stale_files
@@ -149,5 +149,5 @@ def _transform(invocation: Invocation) -> int:
     try:
         write_spec(new, invocation.option("output"), "json" if source.endswith(".json") else "")
     except OSError as e:
-        raise GpurunError(f"{invocation.option('output')}: {e.strerror}") from None
+        raise StepError("write", invocation.option("output"), e.errno) from None
     return 0

@@ -13,12 +13,13 @@ import subprocess
 import sys
 import tempfile
 
-from gpurun.errors import GpurunError
+from gpurun.errors import GpurunError, StepError
 from gpurun.formats.strace import parse_calls
 from gpurun.launcher.fresh_interpreter import MAIN_ENTRY, child_command
 from gpurun.launcher.sealed import all_variables
 from gpurun.library.timeline import as_text, timeline
 from gpurun.library.timeline_svg import as_html, as_svg
+from gpurun.linux.files import write_atomically
 from gpurun.output import write_stderr
 
 _OPTION = "trace"
@@ -55,10 +56,9 @@ def traced_run(file: str, container_id: str) -> int:
             write_stderr(line)
         return code
     try:
-        with open(file, "w", encoding="utf-8") as written:
-            written.write(text)
+        write_atomically(file, text.encode("utf-8", "surrogateescape"), 0o666)
     except OSError as e:
-        raise GpurunError(f"--trace {file}: {(e.strerror or '').lower()}") from None
+        raise StepError("write the timeline", file, e.errno) from None
     return code if code >= 0 else 128 - code
 
 

@@ -14,6 +14,7 @@ from gpurun.gpu.nvidia.request.settings import site_settings
 from gpurun.images.config import NO_SITE, SiteLabels, container_config, reader
 from gpurun.images.source import read_source
 from gpurun.images.unpack import Limits, unpack
+from gpurun.linux.files import write_atomically
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -77,8 +78,7 @@ def make_bundle(asked: BundleRequest, environ: Mapping[str, str]) -> tuple[str, 
             image, "rootfs" if source.transport else root, asked.command, posix.geteuid() != 0, reader(root), asked.site
         )
         text = json.dumps(config, indent="\t", ensure_ascii=False) + "\n"
-        with open(f"{directory}/config.json", "x", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
+        write_atomically(f"{directory}/config.json", text.encode("utf-8", "surrogateescape"), 0o666)
     except BaseException as e:
         shutil.rmtree(directory, ignore_errors=True)
         if isinstance(e, OSError):

@@ -6,11 +6,13 @@ of what the file system may lose meanwhile.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
+from errno import ENOSPC
 
-from gpurun.errors import ConfigError, GpurunError, clean
+from gpurun.errors import ConfigError, GpurunError, clean, no_room
 from gpurun.images.source import Source, prlimit_command
 from gpurun.linux.files import read_file
 from gpurun.oci.reader import as_object, get_array, get_object, get_string, parse_json
@@ -19,7 +21,7 @@ from gpurun.record import Record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
+    from typing import Any, BinaryIO
 
 MAX_SIZE = 64 << 30
 _MAX_FILES = 4_000_000
@@ -104,8 +106,7 @@ def _run(words: Sequence[str], directory: str, limits: Limits, environ: Mapping[
     """Run a program in *directory* and wait for it; raises :class:`GpurunError` with its last line."""
     name = os.path.basename(words[0])
     before = os.statvfs(directory)
-    said = f"{directory}/said"
-    with open(said, "wb") as output:
+    with _memory() as output:
         env = {"GOMAXPROCS": str(min(os.cpu_count() or 1, _THREADS)), "MALLOC_ARENA_MAX": "2", **environ}
         try:
             child = subprocess.Popen(
@@ -128,12 +129,22 @@ def _run(words: Sequence[str], directory: str, limits: Limits, environ: Mapping[
             if child.poll() is None:
                 child.kill()
                 child.wait()
+        said = os.pread(output.fileno(), _SAID, 0).rstrip(b"\0")
     if child.returncode:
-        lines = read_file(said, _SAID).decode("utf-8", "replace").strip().splitlines() or [f"status {child.returncode}"]
+        lines = said.decode("utf-8", "replace").strip().splitlines() or [f"status {child.returncode}"]
         reason = _reason(lines)
         which = " (--tag says which)" if "more than one image" in reason or "choose an image" in reason else ""
-        raise GpurunError(f"{image}: {name}: {clean(reason, 500)}{which}")
-    os.unlink(said)
+        full = f": {no_room(ENOSPC, directory.rpartition('/')[0])}" if os.strerror(ENOSPC).lower() in reason else ""
+        raise GpurunError(f"{image}: {name}: {clean(reason, 500)}{which}{full}")
+
+
+def _memory() -> BinaryIO:
+    """A file for what a program says: on no disk, which may be full, and no larger than what is read of it."""
+    fd = os.memfd_create("said", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    file = open(fd, "r+b", buffering=0)
+    file.truncate(_SAID)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return file
 
 
 def _wait(child: subprocess.Popen[bytes]) -> bool:

@@ -6,7 +6,8 @@ import posix
 import sys
 
 from gpurun.errors import GpurunError, StepError, UsageError
-from gpurun.linux.files import Fd
+from gpurun.linux.files import Fd, unlink_if_there
+from gpurun.linux.procfs import stat
 from gpurun.output import write_stdout
 
 TYPE_CHECKING = False
@@ -87,7 +88,8 @@ def install_names(invocation: Invocation) -> int:
 def link_names(directory: str, target: str, force: bool, names: tuple[str, ...]) -> list[tuple[str, str]]:
     """Make the links *names* in *directory* that are missing there, and return (link, what is said of it).
 
-    Raises :class:`GpurunError` when a name is taken and not to be replaced by *force*, OSError; then no link is made.
+    Raises :class:`GpurunError`: when a name is taken and not to be replaced by *force*, no link is made; when one cannot be
+    made, those before it are there, and the next call makes the rest.
     """
     missing = missing_links(directory, target, force, names)
     _remove_strays(directory)
@@ -153,15 +155,17 @@ def _target(path: str) -> str | None:
 
 
 def _remove_strays(directory: str) -> None:
-    """Remove the links that somebody who was killed in :func:`_link` has left."""
+    """Remove the links that somebody who was killed in :func:`_link` has left, and none of somebody who is still at it."""
     try:
         there = posix.listdir(directory)
     except OSError:  # the next step says so
         return
     for name in there:
         base, _, pid = name.partition(".gpurun.")
-        if pid.isdigit() and (base in RUNTIMES or base in PROGRAMS) and _target(f"{directory}/{name}"):
-            posix.unlink(f"{directory}/{name}")
+        if not pid.isdigit() or base not in (*RUNTIMES, *PROGRAMS) or stat(int(pid)) is not None:
+            continue
+        if _target(f"{directory}/{name}"):
+            unlink_if_there(f"{directory}/{name}")
 
 
 def _link(path: str, target: str) -> None:
