@@ -9,8 +9,12 @@ from __future__ import annotations
 import time
 from ctypes import Structure, byref, c_char_p, c_double, c_int, c_uint, c_ulonglong, c_void_p, sizeof
 
-from gpurun.gpu.nvidia.host.nvml_details import FieldValue
-from gpurun.gpu.nvidia.host.nvml_library import SUCCESS, Nvml
+from gpurun.gpu.nvidia.host.nvml_details import FieldValue, handles_of, sensors
+from gpurun.gpu.nvidia.host.nvml_library import SUCCESS, Nvml, describe
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 #: Words of what takes time and is asked for by name: two measurements of 20 ms for each GPU, and GPM's two samples.
 PCIE, GPM = "pcie", "gpm"
@@ -78,6 +82,27 @@ class GpmMetrics(Structure):
         ("version", c_uint), ("numMetrics", c_uint), ("sample1", c_void_p), ("sample2", c_void_p),
         ("metrics", GpmMetric * 1024),
     ]  # fmt: skip
+
+
+def metrics(nvml: Nvml, words: list[str]) -> dict[str, Any]:
+    """The answer to ``usage`` with ``sensors`` of each GPU; what a card does not have is left out there.
+
+    Also ``nvmlVersion``, and ``serial`` and ``vbiosVersion`` of each GPU.  *words* are
+    :data:`PCIE` and :data:`GPM`.
+    """
+    answer = describe(nvml, usage=True)
+    answer["nvmlVersion"] = nvml.text("nvmlSystemGetNVMLVersion")
+    handles = handles_of(nvml, answer)
+    profiled = gpm(nvml, handles) if GPM in words else {}
+    for gpu in answer["gpus"]:
+        device = handles.get(gpu["index"])
+        if device is not None:
+            found = sensors(nvml, device)
+            gpu["sensors"] = {name: value for name, value in found.items() if value is not None}
+            gpu["sensors"] |= counters(nvml, device, words) | profiled.get(gpu["index"], {})
+            gpu["serial"] = nvml.text("nvmlDeviceGetSerial", device)
+            gpu["vbiosVersion"] = nvml.text("nvmlDeviceGetVbiosVersion", device)
+    return answer
 
 
 def counters(nvml: Nvml, device: c_void_p, words: list[str]) -> dict[str, float]:

@@ -71,7 +71,7 @@ def details(nvml: Nvml) -> dict[str, Any]:
     ``attributes`` (as nvidia-smi counts its parts) and ``placement`` (``start``, ``size`` in memory slices).
     """
     answer = describe(nvml, usage=False)
-    handles = _handles(nvml, answer)
+    handles = handles_of(nvml, answer)
     for gpu in answer["gpus"]:
         device = handles.get(gpu["index"])
         if device is None:
@@ -84,29 +84,6 @@ def details(nvml: Nvml) -> dict[str, Any]:
         gpu["clique"] = _clique(nvml, device)
         for mig in gpu["migDevices"]:
             _add_mig(nvml, device, mig)
-    return answer
-
-
-def metrics(nvml: Nvml, words: list[str]) -> dict[str, Any]:
-    """The answer to ``usage`` with ``sensors`` of each GPU; what a card does not have is left out there.
-
-    Also ``nvmlVersion``, and ``serial`` and ``vbiosVersion`` of each GPU.  *words* are of
-    :mod:`gpurun.gpu.nvidia.host.nvml_counters`.
-    """
-    from gpurun.gpu.nvidia.host.nvml_counters import GPM, counters, gpm
-
-    answer = describe(nvml, usage=True)
-    answer["nvmlVersion"] = nvml.text("nvmlSystemGetNVMLVersion")
-    handles = _handles(nvml, answer)
-    profiled = gpm(nvml, handles) if GPM in words else {}
-    for gpu in answer["gpus"]:
-        device = handles.get(gpu["index"])
-        if device is not None:
-            found = sensors(nvml, device)
-            gpu["sensors"] = {name: value for name, value in found.items() if value is not None}
-            gpu["sensors"] |= counters(nvml, device, words) | profiled.get(gpu["index"], {})
-            gpu["serial"] = nvml.text("nvmlDeviceGetSerial", device)
-            gpu["vbiosVersion"] = nvml.text("nvmlDeviceGetVbiosVersion", device)
     return answer
 
 
@@ -136,7 +113,7 @@ def sensors(nvml: Nvml, device: c_void_p) -> dict[str, float | None]:
 
 def add_health(nvml: Nvml, answer: dict[str, Any]) -> None:
     """Give each GPU of *answer* ``recoveryAction`` (None: not known) and ``rowRemapFailure``."""
-    handles = _handles(nvml, answer)
+    handles = handles_of(nvml, answer)
     for gpu in answer["gpus"]:
         device = handles.get(gpu["index"])
         if device is not None:
@@ -171,7 +148,8 @@ def field(nvml: Nvml, device: c_void_p, number: int) -> int | None:
     return int(asked.value.uiVal)
 
 
-def _handles(nvml: Nvml, answer: dict[str, Any]) -> dict[int, c_void_p]:
+def handles_of(nvml: Nvml, answer: dict[str, Any]) -> dict[int, c_void_p]:
+    """The handles of the GPUs of *answer* by their indices, but of those that fail."""
     found = {}
     for gpu in answer["gpus"]:
         device = c_void_p()

@@ -42,10 +42,14 @@ def _answer(nvml: Nvml, what: str, words: list[str], out: int) -> dict[str, Any]
         from gpurun.gpu.nvidia.host.nvml_limits import set_limits
 
         return set_limits(nvml, words[1], words[2:])
-    if what in ("details", "metrics"):
-        from gpurun.gpu.nvidia.host import nvml_details
+    if what == "details":
+        from gpurun.gpu.nvidia.host.nvml_details import details
 
-        return nvml_details.details(nvml) if what == "details" else nvml_details.metrics(nvml, words)
+        return details(nvml)
+    if what == "metrics":
+        from gpurun.gpu.nvidia.host.nvml_counters import metrics
+
+        return metrics(nvml, words)
     if what == "events":
         from gpurun.gpu.nvidia.host.nvml_events import events
 
