@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.cli.table import COMMANDS
-from gpurun.toolkit.names import PROGRAMS, RUNTIMES
+from gpurun.toolkit.names import names_of
 from tests.packages.trees import HERE, REPOSITORY, TreeUnavailable, debian, run
 
 pytestmark = [
@@ -41,12 +41,13 @@ json.dump(config, open("config.json", "w"))
 END
 """
 #: All files, alternatives, caches and states by any of the packages' names.
-THERE = "find /usr /etc /opt /var/lib /var/cache /run -xdev \\( -name '*gpurun*' -o -name 'nvidia-c*' \\) | sort"
+NAMES = "\\( -name '*gpurun*' -o -name 'nvidia-c*' -o -name 'amd-c*' \\)"
+THERE = f"find /usr /etc /opt /var/lib /var/cache /run -xdev {NAMES} | sort"
 
 
 @pytest.fixture(scope="session")
 def debs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with gpurun.deb, newer.deb (the same, of a later version), toolkit.deb and doc.deb."""
+    """A directory with gpurun.deb, newer.deb (the same, of a later version), toolkit.deb, amd.deb and doc.deb."""
     made = tmp_path_factory.mktemp("debs")
     kept = os.environ.get("GPURUN_DEBS")
     if not kept:
@@ -55,6 +56,7 @@ def debs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         kept = str(REPOSITORY / "dist")
     newest = {name: max(Path(kept).glob(pattern), key=lambda p: p.stat().st_mtime) for name, pattern in {
         "gpurun.deb": f"gpurun_*_{ARCHITECTURE}.deb", "toolkit.deb": "gpurun-nvidia-toolkit_*_all.deb",
+        "amd.deb": "gpurun-amd-toolkit_*_all.deb",
         "doc.deb": "gpurun-doc_*_all.deb"}.items()}  # fmt: skip
     for name, path in newest.items():
         shutil.copy(path, made / name)
@@ -90,7 +92,7 @@ def install(tree: Path) -> str:
 def test_lintian_has_nothing_to_say(debs: Path) -> None:
     if not shutil.which("lintian"):
         pytest.skip("lintian is not installed")
-    packages = [debs / "gpurun.deb", debs / "toolkit.deb", debs / "doc.deb"]
+    packages = [debs / "gpurun.deb", debs / "toolkit.deb", debs / "amd.deb", debs / "doc.deb"]
     done = subprocess.run(["lintian", "--allow-root", *packages], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "")
 
@@ -151,12 +153,32 @@ def test_nvidias_names(debs: Path, tree: Path) -> None:
         for name in $2; do readlink -e /usr/bin/$name; done
         for name in nvidia-ctk nvidia-container-cli nvidia-container-runtime; do $name --version | head -1; done
         dpkg --purge gpurun-nvidia-toolkit gpurun >/dev/null; echo left:; {THERE} | comm -13 /tmp/before -"""
-    names = [*PROGRAMS, *RUNTIMES]
+    names = names_of(("nvidia",))
     done = run(tree, script, debs, " ".join(names), show=(debs,))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[: len(names)] == ["/usr/bin/gpurun"] * len(names)
     assert "NVIDIA Container Toolkit CLI version" in lines[len(names)] and lines[-1] == "left:"
+
+
+def test_amds_names(debs: Path, tree: Path) -> None:
+    """Who removes the package is told of a daemon.json in which the name stands on."""
+    script = f"""rm -rf /var/lib/gpurun; {THERE} >/tmp/before; {install(tree)} $1/gpurun.deb $1/amd.deb >/dev/null
+        for name in $2; do readlink -e /usr/bin/$name; done
+        amd-ctk version | head -1; amd-container-runtime --version | head -1; mkdir -p /etc/docker
+        amd-ctk runtime configure --config-path /etc/docker/daemon.json | tail -1
+        dpkg --purge gpurun-amd-toolkit 2>&1 >/dev/null | grep daemon.json
+        rm /etc/docker/daemon.json; dpkg --purge gpurun >/dev/null; echo left:; {THERE} | comm -13 /tmp/before -"""
+    names = names_of(("amd",))
+    done = run(tree, script, debs, " ".join(names), show=(debs,))
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[: len(names)] == ["/usr/bin/gpurun"] * len(names)
+    ctk, runtime, configured, told, *left = lines[len(names) :]
+    assert ctk.startswith("Version: 1.3.") and runtime.startswith("gpurun version ") and "restart docker" in configured
+    assert told == "gpurun-amd-toolkit: /etc/docker/daemon.json still names amd-container-runtime" and left == ["left:"]
+    fields = subprocess.run(["dpkg-deb", "-f", debs / "amd.deb"], capture_output=True, text=True, check=True).stdout
+    assert "\nConflicts: amd-container-toolkit\n" in fields and "\nProvides: amd-container-toolkit\n" in fields
 
 
 def test_it_conflicts_with_the_real_one(debs: Path) -> None:
