@@ -10,7 +10,10 @@ import pytest
 
 from gpurun.builder.front import BASE, compile_front, compiler, join
 from gpurun.builder.launcher import assemble, real_interpreter
+from tests.conftest import MakeBundle
+from tests.launcher.fast import FOREVER, Fast
 from tests.launcher.front import Store
+from tests.native.runtime import Container, Runtime
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +47,18 @@ def sleeper() -> Iterator[int]:
 @pytest.fixture
 def store(tmp_path: Path, sleeper: int) -> Store:
     return Store(tmp_path, sleeper)
+
+
+@pytest.fixture
+def fast(runtime: Runtime, places: Path) -> Iterator[Fast]:
+    path = runtime.path
+    yield Fast(runtime, places)
+    runtime.path = path
+
+
+@pytest.fixture
+def container(fast: Fast, bundle: MakeBundle) -> Container:
+    """One that runs, with a plan for exec."""
+    made = fast.runtime.start(bundle().sh(FOREVER))
+    fast.prime(made, made.id, "true")
+    return made
