@@ -28,7 +28,7 @@ from tests.native.bed import Bed, BedUnavailable
 from tests.native.bundle import Bundle, Config
 from tests.native.leaks import Leaks
 from tests.native.others import new_bundle, runtime_at
-from tests.native.runtime import Runtime
+from tests.native.runtime import REFUSED, Runtime
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MakeBundle = Callable[..., Bundle]
@@ -75,6 +75,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", 'not_on(version, reason): runtimes whose version begins like that ("runc 1.1") have a known fault here'
     )
+    config.addinivalue_line(
+        "markers", "takes(call, loss): without that system call it is lost (docs/refused-calls.md); skipped where REFUSED has it"
+    )
     config.addinivalue_line("markers", "attack(class, what): an attack; docs/attacks.md lists it")
     config.addinivalue_line(
         "markers", "falls(version, reason, always=True): an attack that succeeds on runtimes whose version begins like that"
@@ -95,6 +98,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for marker in item.iter_markers("not_on"):
             if version.startswith(marker.args[0]):
                 item.add_marker(pytest.mark.skip(reason=marker.kwargs["reason"]))
+        for marker in item.iter_markers("takes"):
+            if marker.args[0] in REFUSED:
+                item.add_marker(pytest.mark.skip(reason=f"without {marker.args[0]}(2) {marker.args[1]}"))
         for marker in item.iter_markers("falls"):  # the attack works where it must: it fails only where it is parried
             if version.startswith(marker.args[0]):
                 always = marker.kwargs.get("always", True)

@@ -59,19 +59,23 @@ def test_a_program_that_cannot_be_run(runtime: Runtime, bundle: MakeBundle, args
     assert made.result.rc == 1
     said = shims_log(made.result, log)
     assert moby_code(said) == code, said
-    # Podman has no word for a directory: it then gives 126 to whatever it cannot tell.
-    assert podman_code(made.result.text) == (125 if args == ["/etc"] else code), made.result.text
+    if args != ["/etc"] or runtime.name.startswith("gpurun"):  # runc says "is a directory" alone, which Podman does not know
+        assert podman_code(made.result.text) == code, made.result.text
     if runtime.name == "gpurun":  # runc adds a warning where there is no memory controller
         assert len(log.read_text().splitlines()) == 1, "Podman reads the whole file as one object"
 
 
-@pytest.mark.parametrize(("args", "code"), [(["nope"], 127), (["/etc/passwd"], 126)], ids=lambda v: str(v))
+@pytest.mark.parametrize(
+    ("args", "code"), [(["nope"], 127), (["/etc/passwd"], 126), (["/etc"], 126)], ids=lambda v: str(v)
+)
 def test_exec_of_a_program_that_cannot_be_run(runtime: Runtime, bundle: MakeBundle, args: list[str], code: int) -> None:
     """conmon and the shim: exit code 255, and no pid file, or it would be the command's own status."""
     container = runtime.start(bundle().sh("sleep 1000"))
     pid_file = runtime.directory / "exec.pid"
     done = runtime("exec", "--pid-file", str(pid_file), "--detach", container.id, *args)
-    assert done.rc == 255 and moby_code(done.text) == code and podman_code(done.text) == code
+    assert done.rc == 255 and moby_code(done.text) == code, done
+    if args != ["/etc"] or runtime.name.startswith("gpurun"):
+        assert podman_code(done.text) == code, done
     assert not pid_file.exists()
 
 

@@ -87,6 +87,41 @@ def test_a_gpu_with_all_that_can_be_refused(
 
 
 @pytest.mark.gpurun_only
+def test_a_gpu_on_a_read_only_root(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver) -> None:
+    """Room is made for it by overlays, whose layers must be mounted where mount(2) is called; they are read-only in the end."""
+    b = bundle().sh("ls /usr/lib | grep -c .; (: >/usr/lib/x) 2>&1; grep -c ' overlay ' /proc/mounts; cat /usr/lib/kept")
+    b.process["env"] += ["NVIDIA_VISIBLE_DEVICES=all"]
+    for name in ("lib", "tmp", "usr/bin", "usr/lib", "var/run", "etc"):
+        (b.rootfs / name).mkdir(parents=True, exist_ok=True)
+    (b.rootfs / "usr/lib/kept").write_text("kept\n")
+    b.write()
+    runtime.bed.run("mount", "--bind", str(b.rootfs), str(b.rootfs))
+    runtime.bed.run("mount", "-o", "remount,ro,bind", str(b.rootfs))
+    try:
+        env = dict(os.environ) | host.env
+        plain = runtime.output(b, env=env)
+        for error in (errno.ENOSYS, errno.EPERM):
+            assert runtime.output(b, env=env, preexec=refuse(STOOD_IN, error)) == plain
+        assert "Read-only file system" in plain and plain.endswith("kept\n")
+    finally:
+        runtime.cleanup()
+        runtime.bed.run("umount", str(b.rootfs))
+
+
+@pytest.mark.gpurun_only
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM])
+def test_without_a_mount_namespace(runtime: Runtime, bundle: MakeBundle, error: int) -> None:
+    """Its rootfs is mounted on itself by the caller, who needs what stands in as well; nothing stays."""
+    b = bundle().without_namespace("mount").sh("grep -c ' /tmp ' /proc/mounts; (: >/tmp/x) 2>/dev/null || echo read-only")
+    b.mount("/tmp", "/etc", "rbind", "ro")
+    del b.linux["maskedPaths"], b.linux["readonlyPaths"]
+    before = runtime.bed.mounts()
+    done = runtime.run(b, preexec=refuse(STOOD_IN, error))
+    assert (done.rc, done.out) == (0, "1\nread-only\n"), done
+    assert runtime.bed.mounts() == before
+
+
+@pytest.mark.gpurun_only
 def test_an_id_mapped_mount_takes_mount_setattr(runtime: Runtime, bundle: MakeBundle, tmp_path: Path) -> None:
     b = bundle().user_namespace()
     source = b.directory / "data"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _PRIVATE = lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NODEV
+_ATTRIBUTES = lm.MOUNT_ATTR_NODEV  # of an overlay, whose lower directory may have programs that are setuid
 
 
 class Target:
@@ -144,15 +145,24 @@ def _overlay(root_fd: int, lower: int, label: str) -> int:
         found = posix.fstat(lower)
         for name in ("upper", "work"):
             posix.mkdir(name, found.st_mode & 0o7777, dir_fd=upper)
+        if lm.is_older_needed():  # mount(2) is then called in a namespace of its own, where the layers have to be
+            from gpurun.linux.older_mounts import new_filesystem
+
+            with Fd(lm.open_tree(lower, "", lm.OPEN_TREE_CLONE)) as copy:
+                layers = _layers(copy, upper, label)
+                return new_filesystem("overlay", layers, _ATTRIBUTES, "overlay", (upper, copy))
         attach(upper, root_fd)
         try:
-            layers: tuple[Option, ...] = (
-                ("lowerdir", f"/proc/self/fd/{lower}"),
-                ("upperdir", f"/proc/self/fd/{upper}/upper"),
-                ("workdir", f"/proc/self/fd/{upper}/work"),
-            )
-            if label:
-                layers += (("context", label),)
-            return filesystem("overlay", layers, _PRIVATE & ~lm.MOUNT_ATTR_NOSUID, source="overlay")
+            return filesystem("overlay", _layers(lower, upper, label), _ATTRIBUTES, source="overlay")
         finally:
             lm.umount2(f"/proc/self/fd/{upper}", lm.MNT_DETACH)
+
+
+def _layers(lower: int, upper: int, label: str) -> tuple[Option, ...]:
+    """The options of :func:`_overlay`."""
+    layers: tuple[Option, ...] = (
+        ("lowerdir", f"/proc/self/fd/{lower}"),
+        ("upperdir", f"/proc/self/fd/{upper}/upper"),
+        ("workdir", f"/proc/self/fd/{upper}/work"),
+    )
+    return (*layers, ("context", label)) if label else layers

@@ -50,26 +50,50 @@ OPTION_FLAGS = {
     "iversion": lm.MS_I_VERSION,
     "lazytime": lm.MS_LAZYTIME,
 }
+#: Options of the security modules, whose values may have commas.
+_LABELS = ("context", "fscontext", "defcontext", "rootcontext")
 #: A directory and a file that every host has: where a child has the mount meanwhile.
 _DIRECTORY, _FILE = "/proc/fs", "/proc/version"
 
 
-def new_filesystem(fstype: str, options: tuple[tuple[str, str | None], ...], attributes: int, source: str) -> int:
-    """A detached mount of a new file system, as fsopen(2), fsconfig(2) and fsmount(2) make it.  Raises OSError."""
+def new_filesystem(
+    fstype: str,
+    options: tuple[tuple[str, str | None], ...],
+    attributes: int,
+    source: str,
+    layers: tuple[int, ...] = (),
+) -> int:
+    """A detached mount of a new file system, as fsopen(2), fsconfig(2) and fsmount(2) make it.  *layers*: see
+    :func:`mounted`.  Raises OSError.
+    """
     flags = 0
     words = []
     for key, value in options:
         if value is None and key in OPTION_FLAGS:
             flags |= OPTION_FLAGS[key]
         else:
-            words.append(key if value is None else f"{key}={value}")
-    return mounted(fstype, flags, ",".join(words), attributes, source)
+            words.append(key if value is None else option(key, value))
+    return mounted(fstype, flags, ",".join(words), attributes, source, layers=layers)
 
 
-def mounted(fstype: str, flags: int, data: str, attributes: int, source: str, directory: str = "") -> int:
-    """A detached mount of what mount(2) makes; relative paths in *data* are of *directory*.  Raises OSError."""
+def option(key: str, value: str) -> str:
+    """The option as mount(2) takes it."""
+    return f'{key}="{value}"' if key in _LABELS and "," in value else f"{key}={value}"
+
+
+def mounted(
+    fstype: str, flags: int, data: str, attributes: int, source: str, directory: str = "", layers: tuple[int, ...] = ()
+) -> int:
+    """A detached mount of what mount(2) makes; relative paths in *data* are of *directory*.  Raises OSError.
+
+    *layers* are detached mounts that *data* names by /proc/self/fd: an overlay takes no layer that is not mounted in the
+    namespace of who makes it.
+    """
 
     def make() -> tuple[int, int]:
+        for layer in layers:
+            with Fd(posix.open(_DIRECTORY, O_PATH | O_DIRECTORY | O_CLOEXEC)) as place:
+                lm.move_mount(layer, place)
         if directory:
             posix.chdir(directory)
         lm.mount(source, _DIRECTORY, fstype, flags, data)

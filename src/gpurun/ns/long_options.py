@@ -13,7 +13,7 @@ from errno import EINVAL
 
 from gpurun.errors import GpurunError
 from gpurun.linux.mount import is_older_needed
-from gpurun.linux.older_mounts import OPTION_FLAGS, mounted
+from gpurun.linux.older_mounts import OPTION_FLAGS, mounted, option
 from gpurun.ns.mount import FSCONFIG_BYTES, filesystem, fits_fsconfig
 from gpurun.ns.options import split_escaped
 
@@ -21,8 +21,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.ns.mount import Option
 
-#: Options of the security modules, whose values may have commas.
-_LABELS = ("context", "fscontext", "defcontext", "rootcontext")
 
 
 def filesystem_with_long_options(fstype: str, options: tuple[Option, ...], attributes: int, source: str) -> int:
@@ -82,7 +80,7 @@ def _by_mount2(fstype: str, options: tuple[Option, ...], attributes: int, source
         elif value is None:
             words.append((key, key))
         else:
-            words.append((key, f'{key}="{value}"' if key in _LABELS and "," in value else f"{key}={value}"))
+            words.append((key, option(key, value)))
     directory, data = within_a_page(fstype, words)
     return mounted(fstype, flags, data, attributes, source, directory)
 

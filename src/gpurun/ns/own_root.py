@@ -13,7 +13,7 @@ from gpurun.linux import mount as lm
 from gpurun.linux.files import O_CLOEXEC, Fd, read_file, write_all
 from gpurun.linux.fs import O_DIRECTORY, O_NOFOLLOW, O_PATH, mount_id
 from gpurun.linux.mountinfo import mounts
-from gpurun.ns.mount import attach, private_copy
+from gpurun.ns.mount import attach, import_stand_ins, private_copy
 
 
 def mount_root(rootfs: str, record: str) -> bool:
@@ -23,6 +23,7 @@ def mount_root(rootfs: str, record: str) -> bool:
     It is not where we may not mount (a user namespace among the host's mounts), nor for the caller's own root directory,
     which nothing covers for those who are in it.  Raises :class:`StepError` where the mount fails.
     """
+    import_stand_ins()
     place = posix.open(rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)
     tree = -1
     try:

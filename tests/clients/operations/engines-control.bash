@@ -61,6 +61,11 @@ fails "12[67]" in_ nosuchcommand
 up
 fails 126 in_ /etc/passwd
 
+### exec: command is a directory
+# says: exit code 126
+up
+fails 126 in_ /etc
+
 ### exec: directory that is not there
 up
 fails 127 cli exec -w /no/such $C true || fails 126 cli exec -w /no/such $C true

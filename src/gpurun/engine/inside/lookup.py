@@ -37,7 +37,7 @@ def _problem(path: str) -> str:
     except OSError as e:
         return f"stat {path}: {strerror_lower(e.errno)}"
     if S_ISDIR(found.st_mode):
-        return "is a directory"
+        return "is a directory: permission denied"  # of which Podman knows the second, execve(2)'s own, and gives 126
     if not posix.access(path, posix.X_OK, effective_ids=True) or not found.st_mode & 0o111:
         return "permission denied"
     return ""
