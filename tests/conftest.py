@@ -76,7 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", 'not_on(version, reason): runtimes whose version begins like that ("runc 1.1") have a known fault here'
     )
     config.addinivalue_line(
-        "markers", "takes(call, loss): without that system call it is lost (docs/refused-calls.md); skipped where REFUSED has it"
+        "markers",
+        "takes(call, loss): what is lost without that system call (docs/refused-calls.md): skipped under such a REFUSED",
     )
     config.addinivalue_line("markers", "attack(class, what): an attack; docs/attacks.md lists it")
     config.addinivalue_line(

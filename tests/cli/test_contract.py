@@ -65,9 +65,7 @@ def test_a_program_that_cannot_be_run(runtime: Runtime, bundle: MakeBundle, args
         assert len(log.read_text().splitlines()) == 1, "Podman reads the whole file as one object"
 
 
-@pytest.mark.parametrize(
-    ("args", "code"), [(["nope"], 127), (["/etc/passwd"], 126), (["/etc"], 126)], ids=lambda v: str(v)
-)
+@pytest.mark.parametrize(("args", "code"), [(["nope"], 127), (["/etc/passwd"], 126), (["/etc"], 126)], ids=lambda v: str(v))
 def test_exec_of_a_program_that_cannot_be_run(runtime: Runtime, bundle: MakeBundle, args: list[str], code: int) -> None:
     """conmon and the shim: exit code 255, and no pid file, or it would be the command's own status."""
     container = runtime.start(bundle().sh("sleep 1000"))

@@ -88,7 +88,7 @@ def test_a_gpu_with_all_that_can_be_refused(
 
 @pytest.mark.gpurun_only
 def test_a_gpu_on_a_read_only_root(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver) -> None:
-    """Room is made for it by overlays, whose layers must be mounted where mount(2) is called; they are read-only in the end."""
+    """Overlays make room for it, whose layers must be mounted where mount(2) is called; in the end they are read-only."""
     b = bundle().sh("ls /usr/lib | grep -c .; (: >/usr/lib/x) 2>&1; grep -c ' overlay ' /proc/mounts; cat /usr/lib/kept")
     b.process["env"] += ["NVIDIA_VISIBLE_DEVICES=all"]
     for name in ("lib", "tmp", "usr/bin", "usr/lib", "var/run", "etc"):

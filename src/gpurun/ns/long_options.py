@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from gpurun.ns.mount import Option
 
 
-
 def filesystem_with_long_options(fstype: str, options: tuple[Option, ...], attributes: int, source: str) -> int:
     """A descriptor of a detached mount, as :func:`gpurun.ns.mount.filesystem` makes it, of options of any length.
 
