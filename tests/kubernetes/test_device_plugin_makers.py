@@ -238,6 +238,17 @@ def test_a_wrong_id_is_refused() -> None:
             made.kubelet.allocate(made.kubelet.endpoints[AMD], ["../x"])
 
 
+def test_a_name_that_cdi_does_not_know_spoils_no_file() -> None:
+    def change(path: Path) -> None:
+        amd.mi300x(path)
+        (path / "sys/devices/platform/amdgpu_xcp_2").rename(path / "sys/devices/platform/amdgpu_xcp_2 =x")
+
+    with node(NO_NVIDIA, change) as made:
+        made.start_plugin()
+        made.kubelet.wait(lambda: made.kubelet.capacity(AMD) == amd.PARTITIONS - 1)
+        assert len(names_of(made, "all", AMD, amd.PARTITIONS - 1)) == amd.PARTITIONS - 1
+
+
 def loop(path: Path) -> None:
     """A name that leads to itself in the place of the directory *path*."""
     shutil.rmtree(path)

@@ -100,6 +100,21 @@ def test_what_drivers_write_is_no_more_than_a_value(tmp_path: Path) -> None:
     assert "gpu.intel.com/device-id.0300-56a0.count" in dict(intel_gpus(str(host.path)).labels)
 
 
+def test_what_is_no_file_holds_nobody_up(tmp_path: Path) -> None:
+    host = amd.mi210(tmp_path / "amd", count=1)
+    for name in ("sys/module/amdgpu/version", f"sys/bus/pci/devices/{amd.MI210[0][0]}/product_name"):
+        (host.path / name).unlink()
+        os.mkfifo(host.path / name)
+    found = dict(cluster_gpus(str(host.path)).labels)
+    assert "amd.com/gpu.driver-version" not in found and found["amd.com/gpu.product-name"] == "AMD_GPU_0x740f_gfx90a"
+    arc = intel.arc(tmp_path / "intel")
+    for name in ("class", "sriov_totalvfs"):
+        path = arc.path / f"sys/bus/pci/devices/{intel.A770}/{name}"
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    assert len(intel_gpus(str(arc.path)).gpus) == 3
+
+
 def test_values_and_counts() -> None:
     assert label_value(" AMD Radeon (TM) RX™ ") == "AMD_Radeon_TM_RX" and label_value("-_.") == ""
     assert counted("amd.com/gpu.x", ["a", "b", "a", "c d", "", "z" * 60]) == {"amd.com/gpu.x.a": "2", "amd.com/gpu.x.b": "1"}

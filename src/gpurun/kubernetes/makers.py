@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpurun.cdi.document import CdiDevice, CdiSpec, minimum_version
+from gpurun.cdi.names import device_problem
 from gpurun.cdi.transform import transform_root
 from gpurun.errors import GpurunError, strerror_lower
 from gpurun.gpu.cluster import ClusterGpu, ClusterGpus
@@ -28,7 +29,10 @@ def label_names(vendor: Vendor) -> tuple[str, ...]:
 
 
 def gpus_of(vendor: Vendor, host: NodeHost) -> ClusterGpus:
-    """What *host* has of the maker's; none where the driver is not loaded.  Raises :class:`GpurunError`."""
+    """What *host* has of the maker's; none where the driver is not loaded.  Raises :class:`GpurunError`.
+
+    One whose id no CDI file may have is left out: it would make the whole file one that engines do not read.
+    """
     sysroot = host.roots.sysroot
     try:
         if vendor not in present({"GPURUN_SYSROOT": sysroot}):
@@ -36,7 +40,7 @@ def gpus_of(vendor: Vendor, host: NodeHost) -> ClusterGpus:
         found: ClusterGpus = module(vendor.name, "cluster").cluster_gpus(sysroot)
     except OSError as e:
         raise GpurunError(f"{e.filename}: {strerror_lower(e.errno or 0)}") from None
-    return found
+    return replace(found, gpus=tuple([gpu for gpu in found.gpus if not device_problem(gpu.id)]))
 
 
 def spec_of(kind: str, named: Sequence[tuple[str, ClusterGpu]], host: NodeHost) -> CdiSpec | None:
