@@ -16,7 +16,9 @@ import pytest
 
 from gpurun.cdi.document import CdiEdits
 from gpurun.cdi.files import read_registry
+from gpurun.errors import GpurunError
 from gpurun.gpu.vendors import NAMES
+from gpurun.kubernetes.dra.service import DraDriver
 from gpurun.kubernetes.protocols import dra_health_v1alpha1_pb2 as health
 from gpurun.kubernetes.protocols import dra_health_v1alpha1_pb2_grpc as health_services
 from tests.kubernetes.cluster import REAL, Cluster, cluster
@@ -244,3 +246,22 @@ def test_gpus_that_come_later_are_published() -> None:
         amd.beside_nvidia(made.driver.path, 1)
         made.until(lambda: len(made.published()) == 1)
         assert devices_of(made)[made.published()[0]]["capacity"]["memory"] == {"value": f"{64 * GIB >> 30}Gi"}
+
+
+def test_a_driver_that_ends_begins_again_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[str] = []
+    run = DraDriver.run
+
+    def broken(self: DraDriver) -> None:
+        if self._driver == "gpu.amd.com" and not failed:
+            failed.append(self._driver)
+            raise GpurunError("the disk is full")
+        run(self)
+
+    monkeypatch.setattr(DraDriver, "run", broken)
+    with cluster(Options(gpus=1), change=lambda path: amd.beside_nvidia(path, 1)) as made:
+        made.start(makers=NAMES)
+        made.until(lambda: len(made.published()) == 1)
+        made.driver_name = "gpu.amd.com"
+        made.until(lambda: len(made.published()) == 1 and made.registry.exists() and failed)
+        assert made.info().name == "gpu.amd.com" and made.failure is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Mapping
 
 from gpurun import log
@@ -13,6 +14,7 @@ from gpurun.kubernetes.api import Api
 from gpurun.kubernetes.dra.maker_backend import MakerBackend
 from gpurun.kubernetes.dra.service import DraDriver, DraPlaces, checkpoint_path
 from gpurun.kubernetes.makers import NVIDIA, makers_of
+from gpurun.kubernetes.pauses import Pauses
 from gpurun.kubernetes.probes import Probes
 from gpurun.kubernetes.specs import NodeHost
 
@@ -55,6 +57,8 @@ class DraDrivers:
             self._first = DraDriver(api, node_name, host, places, env, own), own
         self._running: dict[str, _Running] = {}
         self._problems: dict[str, str] = {}
+        self._pauses: dict[str, Pauses] = {}
+        self._not_before: dict[str, float] = {}  # of a maker whose driver has failed: when it is tried again (monotonic)
         self._stopped, self._wake = threading.Event(), threading.Event()
 
     def run(self) -> None:
@@ -82,7 +86,10 @@ class DraDrivers:
         self._wake.set()
 
     def _is_due(self, row: Vendor) -> bool:
-        """Whether there are GPUs of the maker's, or claims that have had some and are to be taken back."""
+        """Whether there are GPUs of the maker's, or claims that have had some and are to be taken back; not right after a
+        failure: the API server has other nodes as well."""
+        if time.monotonic() < self._not_before.get(row.name, 0.0):
+            return False
         there = row in present({"GPURUN_SYSROOT": self._host.roots.sysroot})
         return there or os.path.lexists(checkpoint_path(self._places.kubelet_dir, row.driver))
 
@@ -102,15 +109,16 @@ class DraDrivers:
         for name, one in [*self._running.items()]:
             if one.failure is None:
                 continue
-            if name == NVIDIA or not isinstance(one.failure, GpurunError):
+            if name == NVIDIA or not isinstance(one.failure, (GpurunError, OSError)):
                 raise one.failure
             del self._running[name]
             self._fail(name, one.failure)
 
-    def _fail(self, name: str, error: GpurunError) -> None:
+    def _fail(self, name: str, error: Exception) -> None:
         if self._problems.get(name) != str(error):
             log.warning(str(error))
         self._problems[name] = str(error)
+        self._not_before[name] = time.monotonic() + self._pauses.setdefault(name, Pauses()).next()
 
     def _tell(self) -> None:
         if not any(one.probes.not_alive() for one in self._running.values()):
