@@ -27,7 +27,7 @@ from tests.native.inject import Injection
 from tests.native.leaks import Leaks
 from tests.native.listing import tree_listing
 from tests.native.runtime import ENVIRONMENT, Container, Result, Runtime
-from tests.simdriver import SimulatedDriver
+from tests.simdriver import Options, SimulatedDriver, minor
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
 
@@ -45,7 +45,11 @@ COMMANDS = (
     "kill",
     "delete",
     "delete --force",
+    "ps",
+    "list",
 )
+#: Those of a container with the first GPU: what they do is another GPU's.
+GPU_COMMANDS = ("gpu attach", "gpu detach", "update --gpus")
 SECONDS = 180.0  # a command that takes longer hangs
 #: How many calls of each command `make test` takes, without GPURUN_FAULTS (:mod:`tests.faults.sweep`).
 SHORT = 3
@@ -72,6 +76,9 @@ class Sweep:
         container = self.runtime.create(self.bundle, env=self.env)
         if self.command != "start":
             container.start()
+        if self.command == "gpu detach":
+            attached = self.runtime("gpu", "attach", container.id, "1", env=self.env)
+            assert attached.rc == 0, attached
         if self.command == "exec again":
             assert self.runtime("exec", container.id, "true", env=self.env).rc == 0
         if self.command == "resume":
@@ -87,6 +94,15 @@ class Sweep:
             self.runtime.prepare(self.bundle, container.id)
             words = ["--bundle", str(self.bundle.directory), "--pid-file", str(container.files / "pid")]
             return self.runtime(*self.argv, *words, container.id, **options)  # type: ignore[arg-type]
+        if self.argv[0] == "list":
+            return self.runtime("list", **options)  # type: ignore[arg-type]
+        if self.command in GPU_COMMANDS:
+            words = (
+                ["update", "--gpus", "0,1", container.id]
+                if self.command == "update --gpus"
+                else [*self.argv, container.id, "1"]
+            )
+            return self.runtime(*words, **options)  # type: ignore[arg-type]
         more = {"exec": ["echo", "done"], "kill": ["KILL"], "update": ["--resources", "-"]}.get(self.argv[0], [])
         if self.argv[0] == "update":
             options["stdin"] = b'{"unified": {"cgroup.max.descendants": "100"}}'
@@ -107,6 +123,17 @@ class Sweep:
                 if time.monotonic() > end:
                     return "the container runs"
             return ""
+        if self.argv[0] in ("ps", "list"):
+            wanted = container.id if self.argv[0] == "list" else container.pid_text
+            # runc's list passes over a container that it cannot read as well, and says so.
+            return (
+                "" if wanted in result.out or f"load container {wanted}: " in result.err else f"its output is {result.out!r}"
+            )
+        if self.command in GPU_COMMANDS:
+            there = os.path.lexists(f"/proc/{container.pid}/root/dev/nvidia{minor(1, Options().gpus)}")
+            return (
+                "" if there is (self.command != "gpu detach") else "the GPU's node is there" if there else "it has no node"
+            )
         expected = {"create": "created", "pause": "paused"}.get(self.command, "running")
         try:
             status = container.state()["status"]
@@ -130,7 +157,7 @@ def fault(result: Result, injected: list[str]) -> str:
         return "a traceback"
     if not lines and not any(" write(" in line for line in injected):
         return "nothing was said"
-    more = [line for line in lines if "while undoing" not in line and "left half made" not in line]
+    more = [line for line in lines if not any(text in line for text in ("while undoing", "left half made", "level=warning"))]
     if len(more) > 1:
         return f"{len(more)} sentences"
     if "internal error" in result.err:
@@ -157,6 +184,14 @@ def left_behind(sweep: Sweep, container: Container, leaks: Leaks) -> str:
     return ""
 
 
+def unfinished(sweep: Sweep, container: Container) -> str:
+    """A change of GPUs that has failed was not made, or the same command makes it now; what is wrong with that."""
+    again = sweep.run(container, [])
+    if again.rc != 0 and "has GPU 1" not in again.text and "does not have 1" not in again.text:
+        return f"the same command again: {again}"
+    return sweep.is_done(container, again)
+
+
 def inject(sweep: Sweep, call: Call, leaks: Callable[[], Leaks]) -> tuple[str, str]:
     """Have *call* fail; ("not met" | "failed" | "succeeded", what is wrong with that)."""
     before = leaks()
@@ -177,6 +212,8 @@ def inject(sweep: Sweep, call: Call, leaks: Callable[[], Leaks]) -> tuple[str, s
             wrong = "a traceback"
     else:
         wrong = fault(result, injected)
+        if sweep.command in GPU_COMMANDS:
+            wrong = wrong or unfinished(sweep, container)
     left = left_behind(sweep, container, before)
     text = "; ".join([part for part in (wrong, left) if part])
     if text:
@@ -192,9 +229,11 @@ def report(text: str) -> None:
             file.write(f"{text}\n")
 
 
+CASES = [*[(command, gpu) for command in COMMANDS for gpu in (False, True)], *[(command, True) for command in GPU_COMMANDS]]
+
+
 @pytest.mark.sweep(12)
-@pytest.mark.parametrize("gpu", [False, True], ids=["plain", "gpu"])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(("command", "gpu"), CASES, ids=[f"{command}-{'gpu' if gpu else 'plain'}" for command, gpu in CASES])
 def test_every_call(
     runtime: Runtime,
     bundle: MakeBundle,
@@ -207,7 +246,7 @@ def test_every_call(
 ) -> None:
     made = bundle()
     if gpu:
-        made.process["env"] += ["NVIDIA_VISIBLE_DEVICES=all"]
+        made.process["env"] += [f"NVIDIA_VISIBLE_DEVICES={0 if command in GPU_COMMANDS else 'all'}"]
         (made.rootfs / "etc/ld.so.cache").write_bytes(b"the image's")
     sweep = Sweep(command, runtime, made, ENVIRONMENT | host.env, tmp_path)
     before = Leaks(bed, runtime)

@@ -33,7 +33,7 @@ from gpurun.ns.journal import Journal
 from gpurun.ns.mount import attach, import_stand_ins, private_copy
 from gpurun.ns.options import parse_options
 from gpurun.ns.outside import is_outside, other_than_the_containers, refuse_outside
-from gpurun.ns.path import open_in_root
+from gpurun.ns.path import UNUSABLE, open_in_root
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
@@ -299,8 +299,10 @@ def _shows(root_fd: int, path: str, source: int) -> bool:
     """Whether a process in the container finds at *path* the very file that *source* is."""
     try:
         fd = open_in_root(root_fd, path)
-    except OSError:
-        return False
+    except OSError as e:
+        if e.errno in UNUSABLE:
+            return False
+        raise StepError("look for the container's", path, e.errno) from None
     found, wanted = posix.fstat(fd), posix.fstat(source)
     posix.close(fd)
     return (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino)
@@ -380,8 +382,10 @@ def _take_links(root_fd: int, text: str, is_foreign: Foreign) -> None:
     """Take away udev's links with this *text*: drivers look for GPUs by them, and fail at one that leads nowhere."""
     try:
         fd = open_in_root(root_fd, _BY_PATH, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)
-    except OSError:
-        return
+    except OSError as e:
+        if e.errno in UNUSABLE:  # what the container makes of its tree keeps no GPU from being taken away
+            return
+        raise StepError("take away the links to a device node in", _BY_PATH, e.errno) from None
     try:
         for name in posix.listdir(fd):
             found = posix.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -401,8 +405,10 @@ def _unmount(root_fd: int, path: str) -> None:
     """Take away the mount at *path* in the container, if something is mounted there; what it was mounted on goes too."""
     try:
         parent = open_in_root(root_fd, path.rpartition("/")[0] or "/", O_PATH | O_DIRECTORY)
-    except OSError:
-        return
+    except OSError as e:
+        if e.errno in UNUSABLE:  # what the container makes of its tree keeps no GPU from being taken away
+            return
+        raise StepError("take away", path, e.errno) from None
     name = path.rpartition("/")[2]
     try:
         fd = posix.open(name, O_PATH | posix.O_NOFOLLOW | O_CLOEXEC, dir_fd=parent)

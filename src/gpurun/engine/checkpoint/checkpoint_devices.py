@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import posix
 from _stat import S_ISCHR, S_ISDIR
+from errno import ENOENT, ESRCH
 
 from gpurun.cgroup import control
 from gpurun.engine import state as store
@@ -17,7 +18,7 @@ from gpurun.engine.checkpoint.saved_devices import RECORDS, SavedDevices
 from gpurun.engine.gpus.attach_view import units_had
 from gpurun.engine.gpus.attached import load_attached
 from gpurun.engine.gpus.device_edits import own_environment
-from gpurun.errors import GpuError, clean
+from gpurun.errors import GpuError, StepError, clean
 from gpurun.gpu.leases.container_nodes import command_of, node_paths
 from gpurun.gpu.leases.survey import survey
 from gpurun.gpu.nvidia.host.driver import module_version
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from gpurun.oci.config import Config
 
 _MAPS = 64 << 20
+_ENDED = (ENOENT, ESRCH)
 
 
 def saved_devices(root: str, state: store.State, config: Config, foreign: Outside) -> SavedDevices | None:
@@ -147,8 +149,10 @@ def _used(pids: tuple[int, ...], points: list[str]) -> tuple[str, ...]:
     for pid in pids:
         try:
             text = read_file(f"/proc/{pid}/maps", _MAPS).decode("utf-8", "surrogateescape")
-        except OSError:
-            continue  # it has ended
+        except OSError as e:
+            if e.errno in _ENDED:
+                continue
+            raise StepError("see what the process has mapped:", str(pid), e.errno) from None
         paths.update([line[line.index("/") :] for line in text.split("\n") if "/" in line])
         paths.update([path for _, path in _open_files(pid)])
     return tuple([point for point in points if any(_is_below(path, point) for path in paths)])
@@ -176,10 +180,17 @@ def _device(path: str) -> tuple[int, int] | None:
 
 
 def _open_files(pid: int) -> list[tuple[str, str]]:
-    found = []
+    """(descriptor, path) of what *pid* has open; what it closes meanwhile hides no other.  Raises :class:`StepError`."""
+    directory, found = f"/proc/{pid}/fd", []
     try:
-        for name in posix.listdir(f"/proc/{pid}/fd"):
-            found.append((name, posix.readlink(f"/proc/{pid}/fd/{name}")))
-    except OSError:
-        pass  # it has ended, or closed one meanwhile
+        names = posix.listdir(directory)
+    except OSError as e:
+        if e.errno in _ENDED:
+            return []
+        raise StepError("see what the process has open:", str(pid), e.errno) from None
+    for name in names:
+        try:
+            found.append((name, posix.readlink(f"{directory}/{name}")))
+        except FileNotFoundError:
+            continue
     return found

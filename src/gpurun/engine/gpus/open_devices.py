@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import posix
 import time
+from errno import EACCES, ENOENT, EPERM, ESRCH
 
-from gpurun.errors import GpuError, clean
+from gpurun.errors import GpuError, StepError, clean
 from gpurun.gpu.leases.container_nodes import command_of
 from gpurun.record import Record
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _SIGKILL = 9
 _END_S = 10.0
+#: It has ended, or is another user's, which those without root cannot look at.
+_NOT_SEEN = (ENOENT, ESRCH, EACCES, EPERM)
 
 
 class Opener(Record):
@@ -46,13 +49,18 @@ def check_unused(processes: Callable[[], tuple[int, ...]], nodes: tuple[DeviceNo
 
 
 def openers(processes: tuple[int, ...], numbers: dict[int, str]) -> tuple[Opener, ...]:
-    """Those of *processes* that have a device with one of *numbers* (as st_rdev; the name to tell) open or mapped."""
+    """Those of *processes* that have a device with one of *numbers* (as st_rdev; the name to tell) open or mapped.
+
+    Raises :class:`StepError` where that cannot be seen (no descriptor is left, for one).
+    """
     found = []
     for pid in processes:
         try:
             names = posix.listdir(f"/proc/{pid}/fd")
-        except OSError:
-            continue  # it has ended
+        except OSError as e:
+            if e.errno in _NOT_SEEN:
+                continue
+            raise StepError("see what the process has open:", str(pid), e.errno) from None
         opened = [f"/proc/{pid}/fd/{name}" for name in names]
         try:
             opened += [f"/proc/{pid}/map_files/{name}" for name in posix.listdir(f"/proc/{pid}/map_files")]
