@@ -127,6 +127,26 @@ def test_no_driver_on_the_host(runtime: Runtime, gpu: Callable[..., Bundle], tmp
     assert runtime.run(gpu("void"), env=ENVIRONMENT | {"GPURUN_SYSROOT": str(tmp_path)}).rc == 0
 
 
+def test_a_container_that_may_be_without_gpus(
+    runtime: Runtime, run: Callable[..., str], gpu: Callable[..., Bundle], host: SimulatedDriver, tmp_path: Path
+) -> None:
+    """It starts on a host that has none; where there are some it gets them, and what is wrong with them is told."""
+    look = f"{OPEN}; echo end"
+    assert "/dev/nvidia0" in verdicts(run(gpu("all", "GPURUN_GPU_OPTIONAL=true").sh(look)))
+    nowhere = ENVIRONMENT | {"GPURUN_SYSROOT": str(tmp_path)}
+    for value in ("true", "1"):
+        container = runtime.run(gpu("all", f"GPURUN_GPU_OPTIONAL={value}").sh("ls /dev; echo end"), env=nowhere)
+        assert container.rc == 0 and "end" in container.out and "nvidia" not in container.out
+    for value in ("false", "", "maybe"):
+        assert "no NVIDIA driver" in runtime.refused(gpu("all", f"GPURUN_GPU_OPTIONAL={value}"), env=nowhere)
+    asked = gpu("all", "GPURUN_GPU_OPTIONAL=true", "NVIDIA_REQUIRE_DRIVER=driver>=1000")
+    assert "driver>=1000" in runtime.refused(asked, env=ENVIRONMENT | host.env)
+    for path in host.path.rglob("libnvidia-ml.so.*"):
+        path.unlink()
+    asked = gpu("all", "GPURUN_GPU_OPTIONAL=true", "NVIDIA_DRIVER_CAPABILITIES=utility")
+    assert "libnvidia-ml.so" in runtime.refused(asked, env=ENVIRONMENT | host.env | OFF)
+
+
 def test_the_containers_environment_does_not_choose_the_host(
     runtime: Runtime, gpu: Callable[..., Bundle], host: SimulatedDriver
 ) -> None:

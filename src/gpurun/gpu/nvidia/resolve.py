@@ -190,10 +190,16 @@ def _served(asked: Inquiry, request: GpuRequest | None, settings: Settings) -> G
 def _from_driver(request: GpuRequest, settings: Settings, asked: Inquiry) -> GpuAnswer:
     from gpurun.gpu.nvidia.driver_answer import ask_driver
     from gpurun.gpu.nvidia.host.file_names import MPS_REASON
+    from gpurun.gpu.nvidia.request.environment import may_be_without
 
     told = any(e.startswith("CUDA_VISIBLE_DEVICES=") for e in asked.env)
     tell_cuda = settings.cuda_visible_devices and asked.privileged and not told and bool(request.devices)
-    answer = ask_driver(request, settings, asked.own_env, asked.prepare, tell_cuda)
+    try:
+        answer = ask_driver(request, settings, asked.own_env, asked.prepare, tell_cuda)
+    except GpuError as e:
+        if not may_be_without(asked.env):
+            raise
+        return _without(e, settings, asked)
     pipes = [mount for mount in answer.edits.mounts if mount.reason == MPS_REASON]
     if pipes:
         from gpurun.gpu.nvidia.edits.mps import with_mps
@@ -201,6 +207,18 @@ def _from_driver(request: GpuRequest, settings: Settings, asked: Inquiry) -> Gpu
         return GpuAnswer(with_mps(answer.edits, pipes[0], asked.env, asked.mounts))
     cacheable = answer.cacheable and settings.gpu_cache and not settings.policy.swarm_resource
     return GpuAnswer(answer.edits, cacheable)
+
+
+def _without(error: GpuError, settings: Settings, asked: Inquiry) -> GpuAnswer:
+    """No GPUs for a container that may be without them, on a host that has none with a driver; elsewhere *error* is raised."""
+    from gpurun.cdi.edits import ContainerEdits
+    from gpurun.gpu.nvidia.host.gpus import read_gpus
+    from gpurun.gpu.nvidia.request.environment import OPTIONAL
+    from gpurun.gpu.nvidia.request.settings import roots_of
+
+    if read_gpus(roots_of(asked.own_env, settings)):
+        raise error
+    return GpuAnswer(ContainerEdits(warnings=(f"the container has no GPU, as {OPTIONAL} lets it: {error}",)))
 
 
 def _from_files(

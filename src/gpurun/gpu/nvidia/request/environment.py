@@ -31,6 +31,9 @@ MAX_REQUIREMENTS = 256 * 1024
 
 _GO_TRUE = ("1", "t", "T", "TRUE", "true", "True")
 
+#: A container with it asks for GPUs where there are some.
+OPTIONAL = "GPURUN_GPU_OPTIONAL"
+
 #: Variables that ask for more than GPUs; read by :mod:`gpurun.gpu.nvidia.request.extras`, imported when there is one.
 EXTRA_VARIABLES = (
     "NVIDIA_GDS", "NVIDIA_MOFED", "NVIDIA_GDRCOPY", "NVIDIA_NVSWITCH", "NVIDIA_IMEX_CHANNELS",
@@ -116,6 +119,12 @@ def wants_newer_libraries(env: tuple[str, ...]) -> bool:
     """Whether ``process.env`` lets newer CUDA libraries of the image be used; of duplicates the last one counts."""
     said = [entry.partition("=")[2] for entry in env if entry.startswith("NVIDIA_DISABLE_CUDA_COMPAT=")]
     return not said or said[-1] not in _GO_TRUE
+
+
+def may_be_without(env: tuple[str, ...]) -> bool:
+    """Whether ``process.env`` says that the container starts without GPUs on a host that has none; the last one counts."""
+    said = [entry.partition("=")[2] for entry in env if entry.startswith(f"{OPTIONAL}=")]
+    return bool(said) and said[-1] in _GO_TRUE
 
 
 def _device_list(variables: dict[str, str], legacy: bool, policy: Policy) -> tuple[str, str | None]:
