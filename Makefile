@@ -159,7 +159,7 @@ bench: setup-test build
 # On a real Kubernetes, from the programs in KUBERNETES_BINARIES (tests/beds/README.md); the chart's pods too, after `make image`.
 test-kubernetes: setup-test build
 	$(PY) tests/beds/kubernetes-bed --gpus 2 $(addprefix --image ,$(wildcard dist/gpurun-image_*.tar)) -- \
-	  $(PY) -m pytest -q tests/kubernetes/test_cluster.py tests/kubernetes/test_cluster_pods.py tests/kubernetes/test_dra.py
+	  $(PY) -m pytest -q tests/kubernetes/test_cluster.py tests/kubernetes/test_cluster_pods.py tests/kubernetes/test_cluster_chart.py tests/kubernetes/test_dra.py
 
 # The device plugin on a simulated driver, with the tests' kubelet: two pods, a sick GPU, replicas, a restart.
 demo-kubernetes: setup-test

@@ -29,6 +29,7 @@ Object = dict[str, Any]
 needs_helm = pytest.mark.skipif(HELM is None, reason="needs helm: on PATH, or of the package helm-binary")
 
 SHARED = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
+MPS = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"
 #: Ways in which somebody may want it; each is rendered, checked, and its options parsed.
 VARIANTS: dict[str, Object] = {
     "as it is": {},
@@ -41,6 +42,8 @@ VARIANTS: dict[str, Object] = {
         }
     },
     "without privileges": {"privileged": False},
+    "with privileges": {"privileged": True},
+    "mps": {"devicePlugin": {"config": {"mps": MPS}, "defaultConfig": "mps"}},
     "all that a file says too": {
         "devicePlugin": {"migStrategy": "single", "failOnInitError": True, "passDeviceSpecs": False}, "driverRoot": "/",
         "labels": {"interval": 30},
@@ -146,20 +149,53 @@ def test_variants(variant: str, tmp_path: Path) -> None:
     check(rendered(VARIANTS[variant], tmp_path))
 
 
+ALL, LOOKING = {"device-plugin", "labels", "metrics"}, {"labels", "metrics"}
+
+
 @needs_helm
-def test_who_only_looks_at_gpus_has_no_privilege_where_the_site_says_so(tmp_path: Path) -> None:
-    found = pods(rendered({"privileged": False}, tmp_path))
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({}, ALL),
+        ({"privileged": False, "installer": {"enabled": False}}, ALL),
+        ({"privileged": False, "devicePlugin": {"config": {"mps": MPS}}}, ALL),
+        ({"privileged": True}, set()),
+        ({"driverRoot": "/"}, ALL),
+        ({"driverRoot": "/run/nvidia/driver"}, set()),
+        ({"runtimeClass": {"enabled": False}}, set()),
+        ({"installer": {"enabled": False}}, set()),
+        ({"installer": {"engine": "none"}}, set()),
+        ({"installer": {"engine": "crio"}}, ALL),
+        ({"devicePlugin": {"migStrategy": "mixed"}}, set()),
+        ({"devicePlugin": {"migStrategy": "none", "config": {"one": SHARED}}}, ALL),
+        ({"devicePlugin": {"config": {"one": SHARED, "two": MPS}}}, LOOKING),
+        ({"devicePlugin": {"config": {"json": '{"version": "v1", "sharing": {"mps": {"resources": []}}}'}}}, LOOKING),
+        ({"devicePlugin": {"config": {"root": "version: v1\nflags: {mpsRoot: /srv}\n"}}}, ALL),
+        ({"devicePlugin": {"config": {"mig": "version: v1\nflags:\n  migStrategy: single\n"}}}, set()),
+        ({"devicePlugin": {"config": {"root": "version: v1\nflags: {nvidiaDriverRoot: /srv}\n"}}}, set()),
+        ({"devicePlugin": {"enabled": False}, "dra": {"enabled": True}}, LOOKING),
+    ],
+)
+def test_who_only_looks_at_gpus_has_no_privilege_where_it_needs_none(
+    values: Object, wanted: set[str], tmp_path: Path
+) -> None:
+    found = pods(rendered(values, tmp_path))
+    without = set()
     for name, pod in found.items():
         (container,) = pod["containers"]
         context = container["securityContext"]
         assert context["readOnlyRootFilesystem"] is True
-        if name in ("gpurun-install", "gpurun-uninstall"):
-            assert context["privileged"] is True
+        asks = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in container["env"]
+        assert asks is ({"name": "GPURUN_GPU_OPTIONAL", "value": "true"} in container["env"])
+        own_dev = "dev" not in {volume["name"] for volume in pod["volumes"]}
+        if context.get("privileged"):
+            assert own_dev is ("install" in name)
+            assert "runtimeClassName" not in pod and not asks
             continue
+        without.add(name.removeprefix("gpurun-"))
         assert context["capabilities"] == {"drop": ["ALL"]} and context["allowPrivilegeEscalation"] is False
-        assert "privileged" not in context and "hostPID" not in pod and pod["runtimeClassName"] == "gpurun"
-        assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in container["env"]
-    assert all(pod["containers"][0]["securityContext"]["privileged"] for pod in pods(rendered({}, tmp_path)).values())
+        assert "hostPID" not in pod and pod["runtimeClassName"] == "gpurun" and asks and own_dev
+    assert without == wanted
 
 
 @needs_helm

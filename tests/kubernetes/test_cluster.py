@@ -259,6 +259,23 @@ def test_time_slices(plugin: Plugin) -> None:
     assert sorted(node for text in said for node in has(text)) == [SECOND, SECOND, FIRST, FIRST]
 
 
+@pytest.mark.parametrize("policy", ["packed", "distributed"])
+def test_which_replicas_a_pod_is_given(plugin: Plugin, policy: str) -> None:
+    """The kubelet asks which replicas are best for a pod, and keeps to the answer."""
+    flags = f"flags: {{plugin: {{sharedDevicesAllocationPolicy: {policy}}}}}\n"
+    sharing = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3}]}}\n"
+    plugin.config.write_text("version: v1\n" + flags + sharing)
+    until(lambda: offered(GPU) == (6, 6), plugin.program.said)
+    # One pod after the other: the second one finds what the first has left.
+    two, one, three = (has(run(pod(f"pod-{number}", gpus=number))[0]) for number in (2, 1, 3))
+    if policy == "packed":
+        assert two == one and len(two) == 1, "one GPU is filled before another is begun"
+        assert len(three) == 1 and three != two
+    else:
+        assert sorted(two) == sorted([FIRST, SECOND]) == sorted(three), "of as many GPUs as there are"
+        assert len(one) == 1
+
+
 @pytest.mark.skipif(
     "KUBELET_PID" not in os.environ, reason="KUBELET_PID=FILE: whom to kill, and somebody who starts it again"
 )

@@ -46,18 +46,30 @@ def handlers() -> set[str]:
     return {str(one["name"]) for one in get("node", NODE)["status"].get("runtimeHandlers") or ()}
 
 
-@pytest.fixture(params=["gpurun.yaml", "gpurun-dra.yaml"])
-def applied(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A manifest whose pods all run; afterwards the node is as it was."""
+def with_driver_root(objects: list[Object]) -> list[Object]:
+    """The *objects* of a manifest with the place of the driver in the arguments of those that look for it."""
+    for one in objects:
+        if one["kind"] == "DaemonSet" and "install" not in one["metadata"]["name"]:
+            one["spec"]["template"]["spec"]["containers"][0]["args"].append(f"--driver-root={DRIVER}")
+    return objects
+
+
+@pytest.fixture
+def node_file() -> Iterator[None]:
+    """The site's file of a node whose driver a container brings, as NVIDIA's operator writes it."""
     if not image_is_there():
         pytest.skip("needs the image of the pods on the node: make image; kubernetes-bed --image FILE")
+    path = Path("/etc/nvidia-container-runtime/config.toml")
+    path.write_text(f'[nvidia-container-cli]\nroot = "{DRIVER}"\n')
+    yield
+    path.unlink()
+
+
+@pytest.fixture(params=["gpurun.yaml", "gpurun-dra.yaml"])
+def applied(request: pytest.FixtureRequest, node_file: None) -> Iterator[str]:
+    """A manifest whose pods all run; afterwards the node is as it was."""
     before = files()
-    objects = manifests(request.param)
-    for one in objects:
-        if one["kind"] == "DaemonSet":
-            arguments = one["spec"]["template"]["spec"]["containers"][0]["args"]
-            if "install" not in one["metadata"]["name"]:
-                arguments.append(f"--driver-root={DRIVER}")
+    objects = with_driver_root(manifests(request.param))
     kubectl("apply", "-f", "-", given=objects)
     names = [one["metadata"]["name"] for one in objects if one["kind"] == "DaemonSet"]
     try:
@@ -88,8 +100,21 @@ def daemons() -> list[int]:
 
 def left() -> list[str]:
     """What is on the node of gpurun's."""
-    paths = [*files(), *map(str, Path("/run/gpurun/mps").glob("*")), *map(str, Path("/var/run/cdi").glob("*nvidia*"))]
+    kubelet = Path("/var/lib/kubelet")
+    found = [*Path("/run/gpurun/mps").glob("*"), *Path("/var/run/cdi").glob("*nvidia*")]
+    for pattern in ("plugins/gpu.nvidia.com/*", "plugins_registry/*nvidia*", "device-plugins/gpurun-*"):
+        found += kubelet.glob(pattern)
+    paths = [*files(), *map(str, found)]
     return [*paths, *[name for name in get("node", NODE)["metadata"]["labels"] if name.startswith("nvidia.com/")]]
+
+
+def chart(values: Object, directory: Path) -> list[Object]:
+    """The manifests of the chart with *values*, as gpurun prints them."""
+    (directory / "values.yaml").write_text(yaml.safe_dump(values))
+    words = [sys.executable, "-m", "gpurun", "kubernetes", "manifests", "--values", str(directory / "values.yaml")]
+    env = os.environ | {"PYTHONPATH": str(real.REPOSITORY / "src")}
+    done = subprocess.run(words, env=env, capture_output=True, check=True, text=True)
+    return [one for one in yaml.safe_load_all(done.stdout) if one]
 
 
 def test_mps_outlives_the_plugin_and_all_is_taken_back_at_the_end(tmp_path: Path) -> None:
@@ -102,10 +127,7 @@ def test_mps_outlives_the_plugin_and_all_is_taken_back_at_the_end(tmp_path: Path
         "driverRoot": str(DRIVER), "devicePlugin": {"config": {"shared": shared}, "defaultConfig": "shared"},
         "uninstall": {"enabled": False}, "metrics": {"enabled": False}, "namespace": {"create": True},
     }  # fmt: skip
-    (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
-    words = [sys.executable, "-m", "gpurun", "kubernetes", "manifests", "--values", str(tmp_path / "values.yaml")]
-    env = os.environ | {"PYTHONPATH": str(real.REPOSITORY / "src")}
-    objects = list(yaml.safe_load_all(subprocess.run(words, env=env, capture_output=True, check=True, text=True).stdout))
+    objects = chart(values, tmp_path)
     uninstall = manifests("gpurun-uninstall.yaml")
 
     def ready(name: str, timeout: str, good: bool = True) -> str:

@@ -126,15 +126,36 @@ spec:
       {{- index . 3 | nindent 6 }}
 {{- end }}
 
+{{- /* (list . "device-plugin"): whether the part only looks at GPUs and runs without privileges ("yes", or empty): as the
+site says, else where gpurun becomes a runtime of the node and can let it open what it needs. */ -}}
+{{- define "gpurun.looks" -}}
+{{- $ := index . 0 -}}
+{{- $root := $.Values.driverRoot | default "/" -}}
+{{- if eq (index . 1) "dra-driver" -}}
+{{- else if kindIs "bool" $.Values.privileged -}}
+{{- if not $.Values.privileged -}}
+{{- if not $.Values.runtimeClass.enabled }}{{ fail "privileged: false needs runtimeClass.enabled: gpurun gives the pods their devices" }}{{ end -}}
+{{- if ne $root "/" }}{{ fail "privileged: false needs driverRoot /: gpurun looks for the driver there" }}{{ end -}}
+yes
+{{- end -}}
+{{- else -}}
+{{- $runs := and $.Values.runtimeClass.enabled $.Values.installer.enabled (ne $.Values.installer.engine "none") -}}
+{{- $plain := and (eq $root "/") (eq ($.Values.devicePlugin.migStrategy | default "none") "none") -}}
+{{- $words := ternary "nvidiaDriverRoot|migStrategy|mps" "nvidiaDriverRoot|migStrategy" (eq (index . 1) "device-plugin") -}}
+{{- $said := and (include "gpurun.hasConfig" $) (regexMatch (printf "(%s)[\\\\\"' ]*:" $words) (toYaml $.Values.devicePlugin.config)) -}}
+{{- if and $runs $plain (not $said) }}yes{{ end -}}
+{{- end -}}
+{{- end }}
+
 {{- /* (list . "device-plugin"): the beginning of its container, up to the environment; "looks" as the third: it only looks at
-GPUs, and needs no privilege where its runtime gives it their device nodes. */ -}}
+GPUs. */ -}}
 {{- define "gpurun.container" -}}
 {{- $ := index . 0 -}}
 name: {{ index . 1 }}
 image: {{ include "gpurun.image" $ | quote }}
 imagePullPolicy: {{ $.Values.image.pullPolicy }}
 resources: {{- toYaml $.Values.resources | nindent 2 }}
-{{- $looks := and (not $.Values.privileged) (eq (len .) 3) }}
+{{- $looks := and (eq (len .) 3) (eq (include "gpurun.looks" .) "yes") }}
 {{- if $looks }}
 securityContext:
   allowPrivilegeEscalation: false
@@ -149,6 +170,7 @@ env:
   {{- if $looks }}
   - {name: NVIDIA_VISIBLE_DEVICES, value: all}
   - {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
+  - {name: GPURUN_GPU_OPTIONAL, value: "true"}
   {{- end }}
   - name: NODE_NAME
     valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
@@ -171,21 +193,23 @@ readinessProbe:
 
 {{- /* The runtime of a pod that only looks at GPUs. */ -}}
 {{- define "gpurun.looksBy" -}}
-{{- if not .Values.privileged }}
-{{- if not .Values.runtimeClass.enabled }}{{ fail "privileged: false needs runtimeClass.enabled: gpurun gives the pods their devices" }}{{ end }}
-{{- if ne (.Values.driverRoot | default "/") "/" }}{{ fail "privileged: false needs driverRoot /: gpurun looks for the driver there" }}{{ end }}
-runtimeClassName: {{ .Values.runtimeClass.name }}
+{{- if eq (include "gpurun.looks" .) "yes" }}
+runtimeClassName: {{ (index . 0).Values.runtimeClass.name }}
 {{- end }}
 {{- end }}
 
-{{- /* The node's own tree, read only, and its devices: what the looking for GPUs needs. */ -}}
+{{- /* (list . "device-plugin"): the node's own tree, read only, and its devices, where gpurun does not give the part its own. */ -}}
 {{- define "gpurun.hostMounts" -}}
 - {name: host, mountPath: /host, readOnly: true, mountPropagation: HostToContainer}
+{{- if ne (include "gpurun.looks" .) "yes" }}
 - {name: dev, mountPath: /dev}
+{{- end }}
 {{- end }}
 {{- define "gpurun.hostVolumes" -}}
 - {name: host, hostPath: {path: /, type: Directory}}
+{{- if ne (include "gpurun.looks" .) "yes" }}
 - {name: dev, hostPath: {path: /dev, type: Directory}}
+{{- end }}
 {{- end }}
 
 {{- /* (list . "labels" RULES EXPRESSION [MORE]): a policy that keeps a part to its own node; the expression is the node's

@@ -6,7 +6,15 @@ import os
 
 from gpurun.cli.table import GROUPS
 from gpurun.commands.groups import check_options
-from gpurun.commands.kubernetes_options import config_source, host_of, interval, probed, until_signal, vendors_of
+from gpurun.commands.kubernetes_options import (
+    config_source,
+    ended_by_late_gpus,
+    host_of,
+    interval,
+    probed,
+    until_signal,
+    vendors_of,
+)
 from gpurun.errors import UsageError
 from gpurun.invocation import Invocation
 from gpurun.kubernetes.extra import need
@@ -88,5 +96,6 @@ def _device_plugin(invocation: Invocation) -> int:
         manager = Manager(host, source, places, env, probes, makers)
         managers.append(manager)
         until_signal(manager.stop)
-        manager.run()
+        with ended_by_late_gpus(host, manager.stop):
+            manager.run()
     return 0

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 KUBELET_DIR, CDI_DIR = "/var/lib/kubelet", "/var/run/cdi"
 #: Seconds between two looks at what could not go yet.
 _WAIT_S = 5.0
+#: Seconds for which the end of an installer waits for containers that end; its pod may take 240.
+_ENDING_S = 40.0
 ON_EXIT = ("ask", "remove", "keep")
 
 
@@ -66,7 +68,9 @@ def install_node(invocation: Invocation) -> int:
         return 0
     from gpurun.kubernetes.install.steps import remove
 
-    log.info(on_node(root, remove))
+    # Those of gpurun's other pods, which are deleted with this one.
+    wait_s = _ENDING_S if invocation.option("daemonset") else 0.0
+    log.info(on_node(root, lambda: remove(wait_s)))
     return 0
 
 

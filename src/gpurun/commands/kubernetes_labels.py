@@ -11,6 +11,7 @@ from math import inf
 from gpurun import log
 from gpurun.commands.kubernetes_options import (
     config_source,
+    ended_by_late_gpus,
     host_of,
     interval,
     node_name,
@@ -74,7 +75,7 @@ def labels(invocation: Invocation) -> int:
     until_signal(end)
     given = interval(invocation, 0.0)
     every = given or _INTERVAL_S
-    with probed(invocation) as probes:
+    with probed(invocation) as probes, ended_by_late_gpus(host_of(invocation), end):
         while True:
             try:
                 config = source()

@@ -129,6 +129,19 @@ def probed(invocation: Invocation) -> Iterator[Probes]:
         yield probes
 
 
+@contextmanager
+def ended_by_late_gpus(host: NodeHost, end: Callable[[], None]) -> Iterator[None]:
+    """Meanwhile *end* is called, from another thread, when there are GPUs that only a new container may open."""
+    from gpurun.kubernetes.late_gpus import LateGpus
+
+    late = LateGpus(host.roots, os.environ, end)
+    late.start()
+    try:
+        yield
+    finally:
+        late.stop()
+
+
 def listen_address(text: str, option: str) -> tuple[str, int]:
     """(address, port) of ``ADDRESS:PORT``, ``[ADDRESS]:PORT`` or ``:PORT`` (an empty address: all).  Raises UsageError."""
     address, colon, digits = text.rpartition(":")

@@ -9,7 +9,7 @@ import time
 
 from gpurun import log
 from gpurun.commands.gpu_use import state_roots
-from gpurun.commands.kubernetes_options import host_of, listen_address, node_name, until_signal
+from gpurun.commands.kubernetes_options import ended_by_late_gpus, host_of, listen_address, node_name, until_signal
 from gpurun.errors import GpurunError, strerror_lower
 from gpurun.gpu.nvidia.host.nvml import METRICS, find_nvml, query
 from gpurun.gpu.nvidia.host.nvml_watch import XidEvent
@@ -129,7 +129,8 @@ def metrics(invocation: Invocation) -> int:
     log.info(f"serving {scheme}://{shown}:{server.server_port}/metrics")
     until_signal(lambda: threading.Thread(target=server.shutdown).start())
     try:
-        server.serve_forever()
+        with ended_by_late_gpus(reader._host, server.shutdown):
+            server.serve_forever()
     finally:
         watch.stop()
         if reader.pods is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -61,11 +62,17 @@ def install(setup: NodeSetup, source: int) -> str:
         )
 
 
-def remove() -> str:
-    """Take back what the node's note says is there; what was done, in words.  Raises :class:`GpurunError`."""
+def remove(wait_s: float = 0.0) -> str:
+    """Take back what the node's note says is there; what was done, in words.  Raises :class:`GpurunError`.
+
+    *wait_s*: for how many seconds containers that are ending may still need the program.
+    """
     with _alone():
         _remove_strays()
         before = read_installed()
+        deadline = time.monotonic() + wait_s
+        while before is not None and containers_of(before.setup.program) and time.monotonic() < deadline:
+            time.sleep(0.2)
         return _remove(before) if before is not None else "nothing of gpurun is installed on this node"
 
 
