@@ -3,7 +3,9 @@
 # ruff: noqa: F811 - the fixture is imported
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from tests.kubernetes.test_cluster_pods import (  # noqa: F401
     chart,
     claim,
     figures,
+    files,
     left,
     node_file,
     with_driver_root,
@@ -74,7 +77,9 @@ def asked_by_annotation(name: str) -> bool:
     """Whether the kubelet has asked the engine for the devices of the pod *name* by annotations of CDI."""
     (status,) = get("pod", name)["status"]["containerStatuses"]
     words = ["ctr", "-n", "k8s.io", "containers", "info", status["containerID"].removeprefix("containerd://")]
-    return "cdi.k8s.io/" in subprocess.run(words, capture_output=True, check=True, text=True).stdout
+    info = json.loads(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
+    request = json.loads(base64.b64decode(info["Extensions"]["io.cri-containerd.container.metadata"]["value"]))
+    return any(name.startswith("cdi.k8s.io/") for name in request["Metadata"]["Config"]["annotations"])
 
 
 def restarts() -> dict[str, int]:
@@ -120,7 +125,7 @@ def test_what_a_file_of_the_nodes_own_says(tmp_path: Path, node_file: None) -> N
 
 @pytest.mark.parametrize("name", ["gpurun.yaml", "gpurun-dra.yaml"])
 def test_nothing_is_left_when_no_pod_is(name: str, node_file: None) -> None:
-    before = [one for one in left() if not one.startswith("nvidia.com/")]
+    before = list(files())
     with deployed(with_driver_root(manifests(name))):
         until(lambda: labels().get("gpu.count") == "2", said)
         if name == "gpurun.yaml":
@@ -148,7 +153,8 @@ def test_parts_without_privileges_and_a_driver_that_comes_late(node_file: None) 
         with deployed(with_driver_root(manifests("gpurun.yaml"))):
             assert offered("nvidia.com/gpu")[1] == 0
             until(lambda: labels().get("gpu.count") in (None, "0"), labels)
-            assert {part: count for part, count in restarts().items() if count} == {}
+            until(lambda: set(restarts()) == {"install", *LOOKING})
+            began = restarts()
             for part in LOOKING:
                 script = "cat /proc/1/status; touch /written; touch /host/written; ls /dev/nvidiactl; true"
                 shown = kubectl("-n", "gpurun", "exec", f"daemonset/gpurun-{part}", "--", "sh", "-c", script)
@@ -162,7 +168,9 @@ def test_parts_without_privileges_and_a_driver_that_comes_late(node_file: None) 
             until(lambda: labels().get("gpu.count") == "2" and labels().get("gpu.memory") == "81920", labels)
             assert len(has(run(pod("one", gpus=1))[0])) == 1
             until(lambda: "DCGM_FI_DEV_POWER_USAGE{" in figures(), said)
-            assert restarts() == {"install": 0} | dict.fromkeys(LOOKING, 1)
+            assert restarts() == {part: count + (part in LOOKING) for part, count in began.items()}
+            for part in LOOKING:
+                assert "came after it" in kubectl("-n", "gpurun", "logs", "--previous", f"daemonset/gpurun-{part}")
             shown = kubectl("-n", "gpurun", "exec", "daemonset/gpurun-labels", "--", "grep", "CapEff", "/proc/1/status")
             assert shown == "CapEff:\t0000000000000000\n"
     finally:
