@@ -210,7 +210,7 @@ def _from_driver(request: GpuRequest, settings: Settings, asked: Inquiry) -> Gpu
 
 
 def _without(error: GpuError, settings: Settings, asked: Inquiry) -> GpuAnswer:
-    """No GPUs for a container that may be without them, on a host that has none with a driver; elsewhere *error* is raised."""
+    """No GPUs for a container that may be without them, where the host has none with a driver; else *error* is raised."""
     from gpurun.cdi.edits import ContainerEdits
     from gpurun.gpu.nvidia.host.gpus import read_gpus
     from gpurun.gpu.nvidia.request.environment import OPTIONAL
