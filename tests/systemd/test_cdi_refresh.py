@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -83,3 +84,27 @@ def test_the_units_are_what_systemd_understands(output: Path) -> None:
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", *files], capture_output=True, text=True, timeout=60)
     told = [line for line in done.stderr.splitlines() if "/usr/bin/gpurun" not in line]  # which may not be installed here
     assert told == []
+
+
+def rules() -> list[list[str]]:
+    """The commands of the rules of udev that the packages install."""
+    text = (REPOSITORY / "deploy/systemd/60-gpurun.rules").read_text()
+    return [command.split() for command in re.findall(r'RUN\+="([^"]*)"', text)]
+
+
+@pytest.mark.parametrize("number", range(len(rules())))
+def test_a_gpu_that_goes_while_the_service_runs(host: SimulatedDriver, output: Path, number: int) -> None:
+    """It has read the GPUs already and has not ended: the rule's command has it begin again."""
+    gpus = host.path / "proc/driver/nvidia/gpus"
+    second = host.path / "second"
+    command = f"{os.path.abspath(runtime_path())} cdi refresh --output {output}"
+    slow = f"/bin/sh -c '{command} || exit 1; [ -e {second} ] || exec sleep 1000'"
+    (UNITS / f"{NAME}.service.d/slow.conf").write_text(f"[Service]\nExecStart=\nExecStart={slow}\n")
+    systemctl("daemon-reload")
+    systemctl("start", "--no-block", f"{NAME}.service")
+    wait_until(lambda: {"0", "1"} <= devices(output), 30)
+    os.rename(gpus / sorted(os.listdir(gpus))[1], host.path / "gone")
+    second.touch()
+    subprocess.run(rules()[number], check=True, timeout=60)
+    wait_until(lambda: "1" not in devices(output), 30)
+    assert "0" in devices(output)
