@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Debian packages for DEB, or this machine's architecture; wheels and the source archive. All of them into dist/.
 DEB :=
 
-.PHONY: demo test test-long unit test-clients test-conformance test-front test-front-all test-packages test-pythons test-systemd
+.PHONY: demo test test-long unit test-clients test-clients-rootless test-conformance test-front test-front-all test-packages test-pythons test-systemd
 .PHONY: setup-vm test-vm test-vm-all test-selinux test-attacks fuzz demo-kubernetes load-kubernetes load-fleet test-kubernetes build deb dist docs screens bench profile lint format
 .PHONY: clean setup setup-test image manifests test-differences security-table
 
@@ -69,6 +69,12 @@ build/gpurun-fast: $(SOURCES) $(wildcard src/gpurun/launcher/*.c) pyproject.toml
 # third of it, and not into the document.
 test-clients: setup-test build
 	$(PY) -m tests.clients.document $(if $(SHORT),--short)
+
+# What Podman does of a user without root, with gpurun, gpurun-fast, crun and runc, into docs/clients.md. It takes newuidmap, and
+# slirp4netns for networks (Debian's packages uidmap and slirp4netns), which nothing else here needs: without the first all is skipped.
+test-clients-rootless: setup-test build
+	$(PYTEST) --long -p tests.clients.report --clients-report=build/clients-rootless.json tests/clients/test_rootless.py; rc=$$?; \
+	$(PY) -m tests.clients.document rootless build/clients-rootless.json && exit $$rc
 
 # Every published class of escape, and those found here, on gpurun and on this machine's runc and crun, or RUNTIMES="path ...",
 # into docs/attacks.md. With RUNTIME=/path/to/runtime that one alone. No run takes longer than ATTACK_LIMIT seconds (1800).

@@ -4,6 +4,8 @@
     python -m tests.clients.document --short           runs a third of them, and writes nothing (`make test-clients SHORT=1`)
     python -m tests.clients.document guest REPORT      writes the other part, of a report from the guest (`make test-vm-all`)
 
+    python -m tests.clients.document rootless REPORT   writes the part of Podman without root (`make test-clients-rootless`)
+
 Each part is replaced as a whole, and only by its own run; by none with the clients of a tree (CLIENTS_ROOT).
 """
 
@@ -26,6 +28,7 @@ REPORT = REPOSITORY / "build/clients.json"
 PARTS = {
     "native": "On this machine's own kernel",
     "guest": "In a guest with systemd and all controllers",
+    "rootless": "Podman of a user without root",
 }
 HEAD = """\
 # Clients, with gpurun and with runc
@@ -39,6 +42,11 @@ with its reason, in `tests/clients/differences.py`.
 - **cri** is containerd's CRI plugin, as a kubelet calls it: by a small client of the tests' own (`tests/clients/cri/`).
 - **-**: runc was not asked; the operation says what its runtime lacks.
 - Not here: nerdctl and crictl. Debian packages neither (looked for in 12, 13 and unstable), nor do PyPI and npm have them.
+"""
+ROOTLESS_TEXT = """\
+The same operations, each `podman` a user's with ids of its own in /etc/subuid, by `make test-clients-rootless`. A test fails
+where crun passes and gpurun or gpurun-fast does not. Where all fail, a user may not do it, or not on this machine: no
+systemd gives a user a cgroup here.
 """
 
 
@@ -79,11 +87,33 @@ def part(name: str, report: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+#: Runtime as the tests call it → its column.
+BESIDE = {"gpurun": "gpurun", "fast": "gpurun-fast", "crun": "crun", "peer": "runc"}
+
+
+def rootless_part(report: dict[str, Any]) -> str:
+    """The text of the part of Podman without root: a column for each runtime."""
+    mine = [o for o in report["operations"] if o["client"] == "rootless"]
+    run = [o for o in mine if o["outcome"] != "skipped"]
+    columns = [key for key in BESIDE if any(key in o for o in run)]
+    passed = ", ".join(f"{BESIDE[key]} {sum(o.get(key) == 'pass' for o in run)}" for key in columns)
+    lines = [
+        f"## {PARTS['rootless']}",
+        "",
+        ROOTLESS_TEXT,
+        f"Podman {report['versions']['podman']}. Of {len(run)} passed: {passed}.",
+        "",
+    ]
+    lines += [f"| operation | {' | '.join(BESIDE[key] for key in columns)} |", "|---" * (len(columns) + 1) + "|"]
+    lines += [f"| {' | '.join([escape(o['name']), *[o.get(key, '-') for key in columns]])} |" for o in run]
+    return "\n".join(lines) + "\n"
+
+
 def write(name: str, report: dict[str, Any]) -> None:
     """Replace the part of the document; the other stays."""
     old = DOCUMENT.read_text() if DOCUMENT.exists() else ""
     parts = {n: found[0] for n, title in PARTS.items() if (found := re.findall(rf"(?ms)^## {title}\n.*?(?=^## |\Z)", old))}
-    parts[name] = part(name, report)
+    parts[name] = rootless_part(report) if name == "rootless" else part(name, report)
     DOCUMENT.write_text("\n".join([HEAD, *(parts[n].rstrip() + "\n" for n in PARTS if n in parts)]))
 
 

@@ -32,6 +32,8 @@ CLIENTS = {
     "ctr": (("shared", "daemons", "ctr"), ("ctr-",)),
     "cri": (("shared", "daemons", "cri"), ("cri-",)),
 }
+#: The preludes of Podman's operations as a user does them.
+ROOTLESS = (*CLIENTS["podman"][0], "rootless")
 #: The marks of an operation: with a value after them, and alone.
 VALUED, BARE = ("says", "needs", "on", "compared if", "broken"), ("guest", "gpurun", "short")
 MARK = re.compile(rf"# (({'|'.join(VALUED)}): |({'|'.join(BARE)})$)")
@@ -64,10 +66,15 @@ class Operation(NamedTuple):
     short: bool = False
 
     @property
+    def prelude(self) -> str:
+        """What comes before the operations of its client."""
+        names = ROOTLESS if self.client == "rootless" else CLIENTS[self.client][0]
+        return "\n".join(["set -eu -o pipefail", *[(OPERATIONS / f"{name}.bash").read_text() for name in names]])
+
+    @property
     def whole(self) -> str:
         """The script with all that comes before it."""
-        preludes = [(OPERATIONS / f"{name}.bash").read_text() for name in CLIENTS[self.client][0]]
-        return "\n".join(["set -eu -o pipefail", *preludes, self.script])
+        return f"{self.prelude}\n{self.script}"
 
     def skipped(self, abilities: frozenset[str], guest: bool) -> str:
         """Why this is not run on a machine with these *abilities*; empty if it is."""
@@ -130,6 +137,11 @@ def operations(client: str) -> list[Operation]:
     names = [operation.name for operation in found]
     assert len(set(names)) == len(names), f"{client}: two operations of one name"
     return found
+
+
+def rootless_operations() -> list[Operation]:
+    """Podman's operations, as a user does them."""
+    return [operation._replace(client="rootless") for operation in operations("podman")]
 
 
 def transcript(result: Result, names: dict[str, str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.builder.front import STATIC, compile_front, compiler, join
-from tests.launcher.front import Store, falls_back, run
+from tests.launcher.front import FALLS_BACK, Store, falls_back, run
 
 pytestmark = pytest.mark.skipif(not compiler(), reason="there is no C compiler here")
 
@@ -102,6 +103,58 @@ def test_the_default_root(
         assert done.returncode == 0, done
         said.append(done.stdout)
     assert said[0] == said[1] and '"status": "running"' in said[0]
+
+
+#: A user's view: $1 the programs, $2 the state root, which goes to $3 and is the user's $4; then a command as user 4242.
+AS_A_USER = """
+mount -t tmpfs none /run
+mkdir -p /run/cgroup /run/user/4242 /run/elsewhere
+cp -r "$1" /run/programs
+chmod 755 /run/programs
+cp -r "$2" "$3"
+chown -R "$4:$4" "$3"
+[ "$3" != /run/elsewhere/gpurun ] || ln -s /run/elsewhere/gpurun /run/user/4242/gpurun
+cd /
+shift 4
+exec setpriv --reuid 4242 --regid 4242 --clear-groups env -i "$@"
+"""
+UNSET, LOGINDS = {"USER": "root"}, "/run/user/4242"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+@pytest.mark.parametrize(
+    ("env", "where", "owner", "by_front"),
+    [
+        (UNSET, f"{LOGINDS}/gpurun", 4242, True),  # after su(1), in a cron job
+        ({"XDG_RUNTIME_DIR": ""}, f"{LOGINDS}/gpurun", 4242, True),
+        ({"XDG_RUNTIME_DIR": LOGINDS}, f"{LOGINDS}/gpurun", 4242, True),
+        ({"XDG_RUNTIME_DIR": "/run/elsewhere"}, "/run/elsewhere/gpurun", 4242, True),
+        ({"XDG_RUNTIME_DIR": "/run/elsewhere", "USER": "root"}, "/run/elsewhere/gpurun", 4242, True),
+        ({"XDG_RUNTIME_DIR": LOGINDS}, "/run/elsewhere/gpurun", 4242, True),  # by a link of the user's own
+        ({"XDG_RUNTIME_DIR": "/run/elsewhere/"}, "/run/elsewhere/gpurun", 4242, False),  # something to resolve
+        ({"XDG_RUNTIME_DIR": "/run/user/../elsewhere"}, "/run/elsewhere/gpurun", 4242, False),
+        ({"XDG_RUNTIME_DIR": "/run/elsewhere"}, "/run/elsewhere/gpurun", 0, False),
+        ({"XDG_RUNTIME_DIR": "/run/elsewhere"}, "/run/elsewhere/gpurun", 4343, False),
+        (UNSET, f"{LOGINDS}/gpurun", 4343, False),
+    ],
+)
+def test_the_default_root_of_a_user(
+    places: Path, store: Store, env: dict[str, str], where: str, owner: int, by_front: bool
+) -> None:
+    """$XDG_RUNTIME_DIR, or where logind makes it; what $USER says is for root alone.  The launcher refuses state that is
+    another user's, or root's."""
+    store.save(cgroup="/run/cgroup")
+    variables = [f"{name}={value}" for name, value in env.items()]
+    said = {}
+    for name in ("bare", "whole", "pure"):
+        words = [str(places), str(store.root), where, str(owner), *variables, f"/run/programs/{name}", "state", "c"]
+        command = ["unshare", "-m", "sh", "-ec", AS_A_USER, "sh", *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        said[name] = (done.returncode, done.stdout, re.sub(r'time="[^"]*"', "", done.stderr))
+    assert said["whole"] == said["pure"], said
+    assert ('"status": "running"' in said["pure"][1]) is (owner == 4242), said
+    assert owner == 4242 or "another user" in said["pure"][2], said
+    assert (said["bare"] == said["pure"]) is by_front and (FALLS_BACK in said["bare"][2]) is not by_front, said
 
 
 @pytest.mark.parametrize("fd", [0, 1, 2])

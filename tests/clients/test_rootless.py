@@ -1,0 +1,91 @@
+"""Podman's operations as a user without root, with gpurun, gpurun-fast, crun and runc: what crun does, gpurun does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+
+from tests.clients.bed import ClientBed, ClientBedUnavailable, abilities, make_bed, program, versions
+from tests.clients.operation import Operation, rootless_operations
+from tests.clients.report import VERSIONS
+from tests.clients.test_operations import IN_GUEST, perform
+from tests.conftest import REPOSITORY
+
+pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.native]
+
+UID = 4343
+#: The user, with ids of its own to give away, a home on a tmpfs, and the image.
+SETUP = f"""
+set -e
+RL=/run/rootless
+mkdir -p $RL/home $RL/runtime
+echo 'tester:x:{UID}:{UID}::/run/rootless/home:/bin/sh' >>/etc/passwd
+cp /etc/group $RL/group
+echo 'tester:x:{UID}:' >>$RL/group
+mount --bind $RL/group /etc/group
+echo 'tester:500000:65536' | tee -a /etc/subuid >>/etc/subgid
+sed 's/^log_driver.*/&\\ndefault_ulimits = []\\npids_limit = 0/' "$CONTAINERS_CONF" >$RL/containers.conf
+chown {UID}:{UID} $RL/home $RL/runtime
+chmod 700 $RL/runtime
+# The host's is root's alone; a user's network goes through it.
+mknod -m 666 $RL/tun c 10 200
+mkdir -p /dev/net
+[ ! -e /dev/net/tun ] || mount --bind $RL/tun /dev/net/tun
+mount --make-rshared /
+"""
+OPERATIONS = [pytest.param(o, marks=[pytest.mark.short] if o.short else []) for o in rootless_operations()]
+
+
+class Rootless(NamedTuple):
+    bed: ClientBed
+    names: tuple[str, ...]  # the runtimes of the bed
+
+
+@pytest.fixture(scope="module")
+def rootless(request: pytest.FixtureRequest) -> Iterator[Rootless]:
+    if IN_GUEST or not program("newuidmap"):
+        pytest.skip("newuidmap (package uidmap) is not here")
+    paths = {"gpurun": str(REPOSITORY / "build/gpurun"), "fast": str(REPOSITORY / "build/gpurun-fast")}
+    paths |= {"crun": program("crun"), "peer": program("runc")}
+    found = {name: path for name, path in paths.items() if path and os.access(path, os.X_OK)}
+    try:
+        bed = make_bed(found)
+    except ClientBedUnavailable as e:
+        pytest.skip(str(e))
+    request.config.stash[VERSIONS] = versions(bed)
+    for name in found:  # a wrapper is the user's, and writes there
+        calls = bed.directory / name / "calls"
+        calls.touch()
+        calls.chmod(0o666)
+    done = bed.run("bash", "-c", SETUP)
+    assert done.rc == 0, done.text
+    bed.archive().chmod(0o644)
+    load = f"{rootless_operations()[0].prelude}\ntrap EXIT\npodman load -qi {bed.archive()}"
+    loaded = bed.run("bash", "-c", load)
+    assert loaded.rc == 0, loaded.text
+    yield Rootless(bed, tuple(found))
+    bed.close()
+    shutil.rmtree(bed.directory)
+
+
+@pytest.mark.sweep(12)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: f"{o.client}: {o.name}")
+def test_operation(operation: Operation, rootless: Rootless, record_property: Callable[[str, object], None]) -> None:
+    bed = rootless.bed
+    if reason := operation.skipped(abilities(bed), IN_GUEST):
+        pytest.skip(reason)
+    for _ in range(2):  # a client's own race is not the runtime's: what one of them does twice it does
+        found = dict(zip(rootless.names, perform(bed, operation, rootless.names), strict=True))
+        passed = {name: not faults for name, (_, faults) in found.items()}
+        wrong = [name for name in ("gpurun", "fast") if name in passed and not passed[name]]
+        if not (wrong and passed.get("crun")):
+            break
+    for name, passes in passed.items():
+        record_property(name, "pass" if passes else "fail")
+    if wrong and passed.get("crun"):
+        said = [line for name in (*wrong, "crun") for line in (f"--- {name}", *found[name][1], "said:", *found[name][0])]
+        pytest.fail("\n".join(said), pytrace=False)
