@@ -32,9 +32,10 @@ KINDS = {
     "resourceclaims": (True, False, ("metadata.name", "metadata.namespace")),
     "deviceclasses": (False, False, ("metadata.name",)),
     "daemonsets": (True, False, ("metadata.name", "metadata.namespace")),
+    "nodefeatures": (True, False, ("metadata.name", "metadata.namespace")),
 }
 #: Group of the plurals that are not of resource.k8s.io → its version.
-GROUPS = {"apps": "v1"}
+GROUPS = {"apps": "v1", "nfd.k8s-sigs.io": "v1alpha1"}
 _CONTENT = {"POST": ("application/json",), "PUT": ("application/json",), "PATCH": (
     "application/merge-patch+json", "application/json-patch+json", "application/strategic-merge-patch+json",
     "application/apply-patch+yaml",
@@ -369,6 +370,8 @@ class ApiServer:
 
 def path_version(plural: str, versions: tuple[str, ...]) -> tuple[str, ...]:
     """The values of ``apiVersion`` that an object of *plural* may have."""
+    if plural == "nodefeatures":
+        return ("nfd.k8s-sigs.io/v1alpha1",)
     return ("v1",) if KINDS[plural][1] else tuple(f"resource.k8s.io/{version}" for version in versions)
 
 

@@ -44,6 +44,8 @@ VARIANTS: dict[str, Object] = {
     "without privileges": {"privileged": False},
     "with privileges": {"privileged": True},
     "mps": {"devicePlugin": {"config": {"mps": MPS}, "defaultConfig": "mps"}},
+    "labels as objects": {"labels": {"nodeFeatureDiscovery": True, "nodeFeatureAPI": True}},
+    "labels as files": {"labels": {"nodeFeatureDiscovery": True}},
     "all that a file says too": {
         "devicePlugin": {"migStrategy": "single", "failOnInitError": True, "passDeviceSpecs": False}, "driverRoot": "/",
         "labels": {"interval": 30},

@@ -38,6 +38,7 @@ from gpurun.kubernetes.pauses import Pauses
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.kubernetes.api import Api
+    from gpurun.kubernetes.node_feature import NodeFeature
 
 _INTERVAL_S = 60.0
 _STAMP = "nvidia.com/gfd.timestamp"
@@ -56,16 +57,24 @@ def labels(invocation: Invocation) -> int:
         raise UsageError(
             "--patch-node and --output-file exclude each other: label the node, or write a file for Node Feature Discovery"
         )
+    feature = invocation.flag("use-node-feature-api")
+    if feature and (patch or output):
+        raise UsageError(
+            "--use-node-feature-api excludes --patch-node and --output-file: Node Feature Discovery writes the labels"
+        )
     makers = vendors_of(invocation)
     output = output or env.get("GFD_OUTPUT_FILE", "") or FEATURES_FILE
     stop, wake = threading.Event(), threading.Event()
     source = config_source(invocation, env, wake.set)
-    node: NodeLabels | None = None
-    if patch:
+    node: NodeLabels | NodeFeature | None = None
+    if patch or feature:
         need("kubernetes")
         from gpurun.kubernetes.api import connect
+        from gpurun.kubernetes.node_feature import NodeFeature
 
-        node = NodeLabels(connect(invocation.option("kubeconfig")), node_name(invocation))
+        api, name = connect(invocation.option("kubeconfig")), node_name(invocation)
+        daemonset, namespace = invocation.option("daemonset"), invocation.option("namespace")
+        node = NodeFeature(api, name, daemonset, namespace) if feature else NodeLabels(api, name)
     pauses = Pauses()
 
     def end() -> None:
@@ -101,7 +110,7 @@ def labels(invocation: Invocation) -> int:
             if stop.is_set():
                 break
             wake.clear()
-    if not patch and not invocation.flag("oneshot") and output != "-" and os.path.isfile(output):
+    if node is None and not invocation.flag("oneshot") and output != "-" and os.path.isfile(output):
         os.unlink(output)  # as GPU feature discovery does: a node whose labels nobody keeps has none
     return 0
 

@@ -107,15 +107,31 @@ class Api:
         return found
 
     def create(self, group: str, version: str, plural: str, body: Object, dry_run: bool = False) -> Object:
-        """Make an object of the cluster; with *dry_run* the server only says what it would make."""
-        call, more = self._objects.create_cluster_custom_object, {"dry_run": "All"} if dry_run else {}
-        made: Object = _called(f"create {plural} {_name(body)}", call, group, version, plural, body, **more)
+        """Make an object of the cluster, or of the namespace that *body* names.
+
+        With *dry_run* the server only says what it would make.
+        """
+        what, more, namespace = f"create {plural} {_name(body)}", {"dry_run": "All"} if dry_run else {}, _namespace(body)
+        made: Object
+        if namespace:
+            call = self._objects.create_namespaced_custom_object
+            made = _called(what, call, group, version, namespace, plural, body, **more)
+        else:
+            made = _called(what, self._objects.create_cluster_custom_object, group, version, plural, body, **more)
         return made
 
     def replace(self, group: str, version: str, plural: str, body: Object) -> Object:
-        """Write an object of the cluster; status 409 when *body* has an older resourceVersion than the server."""
-        call = self._objects.replace_cluster_custom_object
-        made: Object = _called(f"replace {plural} {_name(body)}", call, group, version, plural, _name(body), body)
+        """Write an object of the cluster, or of the namespace that *body* names.
+
+        Status 409 when *body* has an older resourceVersion than the server.
+        """
+        what, namespace = f"replace {plural} {_name(body)}", _namespace(body)
+        made: Object
+        if namespace:
+            call = self._objects.replace_namespaced_custom_object
+            made = _called(what, call, group, version, namespace, plural, _name(body), body)
+        else:
+            made = _called(what, self._objects.replace_cluster_custom_object, group, version, plural, _name(body), body)
         return made
 
     def delete(self, group: str, version: str, plural: str, name: str) -> None:
@@ -210,3 +226,7 @@ def _reason(error: Any) -> str:
 
 def _name(body: Object) -> str:
     return str(body["metadata"]["name"])
+
+
+def _namespace(body: Object) -> str:
+    return str(body["metadata"].get("namespace") or "")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: What may be asked: ``devices`` is who the GPUs and MIG devices are, ``usage`` that and memory, load and processes,
 #: ``leases`` all that and what NVLink connects; for those who describe a node ``details``
-#: (:func:`gpurun.gpu.nvidia.host.nvml_details.details`) and ``metrics`` (``metrics`` there).
+#: (:func:`gpurun.gpu.nvidia.host.nvml_details.details`) and ``metrics`` (:func:`…nvml_counters.metrics`).
 DEVICES, USAGE, LEASES, DETAILS, METRICS = "devices", "usage", "leases", "details", "metrics"
 #: For :mod:`gpurun.gpu.nvidia.host.nvml_watch` alone, which waits for what comes.
 EVENTS = "events"
