@@ -96,13 +96,14 @@ def rules() -> list[list[str]]:
 def test_a_gpu_that_goes_while_the_service_runs(host: SimulatedDriver, output: Path, number: int) -> None:
     """It has read the GPUs already and has not ended: the rule's command has it begin again."""
     gpus = host.path / "proc/driver/nvidia/gpus"
-    second = host.path / "second"
+    second, sleeps = host.path / "second", host.path / "sleeps"
     command = f"{os.path.abspath(runtime_path())} cdi refresh --output {output}"
-    slow = f"/bin/sh -c '{command} || exit 1; [ -e {second} ] || exec sleep 1000'"
-    (UNITS / f"{NAME}.service.d/slow.conf").write_text(f"[Service]\nExecStart=\nExecStart={slow}\n")
+    slow = f"/bin/sh -c '{command} || exit 1; [ -e {second} ] || {{ touch {sleeps}; exec sleep 1000; }}'"
+    (UNITS / f"{NAME}.service.d/zslow.conf").write_text(f"[Service]\nExecStart=\nExecStart={slow}\n")
     systemctl("daemon-reload")
     systemctl("start", "--no-block", f"{NAME}.service")
-    wait_until(lambda: {"0", "1"} <= devices(output), 30)
+    wait_until(sleeps.exists, 30)
+    assert {"0", "1"} <= devices(output)
     os.rename(gpus / sorted(os.listdir(gpus))[1], host.path / "gone")
     second.touch()
     subprocess.run(rules()[number], check=True, timeout=60)
