@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import socket
 from collections.abc import Callable
@@ -66,3 +67,13 @@ def test_memory_and_modules() -> None:
 
 def test_a_mistake_of_our_own_says_so() -> None:
     assert said(lambda: os.environb[b"no such"]) == "internal error in gpurun: KeyError: b'no such'"
+
+
+def test_a_package_that_was_found_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its __init__.py could not be looked at (stat: ENOMEM), and Python takes the directory for a package without one."""
+    (tmp_path / "emptied").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    emptied = importlib.import_module("emptied")
+    reason = "it is missing, or descriptors (ulimit -n) or memory have run out"
+    assert said(lambda: emptied.compile) == f"cannot load the Python module emptied: {reason}"
+    assert said(lambda: errno.compile).startswith("internal error in gpurun: AttributeError")  # type: ignore[attr-defined]

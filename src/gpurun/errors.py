@@ -145,9 +145,17 @@ def error_text(error: BaseException) -> str:
         return f"{_doing(error)}: {strerror_lower(ENOMEM)}"
     if isinstance(error, ImportError):
         why = f" ({error})" if error.path or not isinstance(error, ModuleNotFoundError) else ""
-        what = f"cannot load the Python module {error.name or '?'}{why}"
-        return f"{what}: it is missing, or descriptors (ulimit -n) or memory have run out"
+        return _no_module(error.name or "?", why)
+    # The directory of a package whose __init__.py cannot be looked at is an empty package for Python.
+    module = error.obj if isinstance(error, AttributeError) else None
+    if hasattr(module, "__path__") and getattr(module, "__file__", None) is None:
+        return _no_module(str(getattr(module, "__name__", "?")), "")
     return f"internal error in gpurun: {type(error).__name__}: {error}"
+
+
+def _no_module(name: str, why: str) -> str:
+    what = f"cannot load the Python module {name}{why}"
+    return f"{what}: it is missing, or descriptors (ulimit -n) or memory have run out"
 
 
 #: Modules that only wrap system calls: what was being done is what their callers do.
