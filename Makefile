@@ -70,8 +70,8 @@ build/gpurun-fast: $(SOURCES) $(wildcard src/gpurun/launcher/*.c) pyproject.toml
 test-clients: setup-test build
 	$(PY) -m tests.clients.document $(if $(SHORT),--short)
 
-# What Podman does of a user without root, with gpurun, gpurun-fast, crun and runc, into docs/clients.md. It takes newuidmap, and
-# slirp4netns for networks (Debian's packages uidmap and slirp4netns), which nothing else here needs: without the first all is skipped.
+# What Podman and Docker do of a user without root, with gpurun, gpurun-fast, crun and runc, into docs/clients.md. It takes Debian's
+# packages uidmap, slirp4netns and rootlesskit, which nothing else here needs: without the first all is skipped.
 test-clients-rootless: setup-test build
 	$(PYTEST) --long -p tests.clients.report --clients-report=build/clients-rootless.json tests/clients/test_rootless.py; rc=$$?; \
 	$(PY) -m tests.clients.document rootless build/clients-rootless.json && exit $$rc

@@ -4,7 +4,7 @@
     python -m tests.clients.document --short           runs a third of them, and writes nothing (`make test-clients SHORT=1`)
     python -m tests.clients.document guest REPORT      writes the other part, of a report from the guest (`make test-vm-all`)
 
-    python -m tests.clients.document rootless REPORT   writes the part of Podman without root (`make test-clients-rootless`)
+    python -m tests.clients.document rootless REPORT   writes the part of engines without root (`make test-clients-rootless`)
 
 Each part is replaced as a whole, and only by its own run; by none with the clients of a tree (CLIENTS_ROOT).
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.clients.bed import ROOT
-from tests.clients.operation import CLIENTS
+from tests.clients.operation import CLIENTS, rootless_operations
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCUMENT = REPOSITORY / "docs/clients.md"
@@ -28,7 +28,7 @@ REPORT = REPOSITORY / "build/clients.json"
 PARTS = {
     "native": "On this machine's own kernel",
     "guest": "In a guest with systemd and all controllers",
-    "rootless": "Podman of a user without root",
+    "rootless": "Podman and Docker of a user without root",
 }
 HEAD = """\
 # Clients, with gpurun and with runc
@@ -44,9 +44,9 @@ with its reason, in `tests/clients/differences.py`.
 - Not here: nerdctl and crictl. Debian packages neither (looked for in 12, 13 and unstable), nor do PyPI and npm have them.
 """
 ROOTLESS_TEXT = """\
-The same operations, each `podman` a user's with ids of its own in /etc/subuid, by `make test-clients-rootless`. A test fails
-where crun passes and gpurun or gpurun-fast does not. Where all fail, a user may not do it, or not on this machine: no
-systemd gives a user a cgroup here.
+The same operations, by `make test-clients-rootless`: each `podman`, and the Docker daemon, is a user's with ids of its own
+in /etc/subuid. A test fails where crun passes and gpurun or gpurun-fast does not. Where all fail, a user may not do it, or
+not on this machine: no systemd gives a user a cgroup here, and this Docker has no bridge.
 """
 
 
@@ -92,21 +92,20 @@ BESIDE = {"gpurun": "gpurun", "fast": "gpurun-fast", "crun": "crun", "peer": "ru
 
 
 def rootless_part(report: dict[str, Any]) -> str:
-    """The text of the part of Podman without root: a column for each runtime."""
-    mine = [o for o in report["operations"] if o["client"] == "rootless"]
-    run = [o for o in mine if o["outcome"] != "skipped"]
-    columns = [key for key in BESIDE if any(key in o for o in run)]
-    passed = ", ".join(f"{BESIDE[key]} {sum(o.get(key) == 'pass' for o in run)}" for key in columns)
-    lines = [
-        f"## {PARTS['rootless']}",
-        "",
-        ROOTLESS_TEXT,
-        f"Podman {report['versions']['podman']}. Of {len(run)} passed: {passed}.",
-        "",
-    ]
-    lines += [f"| operation | {' | '.join(BESIDE[key] for key in columns)} |", "|---" * (len(columns) + 1) + "|"]
-    lines += [f"| {' | '.join([escape(o['name']), *[o.get(key, '-') for key in columns]])} |" for o in run]
-    return "\n".join(lines) + "\n"
+    """The text of the part of engines without root: a column for each runtime."""
+    lines = [f"## {PARTS['rootless']}", "", ROOTLESS_TEXT]
+    for client, title in (("rootless", "Podman"), ("rootless-docker", "Docker")):
+        run = [o for o in report["operations"] if o["client"] == client and o["outcome"] != "skipped"]
+        columns = [key for key in BESIDE if any(key in o for o in run)]
+        passed = ", ".join(f"{BESIDE[key]} {sum(o.get(key) == 'pass' for o in run)}" for key in columns)
+        lines += [f"### {title}, rootless", "", f"{report['versions'][title.lower()]}. Of {len(run)} passed: {passed}.", ""]
+        lines += [f"| operation | {' | '.join(BESIDE[key] for key in columns)} |", "|---" * (len(columns) + 1) + "|"]
+        lines += [f"| {' | '.join([escape(o['name']), *[o.get(key, '-') for key in columns]])} |" for o in run]
+        left = sum(o.client == client for o in rootless_operations()) - sum(
+            o["client"] == client for o in report["operations"]
+        )
+        lines += ["", *([f"The run was ended before {left} more.", ""] if left > 0 else [])]
+    return "\n".join(lines)
 
 
 def write(name: str, report: dict[str, Any]) -> None:

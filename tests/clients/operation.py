@@ -32,8 +32,8 @@ CLIENTS = {
     "ctr": (("shared", "daemons", "ctr"), ("ctr-",)),
     "cri": (("shared", "daemons", "cri"), ("cri-",)),
 }
-#: The preludes of Podman's operations as a user does them.
-ROOTLESS = (*CLIENTS["podman"][0], "rootless")
+#: The preludes of the operations of Podman and Docker as a user does them.
+ROOTLESS = {"rootless": (*CLIENTS["podman"][0], "rootless"), "rootless-docker": (*CLIENTS["docker"][0], "rootless-docker")}
 #: The marks of an operation: with a value after them, and alone.
 VALUED, BARE = ("says", "needs", "on", "compared if", "broken"), ("guest", "gpurun", "short")
 MARK = re.compile(rf"# (({'|'.join(VALUED)}): |({'|'.join(BARE)})$)")
@@ -68,7 +68,7 @@ class Operation(NamedTuple):
     @property
     def prelude(self) -> str:
         """What comes before the operations of its client."""
-        names = ROOTLESS if self.client == "rootless" else CLIENTS[self.client][0]
+        names = ROOTLESS.get(self.client) or CLIENTS[self.client][0]
         return "\n".join(["set -eu -o pipefail", *[(OPERATIONS / f"{name}.bash").read_text() for name in names]])
 
     @property
@@ -140,8 +140,9 @@ def operations(client: str) -> list[Operation]:
 
 
 def rootless_operations() -> list[Operation]:
-    """Podman's operations, as a user does them."""
-    return [operation._replace(client="rootless") for operation in operations("podman")]
+    """Podman's operations as a user does them, and of Docker's those that both have."""
+    both = [operation._replace(client="rootless-docker") for operation in operations("docker") if operation.name in shared()]
+    return [operation._replace(client="rootless") for operation in operations("podman")] + both
 
 
 def transcript(result: Result, names: dict[str, str]) -> list[str]:

@@ -1,7 +1,8 @@
-"""Podman's operations as a user without root, with gpurun, gpurun-fast, crun and runc: what crun does, gpurun does."""
+"""Podman's operations and Docker's as a user without root, with four runtimes: what crun does, gpurun and gpurun-fast do."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -37,12 +38,26 @@ mkdir -p /dev/net
 [ ! -e /dev/net/tun ] || mount --bind $RL/tun /dev/net/tun
 mount --make-rshared /
 """
+#: Its daemon; rootlesskit covers /run, so what runc is to follow is elsewhere.
+DOCKER = """
+set -e
+mkdir -p $RL/home/.config/docker $DATA
+echo "$CONFIG" >$RL/home/.config/docker/daemon.json
+chown -R 4343:4343 $RL/home/.config $DATA
+user DOCKERD_ROOTLESS_ROOTLESSKIT_NET=slirp4netns bash "$SCRIPT" --data-root $DATA --iptables=false --bridge=none \
+  </dev/null >$DATA.log 2>&1 &
+export DOCKER_HOST=unix://$RL/runtime/docker.sock
+for i in {1..300}; do ! docker version >/dev/null 2>&1 || break; kill -0 $!; sleep .2; done
+docker load -qi $ARCHIVE
+"""
+SCRIPT = "/usr/share/docker.io/contrib/dockerd-rootless.sh"  # Debian's
 OPERATIONS = [pytest.param(o, marks=[pytest.mark.short] if o.short else []) for o in rootless_operations()]
 
 
 class Rootless(NamedTuple):
     bed: ClientBed
     names: tuple[str, ...]  # the runtimes of the bed
+    docker: bool  # whether there is a rootless Docker
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +82,20 @@ def rootless(request: pytest.FixtureRequest) -> Iterator[Rootless]:
     load = f"{rootless_operations()[0].prelude}\ntrap EXIT\npodman load -qi {bed.archive()}"
     loaded = bed.run("bash", "-c", load)
     assert loaded.rc == 0, loaded.text
-    yield Rootless(bed, tuple(found))
+    script = program("dockerd-rootless.sh") or SCRIPT
+    docker = bool(program("rootlesskit") and program("slirp4netns") and os.access(script, os.R_OK))
+    if docker:
+        known = {r.docker: {"path": r.binary} for r in bed.runtimes.values()}
+        config = {"runtimes": known, "exec-opts": ["native.cgroupdriver=cgroupfs"], "storage-driver": "vfs"}
+        env = {
+            "CONFIG": json.dumps(config),
+            "SCRIPT": script,
+            "DATA": f"{bed.directory}/docker",
+            "ARCHIVE": str(bed.archive()),
+        }
+        started = bed.run("bash", "-c", f"{rootless_operations()[0].prelude}\ntrap EXIT\n{DOCKER}", **env)
+        assert started.rc == 0, started.text
+    yield Rootless(bed, tuple(found), docker)
     bed.close()
     shutil.rmtree(bed.directory)
 
@@ -78,6 +106,8 @@ def test_operation(operation: Operation, rootless: Rootless, record_property: Ca
     bed = rootless.bed
     if reason := operation.skipped(abilities(bed), IN_GUEST):
         pytest.skip(reason)
+    if operation.client == "rootless-docker" and not rootless.docker:
+        pytest.skip("rootlesskit or slirp4netns is not here")
     for _ in range(2):  # a client's own race is not the runtime's: what one of them does twice it does
         found = dict(zip(rootless.names, perform(bed, operation, rootless.names), strict=True))
         passed = {name: not faults for name, (_, faults) in found.items()}
