@@ -184,8 +184,10 @@ def test_a_key_with_a_passphrase_asks_nobody(pki: Path) -> None:
 
 
 @pytest.mark.parametrize("tls", [False, True])
-def test_silent_clients_make_nobody_wait(pki: Path, tls: bool) -> None:
+def test_silent_clients_make_nobody_wait(pki: Path, tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than there may be connections: some say nothing, some begin and stop."""
+    monkeypatch.setattr(server_module, "_SILENT_S", 3600.0)  # no time that is over makes room
+    monkeypatch.setattr(server_module, "LONGEST_S", 3600.0)
     path = write(pki / "web.yaml", f"{TLS}}}") if tls else ""
     silent: list[socket.socket] = []
     with serving(path) as server:
@@ -204,6 +206,7 @@ def test_silent_clients_make_nobody_wait(pki: Path, tls: bool) -> None:
 
 def test_a_client_that_drips_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte comes in time; the whole does not."""
+    monkeypatch.setattr(server_module, "_SILENT_S", 3600.0)
     monkeypatch.setattr(server_module, "LONGEST_S", 0.2)
     with serving() as server, socket.create_connection(("127.0.0.1", server.server_port), 60) as slow:
         slow.sendall(b"GET /metrics HTTP/1.1\r\nX: a")
