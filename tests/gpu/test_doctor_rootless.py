@@ -136,6 +136,14 @@ def test_nodes_that_the_user_cannot_open(tmp_path: Path, monkeypatch: pytest.Mon
     assert text.startswith(f"{path}: the group root can (mode 0660), this user is not in it: `usermod -aG root USER`")
     assert "podman --group-add keep-groups" in text
     assert "NVreg_DeviceFileMode=0666" in access.closed_nodes(nodes(tmp_path, 0o600))
+    render = tmp_path / "renderD128"
+    render.write_text("")
+    os.chown(render, 0, 64992)
+    render.chmod(0o660)
+    assert "it has no name: `groupadd -g 64992 NAME`, `usermod -aG NAME USER`" in access.closed_nodes([str(render)])
+    render.chmod(0o600)
+    text = access.closed_nodes([str(render)])
+    assert "a rule of udev's" in text and "modprobe" not in text
     answers[0] = True  # a member
     assert access.closed_nodes(nodes(tmp_path, 0o660)) == ""
     assert "does not keep the caller's groups" in access.closed_nodes(nodes(tmp_path, 0o660), keeps_groups=False)

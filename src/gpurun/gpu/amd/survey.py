@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from gpurun.decimals import decimal
 from gpurun.gpu.amd.host import PCIE as PCIE_LINK
-from gpurun.gpu.amd.host import TOPOLOGY, XGMI, amd_gpus, kfd_node, links
+from gpurun.gpu.amd.host import XGMI, amd_gpus, kfd_node, links
+from gpurun.gpu.amd.processes import computing
 from gpurun.gpu.device import DIRECT, OTHER, PCIE, GpuDevice, Survey
-from gpurun.gpu.host.reads import names_in, read_attribute
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from gpurun.gpu.host.reads import HostNode
 
 _NEARNESS = {XGMI: DIRECT, PCIE_LINK: PCIE}
-_PROCESSES = "/sys/class/kfd/kfd/proc"
-_MOST_PROCESSES = 1 << 16
 
 
 def survey(own_env: Mapping[str, str], ask: bool = True, more: bool = False) -> Survey:
@@ -30,7 +27,7 @@ def survey(own_env: Mapping[str, str], ask: bool = True, more: bool = False) -> 
         as_device(gpu, kfd, tuple([(peer, _NEARNESS.get(kind, OTHER)) for peer, kind, _ in mine]))
         for gpu, mine in zip(gpus, every, strict=True)
     ]
-    return Survey(tuple(units), _computing(sysroot, gpus) if ask else ())
+    return Survey(tuple(units), tuple([(key, pid) for key, pid, _ in computing(sysroot, gpus)]) if ask else ())
 
 
 def as_device(gpu: AmdGpu, kfd: HostNode | None, peers: tuple[tuple[int, int], ...] = ()) -> GpuDevice:
@@ -56,18 +53,3 @@ def as_device(gpu: AmdGpu, kfd: HostNode | None, peers: tuple[tuple[int, int], .
         title=f"AMD GPU {gpu.index}",
         minor=drm.render.minor if drm.render is not None else 0,
     )
-
-
-def _computing(sysroot: str, gpus: tuple[AmdGpu, ...]) -> tuple[tuple[str, int], ...]:
-    """(key, pid) of each process that KFD knows, on each GPU on which it has memory."""
-    ids = {read_attribute(f"{sysroot}{TOPOLOGY}/{gpu.kfd.number}/gpu_id", 64): gpu.key for gpu in gpus}
-    found: list[tuple[str, int]] = []
-    for name in names_in(sysroot + _PROCESSES)[:_MOST_PROCESSES]:
-        pid = decimal(name)
-        if pid is None:
-            continue
-        base = f"{sysroot}{_PROCESSES}/{name}"
-        found += [
-            (key, pid) for gpu_id, key in ids.items() if gpu_id and decimal(read_attribute(f"{base}/vram_{gpu_id}", 64))
-        ]
-    return tuple(found)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _MODE_MENDS = "`modprobe nvidia NVreg_DeviceFileMode=0666` (in /etc/modprobe.d) lets all users"
+_UDEV_MENDS = 'a rule of udev\'s with GROUP="render", MODE="0660" gives them to a group'
 _KEEP = 'the annotation "run.oci.keep_original_groups": "1" (podman --group-add keep-groups)'
 
 
@@ -47,11 +48,11 @@ def _may_open(path: str) -> bool:
     return not by_mode or posix.access(path, posix.R_OK | posix.W_OK, effective_ids=True)
 
 
-def closed_nodes(paths: Iterable[str], keeps_groups: bool = True, mode_mends: str = _MODE_MENDS) -> str:
+def closed_nodes(paths: Iterable[str], keeps_groups: bool = True, mode_mends: str = "") -> str:
     """Which of the nodes at *paths* a container of the caller cannot open, why, and what to do; "" where it can open all.
 
     Unless it *keeps_groups*, what the caller may do as a member of a group alone, the container may not.  *mode_mends* is
-    what to do about nodes that no group may open.
+    what to do about nodes that no group may open, where it is not what the node's driver usually takes.
     """
     closed: dict[str, list[str]] = {}
     for path in paths:
@@ -69,12 +70,12 @@ def closed_nodes(paths: Iterable[str], keeps_groups: bool = True, mode_mends: st
         if opened:
             what = f"only the group {group} can open them, and the container does not keep the caller's groups: {_KEEP}"
         elif mode & 0o060 == 0o060:
-            what = (
-                f"the group {group} can (mode {mode:04o}), this user is not in it: `usermod -aG {group} USER`, a new login, "
-                f"and {_KEEP}"
-            )
+            nameless = f"it has no name: `groupadd -g {group} NAME`, " if group.isdigit() else ""
+            join = f"{nameless}`usermod -aG {'NAME' if nameless else group} USER`, a new login, and {_KEEP}"
+            what = f"the group {group} can (mode {mode:04o}), this user is not in it: {join}"
         else:
-            what = f"their mode is {mode:04o}: {mode_mends}"
+            usual = _MODE_MENDS if path.rpartition("/")[2].startswith("nvidia") else _UDEV_MENDS
+            what = f"their mode is {mode:04o}: {mode_mends or usual}"
         closed.setdefault(what, []).append(path)
     return "; ".join([f"{', '.join(names)}: {what}" for what, names in closed.items()])
 

@@ -21,7 +21,8 @@ class DrmClient(Record):
     """A client of a driver, that is one opening of a device: *pid* has it, *pci* is the device's address.
 
     *memory* is in bytes of the device's own memory.  *busy* are (engine, nanoseconds) and *cycles* (engine, its cycles, all
-    that passed): two looks make a load.
+    that passed): two looks make a load.  *minor* is that of the node that was opened, -1 where it is not known: the
+    partitions of a GPU have one address and nodes of their own.
     """
 
     pid: int
@@ -30,6 +31,7 @@ class DrmClient(Record):
     memory: int = 0
     busy: tuple[tuple[str, int], ...] = ()
     cycles: tuple[tuple[str, int, int], ...] = ()
+    minor: int = -1
 
 
 def clients_of(pid: int, proc: str = "/proc") -> tuple[DrmClient, ...]:
@@ -45,13 +47,31 @@ def clients_of(pid: int, proc: str = "/proc") -> tuple[DrmClient, ...]:
         except OSError:
             continue  # closed meanwhile
         if S_ISCHR(opened.st_mode) and posix.major(opened.st_rdev) == DRM_MAJOR:
-            client = read_client(pid, read_attribute(f"{proc}/{pid}/fdinfo/{name}", _LIMIT))
+            text = read_attribute(f"{proc}/{pid}/fdinfo/{name}", _LIMIT)
+            client = read_client(pid, text, posix.minor(opened.st_rdev))
             if client is not None:
                 found.setdefault((client.pci, client.number), client)
     return tuple(found.values())
 
 
-def read_client(pid: int, text: str) -> DrmClient | None:
+def all_clients(proc: str = "/proc") -> tuple[DrmClient, ...]:
+    """The clients of all processes that the caller may look into, by pid."""
+    try:
+        pids = sorted([int(name) for name in posix.listdir(proc) if name.isdigit()])
+    except OSError:
+        return ()
+    return tuple([client for pid in pids for client in clients_of(pid, proc)])
+
+
+def memory_by_pid(clients: tuple[DrmClient, ...]) -> dict[int, int]:
+    """Process → bytes that its *clients* have of the device's memory."""
+    found: dict[int, int] = {}
+    for client in clients:
+        found[client.pid] = found.get(client.pid, 0) + client.memory
+    return found
+
+
+def read_client(pid: int, text: str, minor: int = -1) -> DrmClient | None:
     """The client in the *text* of an fdinfo file of *pid*; None where the driver says nothing of one."""
     lines = [line.partition(":") for line in text.splitlines()]
     values = {key.strip(): value.strip() for key, colon, value in lines if colon and key.startswith("drm-")}
@@ -72,7 +92,7 @@ def read_client(pid: int, text: str) -> DrmClient | None:
         passed = decimal(values.get(key.replace("drm-cycles-", "drm-total-cycles-"), ""))
         if key.startswith("drm-cycles-") and spent is not None and passed is not None:
             cycles.append((key.removeprefix("drm-cycles-"), spent, passed))
-    return DrmClient(pid, pci, number, sum(memory.values()), tuple(busy), tuple(cycles))
+    return DrmClient(pid, pci, number, sum(memory.values()), tuple(busy), tuple(cycles), minor)
 
 
 def _size(text: str) -> int:

@@ -1,0 +1,107 @@
+"""What AMD's GPUs do now: load, memory, clocks and errors by amdgpu's files of sysfs, sensors by hwmon, processes by KFD and
+fdinfo.
+
+A partition has none of these files.  The GPU that it is of has one temperature, one power and one set of clocks for all;
+its load and its memory in use are not those of a partition, of which KFD's processes and fdinfo alone are known.
+"""
+
+from __future__ import annotations
+
+from gpurun.decimals import decimal
+from gpurun.gpu.amd.host import DRIVER, amd_gpus
+from gpurun.gpu.amd.processes import computing
+from gpurun.gpu.device import Reading
+from gpurun.gpu.host.drm import devices_of_driver
+from gpurun.gpu.host.fdinfo import all_clients, memory_by_pid
+from gpurun.gpu.host.hwmon import Sensors, sensors
+from gpurun.gpu.host.reads import names_in, read_attribute
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpurun.gpu.amd.host import AmdGpu
+    from gpurun.gpu.host.fdinfo import DrmClient
+
+_MAX_MHZ, _MAX_BYTES, _MOST_BLOCKS = 10**5, 1 << 50, 64
+#: What a block's file of errors calls its two counts, and how AMD's exporter does.
+_COUNTS = (("ce", "correct"), ("ue", "uncorrect"))
+
+
+def readings(own_env: Mapping[str, str], proc: str = "/proc") -> tuple[Reading, ...]:
+    """A reading of each GPU and partition that computes, in AMD's order; of fdinfo what the caller may look into."""
+    sysroot = own_env.get("GPURUN_SYSROOT", "").rstrip("/")
+    gpus = amd_gpus(sysroot)
+    if not gpus:
+        return ()
+    clients = all_clients(proc)
+    paths = {device.name: device.path for device in devices_of_driver(sysroot, DRIVER)}
+    boards = {gpu.pci: _Board(paths.get(gpu.pci, gpu.drm.path)) for gpu in gpus}
+    kfd: dict[str, dict[int, int]] = {}
+    for key, pid, size in computing(sysroot, gpus):
+        kfd.setdefault(key, {})[pid] = size
+    return tuple([_reading(gpu, boards[gpu.pci], clients, kfd.get(gpu.key, {})) for gpu in gpus])
+
+
+class _Board:
+    """What the files of one PCI device say."""
+
+    def __init__(self, path: str) -> None:
+        self.load = _number(f"{path}/gpu_busy_percent", 100)
+        self.memory_used = _number(f"{path}/mem_info_vram_used", _MAX_BYTES)
+        self.memory_total = _number(f"{path}/mem_info_vram_total", _MAX_BYTES)
+        self.clock = _clock(f"{path}/pp_dpm_sclk")
+        self.memory_clock = _clock(f"{path}/pp_dpm_mclk")
+        self.errors = _errors(f"{path}/ras")
+        self.sensors: Sensors = sensors(path)
+
+
+def _reading(gpu: AmdGpu, board: _Board, clients: tuple[DrmClient, ...], kfd: dict[int, int]) -> Reading:
+    minors = {node.minor for node in gpu.drm.nodes}
+    mine = tuple([client for client in clients if client.pci == gpu.pci and client.minor in minors])
+    used = memory_by_pid(mine)
+    # KFD's memory is in fdinfo as well on newer kernels: the larger of both is what the process has.
+    processes = {pid: max(used.get(pid, 0), kfd.get(pid, 0)) for pid in sorted({*used, *kfd})}
+    whole, told = gpu.partition < 0, board.sensors
+    return Reading(
+        gpu.key,
+        load=board.load if whole else None,
+        memory_used=board.memory_used if whole else sum(processes.values()),
+        memory_total=board.memory_total if whole else (gpu.memory if gpu.memory > 0 else None),
+        temperature=told.temperature,
+        power=told.power,
+        power_limit=told.power_limit,
+        clock=board.clock,
+        memory_clock=board.memory_clock,
+        errors=board.errors,
+        processes=tuple(processes.items()),
+    )
+
+
+def _number(path: str, most: int) -> int | None:
+    return decimal(read_attribute(path, 64), most)
+
+
+def _clock(path: str) -> int | None:
+    """The MHz of the line with a star: ``1: 1700Mhz *``."""
+    for line in read_attribute(path).splitlines():
+        if line.endswith("*"):
+            return decimal(line.partition(":")[2].strip(" *").lower().removesuffix("mhz"), _MAX_MHZ)
+    return None
+
+
+def _errors(path: str) -> tuple[tuple[str, int], ...]:
+    """(``correct_umc``, how many) of each block of the GPU that counts."""
+    try:
+        names = [name for name in names_in(path) if name.endswith("_err_count")][:_MOST_BLOCKS]
+    except OSError:
+        return ()
+    found = []
+    for name in names:
+        block = name.removesuffix("_err_count")
+        lines = dict([line.partition(":")[::2] for line in read_attribute(f"{path}/{name}", 256).splitlines()])
+        for word, kind in _COUNTS:
+            count = decimal(lines.get(word, "").strip())
+            if count is not None and block.replace("_", "").isalnum() and block.isascii():
+                found.append((f"{kind}_{block}", count))
+    return tuple(found)
