@@ -188,6 +188,7 @@ def test_who_only_looks_at_gpus_has_no_privilege_where_it_needs_none(
         context = container["securityContext"]
         assert context["readOnlyRootFilesystem"] is True
         asks = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in container["env"]
+        assert asks is ({"name": "AMD_VISIBLE_DEVICES", "value": "all"} in container["env"])
         assert asks is ({"name": "GPURUN_GPU_OPTIONAL", "value": "true"} in container["env"])
         own_dev = "dev" not in {volume["name"] for volume in pod["volumes"]}
         if context.get("privileged"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import threading
 from pathlib import Path
@@ -16,6 +16,7 @@ from gpurun.kubernetes import late_gpus
 from gpurun.kubernetes.late_gpus import LateGpus, forbidden_nodes
 from gpurun.oci.resources import DeviceRule
 from tests.cgroup.conftest import Spawn, base, spawn, tree  # noqa: F401
+from tests.simcards import amd
 from tests.simdriver import Options, make, minor
 
 MINE = {"GPURUN_GPU_OPTIONAL": "true"}
@@ -32,14 +33,30 @@ def test_what_the_rules_of_the_cgroup_forbid(denied: str, base: Path, spawn: Spa
         path.chmod(0o444)  # as the driver has them
     meant = capabilities if denied == "nvidia-caps" else [dev / denied] if denied else []
     (dev / "nvidia1").chmod(0o000)  # of permissions a new container would have no more
+    found = forbidden(meant, host.path, base, spawn)
+    assert found <= set(map(str, meant)) and bool(found) is bool(meant)
+
+
+@pytest.mark.parametrize("denied", ["", "kfd", "dri/renderD129"])
+def test_of_amds_gpus(denied: str, base: Path, spawn: Spawn, tmp_path: Path) -> None:  # noqa: F811
+    host = amd.mi210(tmp_path / "host", count=2)
+    if not host.real_nodes:
+        pytest.skip("device nodes need root")
+    place = tmp_path / "host"
+    meant = [place / "dev" / denied] if denied else []
+    assert forbidden(meant, place, base, spawn) == set(map(str, meant))
+
+
+def forbidden(nodes: list[Path], sysroot: Path, base: Path, spawn: Spawn) -> set[str]:  # noqa: F811
+    """What :func:`forbidden_nodes` says of the host *sysroot* in a cgroup that forbids *nodes*."""
     rules = [DeviceRule(True, "a", None, None, "rwm")]
-    for path in meant:
+    for path in nodes:
         number = path.stat().st_rdev
         rules.append(DeviceRule(False, "c", os.major(number), os.minor(number), "rwm"))
-    said = tmp_path / "said"
+    read, write = multiprocessing.Pipe(duplex=False)
 
     def ask() -> None:
-        said.write_text(json.dumps(forbidden_nodes(Roots("/", str(host.path)))))
+        write.send(forbidden_nodes(Roots("/", str(sysroot))))
 
     cgroup = base / "part"
     cgroup.mkdir()
@@ -48,8 +65,7 @@ def test_what_the_rules_of_the_cgroup_forbid(denied: str, base: Path, spawn: Spa
     os.close(fd)
     os.waitpid(spawn(cgroup, ask), 0)
     cgroup.rmdir()
-    found = json.loads(said.read_text())
-    assert set(found) <= set(map(str, meant)) and bool(found) is bool(meant)
+    return set(read.recv())
 
 
 def looked(monkeypatch: pytest.MonkeyPatch, answers: list[list[str]], env: dict[str, str]) -> tuple[bool, int]:
@@ -73,6 +89,8 @@ def looked(monkeypatch: pytest.MonkeyPatch, answers: list[list[str]], env: dict[
     late.start()
     assert over.wait(60)
     late.stop()
+    for thread in [thread for thread in threading.enumerate() if thread.name == "late-gpus"]:
+        thread.join(60)
     return ended.is_set(), looks
 
 
@@ -83,6 +101,9 @@ def test_a_part_ends_when_there_are_such_nodes(monkeypatch: pytest.MonkeyPatch) 
     # One that has another GPU, whose site gives away no more: a new container would have no more either.
     assert not looked(monkeypatch, [["/dev/nvidia0"]] * 5, MINE)[0]
     assert looked(monkeypatch, [["/dev/nvidia0"], ["/dev/nvidia0"], ["/dev/nvidia0", "/dev/nvidia1"]], MINE)[0]
+    # AMD's that were there and are not for computing are none of its business; one whose driver is loaded later is.
+    assert not looked(monkeypatch, [["/dev/dri/renderD128"]] * 5, MINE)[0]
+    assert looked(monkeypatch, [[], ["/dev/kfd"]], MINE)[0]
 
 
 def test_who_may_open_everything_or_was_given_nothing_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,6 +169,9 @@ terminationMessagePolicy: FallbackToLogsOnError
 env:
   {{- if $looks }}
   - {name: NVIDIA_VISIBLE_DEVICES, value: all}
+  {{- if or (not $.Values.vendors) (has "amd" $.Values.vendors) }}
+  - {name: AMD_VISIBLE_DEVICES, value: all}
+  {{- end }}
   - {name: NVIDIA_DRIVER_CAPABILITIES, value: utility}
   - {name: GPURUN_GPU_OPTIONAL, value: "true"}
   {{- end }}

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 #: The variable that names GPUs of every maker (:mod:`gpurun.gpu.visible`), and the only one for Intel's.
 EVERY_MAKER = "GPURUN_VISIBLE_DEVICES"
 AMD_UNKNOWN = "GPURUN_AMD_UNKNOWN"
+#: The values of a switch that Go's strconv.ParseBool takes for true, as the makers' own tools read theirs.
+GO_TRUE = ("1", "t", "T", "TRUE", "true", "True")
 #: The values of such a variable: devices that the host does not have are an error, or are passed over with a warning.
 REFUSE_UNKNOWN, IGNORE_UNKNOWN = "refuse", "ignore"
 

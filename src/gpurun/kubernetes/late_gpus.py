@@ -1,8 +1,9 @@
 """GPUs that came after this container, which it may not open: the container that takes its place may.
 
-A pod without privileges is let open the GPUs by gpurun, its runtime (NVIDIA_VISIBLE_DEVICES=all, GPURUN_GPU_OPTIONAL=true):
-those that the node has when the container is made.  A driver that is loaded later, a GPU that is added and a new MIG device
-have nodes that the device rules of the cgroup forbid.  So the process ends, and the kubelet starts the container again.
+A pod without privileges is let open the GPUs by gpurun, its runtime (NVIDIA_VISIBLE_DEVICES=all, AMD_VISIBLE_DEVICES=all,
+GPURUN_GPU_OPTIONAL=true): those that the node has when the container is made.  A driver that is loaded later, a GPU that is
+added and a new MIG device have nodes that the device rules of the cgroup forbid.  So the process ends, and the kubelet
+starts the container again.
 """
 
 from __future__ import annotations
@@ -13,16 +14,31 @@ import threading
 from collections.abc import Callable, Mapping
 
 from gpurun import log
+from gpurun.gpu.amd.host import DRIVER as AMD_DRIVER
+from gpurun.gpu.host.drm import devices_of_driver
 from gpurun.gpu.nvidia.host.gpus import read_gpus
 from gpurun.gpu.nvidia.host.roots import Roots, dev_root
-from gpurun.gpu.nvidia.request.environment import may_be_without
+from gpurun.gpu.request.optional import may_be_without
 
 #: Seconds between two looks.
 _INTERVAL_S = 5.0
 
 
 def forbidden_nodes(roots: Roots) -> list[str]:
-    """The device nodes of GPUs and MIG devices that are there, and that the rules of this process's cgroup forbid."""
+    """The device nodes that are there, of NVIDIA's GPUs and MIG devices and of AMD's GPUs, and that the rules of this
+    process's cgroup forbid."""
+    return _of_nvidia(roots) + _of_amd(roots)
+
+
+def _of_amd(roots: Roots) -> list[str]:
+    # KFD tells of a GPU only those who may open it, so sysfs is asked. Intel's GPUs are read without opening them.
+    devices = devices_of_driver(roots.sysroot, AMD_DRIVER)
+    nodes = [device.render.host_path for device in devices if device.render is not None]
+    found = [f"{roots.sysroot}/dev/kfd", *nodes] if devices else []
+    return [path for path in found if _is_forbidden(path, os.O_RDWR)]
+
+
+def _of_nvidia(roots: Roots) -> list[str]:
     gpus = read_gpus(roots)
     if not gpus:
         return []
@@ -67,11 +83,11 @@ class LateGpus:
         self._stop.set()
 
     def _run(self) -> None:
-        # A container that may open none has been made without GPUs; one that may open some lacks the others for good, as
-        # those that the site excludes.
+        # A container that may open none of NVIDIA's has been made without GPUs; one that may open some lacks the others for
+        # good, as those that the site excludes.  Of AMD's it has lacked from its beginning what does not compute.
         before = set(forbidden_nodes(self._roots))
         if any(path.endswith("/dev/nvidiactl") for path in before):
-            before = set()
+            before = {path for path in before if not path.rpartition("/dev/")[2].startswith("nvidia")}
         while True:
             late = [path for path in forbidden_nodes(self._roots) if path not in before]
             if late:

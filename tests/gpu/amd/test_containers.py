@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MakeBundle
+from tests.native.bundle import Bundle
 from tests.native.runtime import ENVIRONMENT, Runtime
 from tests.simcards import RENDER, VIDEO, Host, amd
 
@@ -31,6 +32,21 @@ def test_its_own_gpu_in_the_groups_of_the_host(runtime: Runtime, bundle: MakeBun
     assert {str(VIDEO), str(RENDER)} <= set(out.split())
     assert "No such device or address" in out or "No such device" in out, "it may be opened; there is no driver"
     assert "not permitted" not in out and "denied" not in out
+
+
+def test_a_container_that_may_be_without_gpus(runtime: Runtime, bundle: MakeBundle, host: Host, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    nowhere = ENVIRONMENT | {"GPURUN_SYSROOT": str(tmp_path / "empty")}
+
+    def asking(value: str) -> Bundle:
+        made = bundle().sh("ls /dev/dri || echo none")
+        made.process["env"] += ["AMD_VISIBLE_DEVICES=all", f"GPURUN_GPU_OPTIONAL={value}"]
+        return made
+
+    assert "renderD129" in runtime.output(asking("true"), env=ENVIRONMENT | host.env)
+    result = runtime.run(asking("true"), env=nowhere)
+    assert (result.rc, result.out) == (0, "none\n")
+    assert "no AMD GPU that computes" in runtime.refused(asking("false"), env=nowhere)
 
 
 def test_exec_has_the_groups_and_what_is_attached(runtime: Runtime, bundle: MakeBundle, host: Host) -> None:

@@ -44,10 +44,15 @@ def edits_of(asked: Inquiry) -> ContainerEdits | None:
         free = read_free_request(request.value, request.source, "amd")
         return module(free.vendor, "resolve").free_edits(asked, free)  # type: ignore[no-any-return]
     if not gpus and not (ignore and posix.access(f"{sysroot}{named('amd').probes[0]}", posix.F_OK)):
-        raise GpuError(
+        error = GpuError(
             f"process.env {request.source}: this host has no AMD GPU that computes: "
             f"{sysroot}/sys/module/amdgpu and {sysroot}/sys/class/kfd are there while the driver is loaded"
         )
+        from gpurun.gpu.request.optional import may_be_without, without
+
+        if not may_be_without(asked.env):
+            raise error
+        return without(error)
     chosen = select(request, gpus, ignore)
     warnings = _passed_over(request, gpus) if ignore else ()
     made = _edits(chosen, asked, request.source) if chosen else ContainerEdits()

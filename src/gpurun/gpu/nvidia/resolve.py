@@ -190,7 +190,7 @@ def _served(asked: Inquiry, request: GpuRequest | None, settings: Settings) -> G
 def _from_driver(request: GpuRequest, settings: Settings, asked: Inquiry) -> GpuAnswer:
     from gpurun.gpu.nvidia.driver_answer import ask_driver
     from gpurun.gpu.nvidia.host.file_names import MPS_REASON
-    from gpurun.gpu.nvidia.request.environment import may_be_without
+    from gpurun.gpu.request.optional import may_be_without
 
     told = any(e.startswith("CUDA_VISIBLE_DEVICES=") for e in asked.env)
     tell_cuda = settings.cuda_visible_devices and asked.privileged and not told and bool(request.devices)
@@ -211,14 +211,13 @@ def _from_driver(request: GpuRequest, settings: Settings, asked: Inquiry) -> Gpu
 
 def _without(error: GpuError, settings: Settings, asked: Inquiry) -> GpuAnswer:
     """No GPUs for a container that may be without them, where the host has none with a driver; else *error* is raised."""
-    from gpurun.cdi.edits import ContainerEdits
     from gpurun.gpu.nvidia.host.gpus import read_gpus
-    from gpurun.gpu.nvidia.request.environment import OPTIONAL
     from gpurun.gpu.nvidia.request.settings import roots_of
+    from gpurun.gpu.request.optional import without
 
     if read_gpus(roots_of(asked.own_env, settings)):
         raise error
-    return GpuAnswer(ContainerEdits(warnings=(f"the container has no GPU, as {OPTIONAL} lets it: {error}",)))
+    return GpuAnswer(without(error))
 
 
 def _from_files(

@@ -19,7 +19,7 @@ from gpurun.gpu.nvidia.request.records import (
     Policy,
     is_qualified,
 )
-from gpurun.gpu.vendors import is_free, place
+from gpurun.gpu.vendors import GO_TRUE, is_free, place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 
 #: Of all NVIDIA_REQUIRE_* together: an official image has some thousand, and each is looked at for each GPU.
 MAX_REQUIREMENTS = 256 * 1024
-
-_GO_TRUE = ("1", "t", "T", "TRUE", "true", "True")
-
-#: A container with it asks for GPUs where there are some.
-OPTIONAL = "GPURUN_GPU_OPTIONAL"
 
 #: Variables that ask for more than GPUs; read by :mod:`gpurun.gpu.nvidia.request.extras`, imported when there is one.
 EXTRA_VARIABLES = (
@@ -90,7 +85,7 @@ def read_request(
         source=source,
         qualified=qualified,
         all_csv="csv-mounts=all" in variables.get("NVIDIA_REQUIRE_JETPACK", "").split(","),
-        forward_compat=variables.get("NVIDIA_DISABLE_CUDA_COMPAT") not in _GO_TRUE,
+        forward_compat=variables.get("NVIDIA_DISABLE_CUDA_COMPAT") not in GO_TRUE,
         warnings=warnings,
     )
     if channels or any(variables.get(name) for name in EXTRA_VARIABLES):
@@ -118,13 +113,7 @@ def read_needs(env: tuple[str, ...], policy: Policy) -> GpuRequest:
 def wants_newer_libraries(env: tuple[str, ...]) -> bool:
     """Whether ``process.env`` lets newer CUDA libraries of the image be used; of duplicates the last one counts."""
     said = [entry.partition("=")[2] for entry in env if entry.startswith("NVIDIA_DISABLE_CUDA_COMPAT=")]
-    return not said or said[-1] not in _GO_TRUE
-
-
-def may_be_without(env: tuple[str, ...]) -> bool:
-    """Whether ``process.env`` says that the container starts without GPUs on a host that has none; the last one counts."""
-    said = [entry.partition("=")[2] for entry in env if entry.startswith(f"{OPTIONAL}=")]
-    return bool(said) and said[-1] in _GO_TRUE
+    return not said or said[-1] not in GO_TRUE
 
 
 def _device_list(variables: dict[str, str], legacy: bool, policy: Policy) -> tuple[str, str | None]:
@@ -176,7 +165,7 @@ def _read_capabilities(value: str | None, legacy: bool, policy: Policy) -> tuple
 
 
 def _read_requirements(variables: dict[str, str], legacy: bool, policy: Policy) -> tuple[str, ...]:
-    if policy.disable_require or variables.get("NVIDIA_DISABLE_REQUIRE") in _GO_TRUE:
+    if policy.disable_require or variables.get("NVIDIA_DISABLE_REQUIRE") in GO_TRUE:
         return ()
     found = [
         value
