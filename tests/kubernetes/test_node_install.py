@@ -209,6 +209,24 @@ def test_the_program_stays_while_containers_need_it(root: Path) -> None:
     assert contents(root) == start
 
 
+def test_a_runtime_of_that_name_which_the_node_had_stays(root: Path) -> None:
+    """A removal that has to come again, for a container's sake, does not take what the first has given back."""
+    table = "plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes"
+    own = CONTAINERD + f'\n[{table}.gpurun]\nruntime_type = "io.containerd.runc.v2"\n'
+    own += f"[{table}.gpurun.options]\nBinaryName = '/usr/local/bin/gpurun'\n"
+    start = prepare(root, {"config.toml": own})
+    install(root)
+    note = root / "run/containerd/io.containerd.runtime.v2.task/k8s.io/abc/runtime"
+    note.parent.mkdir(parents=True)
+    note.write_text("/opt/gpurun/bin/gpurun")
+    for _ in range(2):
+        assert "stays for 1 containers" in remove(root)
+        assert (root / "etc/containerd/config.toml").read_text() == own
+    note.unlink()
+    assert remove(root) == "/opt/gpurun/bin/gpurun is gone"
+    assert contents(root) == start
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

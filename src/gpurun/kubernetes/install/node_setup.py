@@ -57,11 +57,15 @@ class NodeSetup(Record):
 
 
 class Installed(Record):
-    """What has been begun on a node: *restart* while the engine is to be restarted for it, *removing* while it goes."""
+    """What has been begun on a node: *restart* while the engine is to be restarted for it, *removing* while it goes.
+
+    *engine_as_before*: its removal has given the engine's configuration back, in which nothing is gpurun's from then on.
+    """
 
     setup: NodeSetup
     restart: bool = False
     removing: bool = False
+    engine_as_before: bool = False
 
 
 def with_defaults(setup: NodeSetup) -> NodeSetup:
@@ -92,7 +96,8 @@ def read_installed(path: str = RECORD) -> Installed | None:
         raise GpurunError(f"{path} can be written by others than root, and is not obeyed: look at it, and remove it")
     try:
         document = json.loads(data)
-        noted = Installed(NodeSetup(**document["setup"]), document["restart"], document["removing"])
+        flags = document["restart"], document["removing"], document.get("engine_as_before", False)
+        noted = Installed(NodeSetup(**document["setup"]), *flags)
         problem = _problem(noted)
     except (ValueError, KeyError, TypeError, RecursionError):
         problem = "cannot be read"
@@ -128,7 +133,7 @@ def _problem(noted: Installed) -> str:
     for name in NodeSetup._fields:
         if type(getattr(setup, name)) is not type(getattr(default, name)):
             return f"says {name} in a wrong way"
-    if type(noted.restart) is not bool or type(noted.removing) is not bool:
+    if {type(flag) for flag in (noted.restart, noted.removing, noted.engine_as_before)} != {bool}:
         return "cannot be read"
     if setup.engine not in ENGINES or setup.restart not in RESTART_MODES:
         return f"names the engine {setup.engine!r} and its restart {setup.restart!r}, which are not known"
@@ -140,5 +145,5 @@ def _problem(noted: Installed) -> str:
 def write_installed(installed: Installed, path: str = RECORD) -> None:
     """Write the note; when this returns it is on the disk.  Raises :class:`GpurunError`, PermissionError."""
     setup = {name: getattr(installed.setup, name) for name in NodeSetup._fields}
-    document = {"setup": setup, "restart": installed.restart, "removing": installed.removing}
+    document = {"setup": setup} | {name: getattr(installed, name) for name in Installed._fields if name != "setup"}
     files.write(path, json.dumps(document, indent=1) + "\n")

@@ -111,13 +111,16 @@ def _remove(before: Installed) -> str:
     write_installed(note)
     _remove_strays_of(setup)
     client = setup.client()
-    changes = () if setup.engine == NO_ENGINE else plan_uninstall(client)
+    changes = () if setup.engine == NO_ENGINE or before.engine_as_before else plan_uninstall(client)
     done = []
     if changes:
         note = replace(note, restart=True)
         write_installed(note)
         apply_all(client, changes)
         done += [f"{change.path} is {'gone' if change.text is None else 'as before'}" for change in changes]
+    # When this comes again, for a container that needs the program, a runtime of that name is one that the node had before.
+    note = replace(note, engine_as_before=True)
+    write_installed(note)
     if setup.config:
         files.forget_kept(setup.config)
     if note.restart:
