@@ -190,15 +190,12 @@ def _served(asked: Inquiry, request: GpuRequest | None, settings: Settings) -> G
 def _from_driver(request: GpuRequest, settings: Settings, asked: Inquiry) -> GpuAnswer:
     from gpurun.gpu.nvidia.driver_answer import ask_driver
     from gpurun.gpu.nvidia.host.file_names import MPS_REASON
-    from gpurun.gpu.request.optional import may_be_without
 
     told = any(e.startswith("CUDA_VISIBLE_DEVICES=") for e in asked.env)
     tell_cuda = settings.cuda_visible_devices and asked.privileged and not told and bool(request.devices)
     try:
         answer = ask_driver(request, settings, asked.own_env, asked.prepare, tell_cuda)
     except GpuError as e:
-        if not may_be_without(asked.env):
-            raise
         return _without(e, settings, asked)
     pipes = [mount for mount in answer.edits.mounts if mount.reason == MPS_REASON]
     if pipes:
@@ -213,9 +210,9 @@ def _without(error: GpuError, settings: Settings, asked: Inquiry) -> GpuAnswer:
     """No GPUs for a container that may be without them, where the host has none with a driver; else *error* is raised."""
     from gpurun.gpu.nvidia.host.gpus import read_gpus
     from gpurun.gpu.nvidia.request.settings import roots_of
-    from gpurun.gpu.request.optional import without
+    from gpurun.gpu.request.optional import may_be_without, without
 
-    if read_gpus(roots_of(asked.own_env, settings)):
+    if not may_be_without(asked.env) or read_gpus(roots_of(asked.own_env, settings)):
         raise error
     return GpuAnswer(without(error))
 
