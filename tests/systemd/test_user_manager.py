@@ -17,41 +17,18 @@ from tests.conftest import runtime_path
 from tests.native.bundle import make_rootfs
 from tests.native.runtime import TIMEOUT
 from tests.native.waiting import wait_until
+from tests.systemd.users import CONTROLLERS, MANAGER, NAME, RUNTIME_DIR, UID, delegate, lingering_user, run_as_user
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only, pytest.mark.needs("guest", "systemd")]
 
-UID, NAME = 4242, "gpuruntest"
-RUNTIME_DIR = f"/run/user/{UID}"
-DROP_IN = Path(f"/run/systemd/system/user@{UID}.service.d/gpurun.conf")
-MANAGER = Path(f"/sys/fs/cgroup/user.slice/user-{UID}.slice/user@{UID}.service")
 OPTIONS = "--systemd-cgroup"
 Change = Callable[[dict[str, Any]], None]
 
 
-def systemctl(*args: str) -> None:
-    subprocess.run(["systemctl", *args], check=True, capture_output=True)
-
-
-def delegate(controllers: str) -> None:
-    """Give the user's manager *controllers*, as an administrator does with `systemctl edit user@.service`."""
-    DROP_IN.parent.mkdir(parents=True, exist_ok=True)
-    DROP_IN.write_text(f"[Service]\nDelegate=\nDelegate={controllers}\n")
-    systemctl("daemon-reload")
-    systemctl("restart", f"user@{UID}.service")
-
-
 @pytest.fixture(scope="module", autouse=True)
 def user() -> Iterator[None]:
-    """A user whose manager runs without a login. Only in the guest: elsewhere nobody wants one made."""
-    subprocess.run(["useradd", "--uid", str(UID), "--create-home", NAME], check=True)
-    subprocess.run(["loginctl", "enable-linger", NAME], check=True)
-    delegate("cpu cpuset io memory pids")
-    yield
-    subprocess.run(["loginctl", "disable-linger", NAME], check=True)
-    systemctl("stop", f"user-{UID}.slice")
-    shutil.rmtree(DROP_IN.parent)
-    systemctl("daemon-reload")
-    subprocess.run(["userdel", "--remove", NAME], check=False, capture_output=True)
+    with lingering_user():
+        yield
 
 
 class User:
@@ -66,24 +43,9 @@ class User:
 
     def command(self, *argv: str, check: bool = True) -> str:
         """Run *argv* as the user; what it has said."""
-        with tempfile.TemporaryFile() as out:  # a container that goes on would hold a pipe open
-            done = subprocess.run(
-                argv,
-                user=UID,
-                group=UID,
-                extra_groups=[],
-                env=self.environment,
-                cwd=self.directory,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                check=False,
-                timeout=120,
-            )
-            out.seek(0)
-            text = out.read().decode()
-        assert not check or done.returncode == 0, (argv, done.returncode, text)
-        return text
+        done = run_as_user(argv, self.environment, self.directory)
+        assert not check or done.returncode == 0, (argv, done.returncode, done.stdout)
+        return done.stdout
 
     def gpurun(self, *args: str, check: bool = True) -> str:
         return self.command(str(self.program), *args, check=check)
@@ -145,6 +107,25 @@ def test_limits_and_update(caller: User) -> None:
     caller.gpurun("update", "--memory", "32m", "--pids-limit", "7", caller.ids[-1])
     caller.command("systemctl", "--user", "daemon-reload")
     assert [(path / f).read_text().strip() for f in files] == [str(32 << 20), "7", "50000 100000"]
+
+
+def test_control(caller: User) -> None:
+    """A user without root asks what a container uses, and stops and resumes it, as root does."""
+    path = caller.start("sleep 1000", memory={"limit": 64 << 20}, pids={"limit": 20})
+    assert_controlled(caller, path)
+
+
+def assert_controlled(caller: User, path: Path) -> None:
+    """`events`, `stats`, `pause` and `resume` work on the last container, whose cgroup is *path*."""
+    made = caller.ids[-1]
+    limit = int((path / "memory.max").read_text())
+    report = json.loads(caller.gpurun("events", "--stats", made))["data"]
+    assert report["memory"]["usage"]["limit"] == limit and report["pids"]["current"] == 1
+    assert f"/ {limit >> 20}MiB" in caller.gpurun("stats", "--once", made)
+    for command, frozen, status in (("pause", 1, "paused"), ("resume", 0, "running")):
+        caller.gpurun(command, made)
+        assert numbers(path / "cgroup.events")["frozen"] == frozen
+        assert json.loads(caller.gpurun("state", made))["status"] == status
 
 
 def test_out_of_memory(caller: User) -> None:
@@ -256,4 +237,4 @@ def test_what_is_not_delegated_is_refused(caller: User) -> None:
             assert f'linux.resources.{asked}: the cgroup v2 controller "{controller}" is not available' in text
             assert "not delegated to your service manager" in text and "systemctl edit user@.service" in text
     finally:
-        delegate("cpu cpuset io memory pids")
+        delegate(CONTROLLERS)
