@@ -16,9 +16,11 @@ control=$CUDA_MPS_PIPE_DIRECTORY/control
 if [ "$1" = -f ]; then
   echo "daemon from $(cat /of-the-driver || echo the node) $LD_LIBRARY_PATH" >>{said}
   touch /dev/shm/of-the-daemon
-  rm -f "$control"
-  mkfifo "$control"
-  exec 3<>"$control"
+  # In place of one that a killed daemon has left, at once: a client that came between would make a file of that name.
+  rm -f "$control.new"
+  mkfifo "$control.new"
+  exec 3<>"$control.new"
+  mv -f "$control.new" "$control"
   while read -r line <&3; do
     echo "$line" >>{said}
     case $line in quit*) exit 0 ;; esac
@@ -52,7 +54,7 @@ def programs(root: Path, whole: bool, host: Path) -> Path:
             (root / name).mkdir(parents=True, exist_ok=True)
         busybox = shutil.which("busybox") or "busybox"
         shutil.copy(busybox, root / "bin/busybox")
-        for name in ("sh", "cat", "touch", "rm", "mkfifo", "timeout"):
+        for name in ("sh", "cat", "touch", "rm", "mkfifo", "mv", "timeout"):
             os.symlink("busybox", root / f"bin/{name}")
     shell = "/bin/sh" if whole else "/bin/bash"
     for name, text in (("nvidia-smi", _SMI), ("nvidia-cuda-mps-control", _CONTROL)):

@@ -9,9 +9,11 @@ CONTROL = """#!/bin/bash
 echo "$* CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES" >>{log}
 if [[ $1 == -f ]]; then
   touch /dev/shm/of-the-daemon
-  rm -f "$CUDA_MPS_PIPE_DIRECTORY/control"  # of one that was killed
-  mkfifo "$CUDA_MPS_PIPE_DIRECTORY/control" && echo $$ >{log}.pid
-  exec 3<>"$CUDA_MPS_PIPE_DIRECTORY/control"
+  # In place of one that a killed daemon has left, at once: a client that came between would make a file of that name.
+  rm -f "$CUDA_MPS_PIPE_DIRECTORY/control.new"
+  mkfifo "$CUDA_MPS_PIPE_DIRECTORY/control.new"
+  exec 3<>"$CUDA_MPS_PIPE_DIRECTORY/control.new"
+  mv -f "$CUDA_MPS_PIPE_DIRECTORY/control.new" "$CUDA_MPS_PIPE_DIRECTORY/control" && echo $$ >{log}.pid
   while read -r line <&3; do
     echo "$line" >>{log}
     [[ $line == quit* ]] && exit 0
@@ -19,7 +21,7 @@ if [[ $1 == -f ]]; then
 fi
 [[ -p $CUDA_MPS_PIPE_DIRECTORY/control ]] || {{ echo "Cannot find MPS control daemon process" >&2; exit 1; }}
 read -r line
-timeout 5 bash -c 'echo "$0" >"$CUDA_MPS_PIPE_DIRECTORY/control"' "$line"
+echo "$line" | timeout 5 dd of="$CUDA_MPS_PIPE_DIRECTORY/control" conv=nocreat,notrunc status=none
 """
 
 

@@ -5,9 +5,11 @@ if [[ $1 == -f ]]; then
   [[ ! -e $log.broken ]] || exit 3
   echo "begins CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES" >>"$log"
   touch /dev/shm/of-the-daemon
-  rm -f "$CUDA_MPS_PIPE_DIRECTORY/control"
-  mkfifo "$CUDA_MPS_PIPE_DIRECTORY/control"
-  exec 3<>"$CUDA_MPS_PIPE_DIRECTORY/control"
+  # In place of one that a killed daemon has left, at once: a client that came between would make a file of that name.
+  rm -f "$CUDA_MPS_PIPE_DIRECTORY/control.new"
+  mkfifo "$CUDA_MPS_PIPE_DIRECTORY/control.new"
+  exec 3<>"$CUDA_MPS_PIPE_DIRECTORY/control.new"
+  mv -f "$CUDA_MPS_PIPE_DIRECTORY/control.new" "$CUDA_MPS_PIPE_DIRECTORY/control"
   echo $$ >"$log.pid"
   while read -r line <&3; do
     [[ $line == quit* ]] && { echo ends >>"$log"; rm -f "$CUDA_MPS_PIPE_DIRECTORY/control"; exit 0; }
@@ -15,4 +17,4 @@ if [[ $1 == -f ]]; then
 fi
 [[ -p $CUDA_MPS_PIPE_DIRECTORY/control ]] || { echo "Cannot find MPS control daemon process" >&2; exit 1; }
 read -r line
-timeout 5 bash -c 'echo "$0" >"$CUDA_MPS_PIPE_DIRECTORY/control"' "$line"
+echo "$line" | timeout 5 dd of="$CUDA_MPS_PIPE_DIRECTORY/control" conv=nocreat,notrunc status=none
