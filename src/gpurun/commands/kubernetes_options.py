@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import socket
@@ -152,11 +153,15 @@ def listen_address(text: str, option: str) -> tuple[str, int]:
 
 
 def until_signal(stop: Callable[[], None]) -> None:
-    """Call *stop* when somebody asks this process to end; a second time it ends at once."""
+    """Call *stop* in a thread when somebody asks this process to end; a second time it ends at once.
+
+    The handler runs in the main thread, between any two steps of it: called there, *stop* would wait for good for a lock
+    that the main thread holds, as that of the :class:`threading.Event` that it is about to wait for.
+    """
 
     def ask(number: int, _: object) -> None:
         signal.signal(number, signal.SIG_DFL)
-        stop()
+        _thread.start_new_thread(stop, ())  # threading.Thread has locks of its own
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ask)

@@ -127,7 +127,7 @@ def metrics(invocation: Invocation) -> int:
     shown = f"[{address}]" if ":" in address else address
     scheme = "https" if web().context else "http"
     log.info(f"serving {scheme}://{shown}:{server.server_port}/metrics")
-    until_signal(lambda: threading.Thread(target=server.shutdown).start())
+    until_signal(server.shutdown)
     try:
         with ended_by_late_gpus(reader._host, server.shutdown):
             server.serve_forever()
