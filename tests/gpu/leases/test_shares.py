@@ -422,9 +422,13 @@ def test_many_at_once_and_killed_at_any_step(
         for done in [pool.submit(job, kill, moment) for _, kill, moment in jobs]:
             done.result()
     assert most > 1
-    for container_id in killed:
-        end_one_that_waits(runtime, container_id)
-    wait_until(lambda: leases(runtime, host) == [])
+
+    def none_is_left() -> bool:
+        for container_id in killed:  # again and again: one may be on its way to where it waits
+            end_one_that_waits(runtime, container_id)
+        return leases(runtime, host) == []
+
+    wait_until(none_is_left)
 
 
 def end_one_that_waits(runtime: Runtime, container_id: str) -> None:
