@@ -14,8 +14,9 @@ import pytest
 
 from gpurun.security.lsm import apparmor_enabled
 from tests.conftest import REPOSITORY, MakeBundle
-from tests.native.apparmor import Load, denials, kernel_log, package_rules
+from tests.native.apparmor import Load, denials, package_rules
 from tests.native.bundle import Bundle
+from tests.native.kernel_log import mark_kernel_log
 from tests.native.leaks import Leaks
 from tests.native.others import runtime_at
 from tests.native.runtime import Result, Runtime
@@ -51,7 +52,7 @@ LABEL = "cat /proc/self/attr/current"
 def test_labels(either: Runtime, bundle: MakeBundle, load: Load) -> None:
     """run and exec are in the profile from their first instruction; --apparmor of exec names another."""
     profile, other = load("gpurun-test", PROFILES["enforced"]), load("gpurun-test-other", PROFILES["enforced"])
-    log = len(kernel_log())
+    log = mark_kernel_log()
     container = either.start(confined(bundle(), profile).sh(f"{LABEL}; touch /tmp/file || echo refused; sleep 1000"))
     assert container.wait_for("refused").splitlines()[0] == f"{profile} (enforce)"
     assert either("exec", container.id, "sh", "-c", LABEL).out.strip("\n\0") == f"{profile} (enforce)"
@@ -99,7 +100,7 @@ def test_a_profile_that_complains_refuses_nothing(either: Runtime, bundle: MakeB
     profile = load(
         "gpurun-test", PROFILES["complaining"].replace("file,", "deny /nowhere w, /{bin,lib,usr,proc}/** mrix, /* r,")
     )
-    log = len(kernel_log())
+    log = mark_kernel_log()
     assert either.output(confined(bundle(), profile).sh(f"{LABEL}; touch /tmp/file && echo made")) == (
         f"{profile} (complain)\nmade\n"
     )
@@ -111,7 +112,7 @@ def test_a_profile_that_complains_refuses_nothing(either: Runtime, bundle: MakeB
 def test_what_a_profile_denies_is_the_programs_and_not_the_runtimes(either: Runtime, bundle: MakeBundle, load: Load) -> None:
     """No mounts, capabilities, ptrace or other profiles: the container is made, entered and ended all the same."""
     profile = load("gpurun-test", PROFILES["strict"])
-    log = len(kernel_log())
+    log = mark_kernel_log()
     b = confined(bundle(), profile).sh(f"{LABEL}; mount -t tmpfs t /tmp 2>/dev/null || echo refused; sleep 1000")
     b.capabilities("CAP_SYS_ADMIN", "CAP_CHOWN")
     container = either.start(b)

@@ -18,8 +18,9 @@ import pytest
 from tests.conftest import MakeBundle
 from tests.native.bundle import Bundle
 from tests.native.execs import process_file
+from tests.native.kernel_log import kernel_log, mark_kernel_log
 from tests.native.runtime import Container, Runtime
-from tests.native.selinux import FILES, OTHER, PROCESS, flush_decisions, kernel_log, label, labelled, needs_selinux, refusals
+from tests.native.selinux import FILES, OTHER, PROCESS, flush_decisions, label, labelled, needs_selinux, refusals
 from tests.native.terminal import Listener, read_all
 
 pytestmark = needs_selinux
@@ -205,12 +206,12 @@ def test_a_label_that_the_policy_does_not_know(runtime: Runtime, bundle: MakeBun
 def lived(runtime: Runtime, bundle: Bundle) -> set[tuple[str, str, str, str]]:
     """What the policy would have refused in the life of a container."""
     flush_decisions()
-    since = len(kernel_log())
+    since = mark_kernel_log()
     container = runtime.start(bundle)
     container.wait_for("up")
     assert runtime("exec", container.id, "sh", "-c", "echo x >/tmp/other; cat /proc/self/status >/dev/null").rc == 0
     assert container.kill("KILL").rc == 0 and container.wait() == 137 and container.delete().rc == 0
-    return refusals(kernel_log()[since:])
+    return refusals(kernel_log(since))
 
 
 @pytest.mark.short

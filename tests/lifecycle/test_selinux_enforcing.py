@@ -10,13 +10,13 @@ import pytest
 
 from tests.conftest import MakeBundle
 from tests.native.bundle import Bundle
+from tests.native.kernel_log import kernel_log, mark_kernel_log
 from tests.native.leaks import Leaks
 from tests.native.runtime import ENVIRONMENT, Runtime
 from tests.native.selinux import (
     FILES,
     enforcing,
     flush_decisions,
-    kernel_log,
     labelled,
     needs_selinux,
     refusals,
@@ -81,7 +81,7 @@ def live(runtime: Runtime, b: Bundle, env: dict[str, str]) -> Life:
     said = b.directory / "data/said"
     results: dict[str, tuple[int, str]] = {}
     flush_decisions()
-    since = len(kernel_log())
+    since = mark_kernel_log()
     with enforcing():
         for name, words in commands.items():
             code, _, text = runtime(*words, files=files / name, env=env)
@@ -92,7 +92,7 @@ def live(runtime: Runtime, b: Bundle, env: dict[str, str]) -> Life:
                 os.waitpid(int((files / "pid").read_text()), 0)
     other = b.directory / "data/exec"
     shown = "".join(path.read_text() for path in (said, other) if path.exists())
-    return Life(results, shown.replace("\0", ""), refusals(kernel_log()[since:]))
+    return Life(results, shown.replace("\0", ""), refusals(kernel_log(since)))
 
 
 @pytest.mark.short

@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.native.kernel_log import kernel_log
+
 #: Loads a profile: its name, its text after the name, and what comes before it; also in the place of the one of that name.
 Load = Callable[..., str]
 #: Under which user namespaces are mediated (AppArmor 4, Linux 6.7).
@@ -44,15 +46,11 @@ def package_rules() -> str:
     return text[text.index("flags=(unconfined)") :].replace("include if exists <local/gpurun>", "")
 
 
-def denials(since: int) -> set[tuple[str, ...]]:
-    """What the kernel has logged of AppArmor after its line number *since*: (verdict, operation, profile, name)."""
+def denials(mark: str) -> set[tuple[str, ...]]:
+    """What the kernel has logged of AppArmor after *mark*: (verdict, operation, profile, name)."""
     found: set[tuple[str, ...]] = set()
-    for line in kernel_log()[since:]:
+    for line in kernel_log(mark):
         words = dict(re.findall(r'(\w+)="([^"]*)"', line))
         if words.get("apparmor") in ("DENIED", "ALLOWED"):
             found.add((words["apparmor"], words["operation"], words["profile"], words.get("name", "")))
     return found
-
-
-def kernel_log() -> list[str]:
-    return subprocess.run(["dmesg"], capture_output=True, text=True, check=True).stdout.splitlines()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -100,10 +99,6 @@ def enforcing() -> Iterator[None]:
 def flush_decisions() -> None:
     """Have the kernel forget what it has logged already: permissive, it logs each refusal once."""
     (_SELINUX / "commit_pending_bools").write_text("1")
-
-
-def kernel_log() -> list[str]:
-    return subprocess.run(["dmesg"], capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def refusals(lines: list[str]) -> set[tuple[str, str, str, str]]:
