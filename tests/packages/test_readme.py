@@ -62,7 +62,9 @@ apt-get -qq update; apt-get -qq install git make docker.io ca-certificates >/dev
 command -v docker >/dev/null || apt-get -qq install docker-cli >/dev/null
 for unit in docker containerd; do
     mkdir -p /etc/systemd/system/$unit.service.d
-    printf '[Service]\nEnvironment=GPURUN_SYSROOT=%s\n' "$2" >/etc/systemd/system/$unit.service.d/simulated.conf
+    # It is started once more than a reader starts it, all within a minute, and systemd would let it be so three times.
+    printf '[Unit]\nStartLimitIntervalSec=0\n[Service]\nEnvironment=GPURUN_SYSROOT=%s\n' "$2" \
+        >/etc/systemd/system/$unit.service.d/simulated.conf
 done
 systemctl daemon-reload; systemctl restart containerd docker
 docker import "$3" debian:stable-slim >/dev/null
