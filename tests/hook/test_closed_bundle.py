@@ -6,9 +6,7 @@ import errno
 import json
 import os
 import posix
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +22,7 @@ from gpurun.hook.closed_bundle import devices_in, libraries_in
 from gpurun.linux.files import read_file
 from gpurun.ns.path import UNUSABLE
 from gpurun.oci.config import Device
+from tests.native.descriptors import descriptors_left
 from tests.simdriver.elf import shared_library
 
 
@@ -216,26 +215,6 @@ def test_a_soname_that_leads_away(rootfs: Path, soname: str) -> None:
 
 
 # ---- what cannot be looked at
-
-
-@contextmanager
-def descriptors_left(count: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[0], 512), before[1]))
-    held = []
-    try:
-        while True:
-            held.append(os.open("/dev/null", os.O_RDONLY))
-    except OSError:
-        pass
-    for fd in held[:count]:
-        os.close(fd)
-    try:
-        yield
-    finally:
-        for fd in held[count:]:
-            os.close(fd)
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_without_descriptors_it_is_no_empty_image(rootfs: Path) -> None:

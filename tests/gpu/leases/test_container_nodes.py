@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import posix
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ import pytest
 from gpurun.errors import GpurunError, StepError
 from gpurun.gpu.leases import container_nodes
 from gpurun.ns.path import open_in_root
+from tests.native.descriptors import descriptors_left
 
 NULL = (1, 3)
 
@@ -55,18 +55,8 @@ def test_a_directory_that_is_never_still(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture
 def full() -> Iterator[None]:
     """No descriptor is left."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[0], 512), before[1]))
-    held = []
-    try:
-        while True:
-            held.append(os.open("/dev/null", os.O_RDONLY))
-    except OSError:
-        pass
-    yield
-    for fd in held:
-        os.close(fd)
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    with descriptors_left(0):
+        yield
 
 
 def test_without_descriptors_nobody_is_said_to_have_no_gpu(full: None) -> None:

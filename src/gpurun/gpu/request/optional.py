@@ -19,5 +19,5 @@ def may_be_without(env: tuple[str, ...]) -> bool:
 
 
 def without(error: GpuError) -> ContainerEdits:
-    """What a container gets that may be without GPUs, in place of *error*: the warning."""
-    return ContainerEdits(warnings=(f"the container has no GPU, as {OPTIONAL} lets it: {error}",))
+    """What a container gets that may be without the GPUs of a maker, in place of *error*: the warning, and nothing else."""
+    return ContainerEdits(warnings=(f"{OPTIONAL} lets the container start without these GPUs: {error}",))
