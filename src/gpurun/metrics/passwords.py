@@ -18,15 +18,25 @@ from gpurun.errors import GpurunError
 _NAMES = ("libcrypt.so.1", "libcrypt.so.2", None)  # the last: musl has it in the C library
 #: More than ``struct crypt_data`` has in any library.
 _ROOM = 256 << 10
+#: Of right passwords and of wrong ones, each.
 _REMEMBERED = 100
+#: How many may wait for their hash; the next is told to come again.
+_WAITING = 16
 #: The setting that a machine is tried with.
 _SETTING = b"$2b$04$abcdefghijklmnopqrstuu"
 #: Where the hash itself begins, behind cost and salt.
 _HASH = 29
 
 
+class BusyError(Exception):
+    """So many wait for their passwords to be hashed that one more is not looked at."""
+
+
 class Passwords:
     """Who may come in.  For any thread; one hash is computed at a time, and what came out is remembered.
+
+    Wrong passwords are remembered apart from right ones: however many somebody tries, who has come in before comes in again
+    without a hash, and does not wait for anybody's.
 
     Raises :class:`GpurunError` where this machine's libcrypt is not there or knows no bcrypt.
     """
@@ -34,12 +44,16 @@ class Passwords:
     def __init__(self) -> None:
         self._crypt = _library()
         self._lock = threading.Lock()
-        self._known: dict[bytes, bool] = {}
+        self._waiting = threading.BoundedSemaphore(_WAITING)
+        self._known: dict[bool, dict[bytes, None]] = {True: {}, False: {}}
         if self._hash(b"", _SETTING) is None:
             raise GpurunError("basic_auth_users: the libcrypt of this system knows no bcrypt: install libxcrypt")
 
     def good(self, users: tuple[tuple[str, str], ...], header: str) -> bool:
-        """Whether the Authorization *header* has the name and the password of one of *users* (name, bcrypt hash)."""
+        """Whether the Authorization *header* has the name and the password of one of *users* (name, bcrypt hash).
+
+        Raises :class:`BusyError` for a password that is not remembered while too many wait for theirs.
+        """
         given = credentials(header)
         if given is None:
             return False
@@ -49,16 +63,28 @@ class Passwords:
         hashes = {user.encode(): text.encode() for user, text in users}
         wanted = hashes.get(name)
         key = hashlib.sha256(repr((name, wanted, password)).encode()).digest()
-        known = self._known.get(key)
-        if known is None:
+        known = self._remembered(key)
+        if known is not None:
+            return known
+        if not self._waiting.acquire(blocking=False):
+            raise BusyError
+        try:
             with self._lock:
-                # A user who is not there takes as long as one who is.
-                made = self._hash(password, (wanted or next(iter(hashes.values())))[:_HASH])
-                known = wanted is not None and made is not None and hmac.compare_digest(made[_HASH:], wanted[_HASH:])
-                while len(self._known) >= _REMEMBERED:
-                    del self._known[next(iter(self._known))]
-                self._known[key] = known
+                known = self._remembered(key)  # another thread's, meanwhile
+                if known is None:
+                    # A user who is not there takes as long as one who is.
+                    made = self._hash(password, (wanted or next(iter(hashes.values())))[:_HASH])
+                    known = wanted is not None and made is not None and hmac.compare_digest(made[_HASH:], wanted[_HASH:])
+                    alike = self._known[known]
+                    while len(alike) >= max(_REMEMBERED, len(users)):
+                        del alike[next(iter(alike))]
+                    alike[key] = None
+        finally:
+            self._waiting.release()
         return known
+
+    def _remembered(self, key: bytes) -> bool | None:
+        return next((known for known, keys in self._known.items() if key in keys), None)
 
     def _hash(self, password: bytes, setting: bytes) -> bytes | None:
         if b"\0" in password:  # C would take what stands before it

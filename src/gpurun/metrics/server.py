@@ -18,7 +18,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from gpurun import log
 from gpurun.errors import error_text
-from gpurun.metrics.passwords import Passwords
+from gpurun.metrics.passwords import BusyError, Passwords
 from gpurun.metrics.web import Web, WebConfig
 
 CONNECTIONS = 100
@@ -163,6 +163,9 @@ def guarded(application: Callable[..., Any], config: Callable[[], WebConfig]) ->
                     begin("401 Unauthorized", [("Content-Type", "text/plain"), ("WWW-Authenticate", "Basic")])
                     return [b"Unauthorized\n"]
             return list(application(environ, begin))
+        except BusyError:
+            begin("503 Service Unavailable", [("Content-Type", "text/plain"), ("Retry-After", "1")])
+            return [b"Too many passwords at once\n"]
         except Exception as e:
             log.warning(f"metrics: {error_text(e)}")
             start("500 Internal Server Error", [("Content-Type", "text/plain")], (type(e), e, None))
