@@ -18,7 +18,13 @@ from tests.source_tree import FILES, PACKAGE, module_name, parsed
 DOCUMENT = PACKAGE.parents[1] / "ARCHITECTURE.md"
 
 #: The only files that name functions of rooms above them, as texts: what is typed, and what a fresh interpreter begins with.
-ENTRY_TABLES = ("gpurun.cli.table", "gpurun.toolkit.names", "gpurun.launcher.fresh_interpreter", "gpurun.launcher.boot")
+ENTRY_TABLES = (
+    "gpurun.cli.container_commands",
+    "gpurun.cli.table",
+    "gpurun.toolkit.names",
+    "gpurun.launcher.fresh_interpreter",
+    "gpurun.launcher.boot",
+)
 ENTRY_POINT = re.compile(r"(gpurun(?:\.\w+)*):(\w+)")
 
 

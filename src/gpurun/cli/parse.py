@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from gpurun.cli.table import OptionRow
+    from gpurun.cli.container_commands import OptionRow
 
     Values = dict[str, str | int | bool | tuple[str, ...]]
 

@@ -7,7 +7,7 @@ from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpurun.cli.table import OptionRow
+    from gpurun.cli.container_commands import OptionRow
 
 
 class Option(Record):
