@@ -108,7 +108,7 @@ CONTAINER_COMMANDS: dict[str, CommandRow] = {
         "arguments": "ID COMMAND", "count": (1, -1), "stop": 1, "handler": "gpurun.commands.exec:execute",
         "help": "run another process in a container; without --detach wait and exit with its exit code",
         "options": (
-            ("process", "p", "file", "the process as a _JSON file (the `process` object of config.json)"),
+            ("process", "p", "file", "the process as a JSON file (the `process` object of config.json)"),
             ("detach", "d", "switch", "do not wait for the process"),
             ("pid-file", "", "file", "write the pid of the process to FILE"),
             ("tty", "t", "switch", "give the process a terminal"),
