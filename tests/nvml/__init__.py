@@ -53,3 +53,15 @@ def _compiled(source: Path, *defines: str) -> bytes:
     options = ("-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-Wl,-soname,libnvidia-ml.so.1")
     with tempfile.TemporaryDirectory() as directory:
         return compile_c(source, Path(directory, "libnvidia-ml.so.1"), *options, *defines).read_bytes()
+
+
+def compile_mig(path: Path, directory: Path, tree: Path, *, gpus: int = 2, unable: int = 0) -> Path:
+    """Compile to *path* a library whose GPUs can be divided, all but the last *unable*; see ``mig.c``.
+
+    *directory* is where it keeps what they are divided into, and its log; *tree* is the simulated host.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    defines = (f"-DGPUS={gpus}", f"-DUNABLE={unable}", f'-DDIRECTORY="{directory}"', f'-DTREE="{tree}"')
+    path.write_bytes(_compiled(SOURCE.with_name("mig.c"), *defines))
+    path.chmod(0o755)
+    return path

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import ConfigError, GpuError
-from gpurun.gpu.nvidia.host import nvml_counters, nvml_details, nvml_events, nvml_library
+from gpurun.gpu.nvidia.host import nvml_counters, nvml_details, nvml_events, nvml_library, nvml_mig
 from gpurun.gpu.nvidia.host.nvml import find_nvml, query
 from gpurun.gpu.nvidia.host.nvml_watch import EventWatch, XidEvent
 from gpurun.gpu.nvidia.host.roots import Roots
@@ -212,6 +212,9 @@ def test_structures_are_those_of_nvidias_own_bindings() -> None:
         (nvml_details.FieldValue, pynvml.c_nvmlFieldValue_t),
         (nvml_details.FabricInfo, pynvml.c_nvmlGpuFabricInfo_t),
         (nvml_events.EventData, pynvml.c_nvmlEventData_t),
+        (nvml_mig.GpuInstanceProfileInfo, pynvml.c_nvmlGpuInstanceProfileInfo_t),
+        (nvml_mig.ComputeInstanceProfileInfo, pynvml.c_nvmlComputeInstanceProfileInfo_t),
+        (nvml_mig.ComputeInstanceInfo, pynvml.c_nvmlComputeInstanceInfo_t),
         (nvml_counters.MemoryV2, pynvml.c_nvmlMemory_v2_t),
         (nvml_counters.ViolationTime, pynvml.c_nvmlViolationTime_t),
         (nvml_counters.GpmSupport, pynvml.c_nvmlGpmSupport_t),

@@ -34,6 +34,10 @@ DEVICES, USAGE, LEASES, DETAILS, METRICS = "devices", "usage", "leases", "detail
 EVENTS = "events"
 #: For :func:`set_memory_limits`; and how much is no limit (NVML_DEVICE_MEMORY_LIMIT_MAX).
 LIMITS, NO_LIMIT = "limits", (1 << 64) - 1
+#: How GPUs are divided (:func:`gpurun.gpu.nvidia.host.nvml_mig.mig_state`); and, for :func:`change_mig`, that it changes.
+MIG, CHANGE_MIG = "mig", "change-mig"
+#: Seconds that changes of one GPU may take: a change of the mode resets it.
+MIG_TIMEOUT_S = 180.0
 #: Seconds that a container's creation waits; a GPU without persistence mode takes up to one second to wake.
 TIMEOUT_S = 10.0
 
@@ -61,7 +65,7 @@ def query(
     Raises :class:`GpuError` in one sentence when the library cannot be used, crashes, or has not answered after
     *timeout_s* seconds.
     """
-    if what not in (DEVICES, USAGE, LEASES, DETAILS, METRICS) or not library.startswith("/"):
+    if what not in (DEVICES, USAGE, LEASES, DETAILS, METRICS, MIG) or not library.startswith("/"):
         raise ValueError(f"query({library!r}, {what!r})")
     return _ask(library, (what, *words), timeout_s)
 
@@ -73,6 +77,14 @@ def set_memory_limits(root: str, cgroup: str, limits: tuple[MemoryLimit, ...]) -
     """
     words = [word for limit in limits for word in (limit.gpu, str(limit.soft), str(limit.hard))]
     _ask(limits[0].library, (LIMITS, root, cgroup, *words), TIMEOUT_S)
+
+
+def change_mig(library: str, words: tuple[str, ...], timeout_s: float = MIG_TIMEOUT_S) -> dict[str, Any]:
+    """Have the NVML *library* divide GPUs: *words* and the answer are :func:`gpurun.gpu.nvidia.host.nvml_mig.change_mig`'s.
+
+    *timeout_s* is in seconds.  Raises :class:`GpuError` as :func:`query`: then nobody knows how far it came.
+    """
+    return _ask(library, (CHANGE_MIG, *words), timeout_s)
 
 
 def _ask(library: str, words: tuple[str, ...], timeout_s: float) -> dict[str, Any]:

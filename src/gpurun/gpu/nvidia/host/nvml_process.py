@@ -42,6 +42,10 @@ def _answer(nvml: Nvml, what: str, words: list[str], out: int) -> dict[str, Any]
         from gpurun.gpu.nvidia.host.nvml_limits import set_limits
 
         return set_limits(nvml, words[1], words[2:])
+    if what in ("mig", "change-mig"):
+        from gpurun.gpu.nvidia.host.nvml_mig import change_mig, mig_state
+
+        return mig_state(nvml) if what == "mig" else change_mig(nvml, words)
     if what == "details":
         from gpurun.gpu.nvidia.host.nvml_details import details
 
@@ -73,7 +77,8 @@ def main() -> int:
     if modprobe.can_make_present(Roots()):
         modprobe.make_present(Roots(), ())  # the library would make the nodes that are missing itself: not any more
     path, what, *words = sys.argv[1:]
-    confine(words[0] if what == "limits" else "")
+    if what != "change-mig":  # which resets GPUs and has nodes made, as nvidia-smi of this administrator would
+        confine(words[0] if what == "limits" else "")
     data = dumps(answer(path, what, words, out)).encode()
     while data:
         data = data[os.write(out, data) :]
