@@ -63,7 +63,7 @@ def test_all_or_nothing(tmp_path: Path, injected: Callable[..., ContainerEdits])
     )
     for kind, what in (("b.com/b", "ask b.com"), ("c.com/c", "`gpurun cdi list` shows")):
         with pytest.raises(GpuError, match=f": {what}"):
-            inject(("a.com/a=9", "b.com/b=1"), read_registry((str(tmp_path),)), (kind, "ask b.com"))
+            inject(("a.com/a=9", "b.com/b=1"), read_registry((str(tmp_path),)), {kind: "ask b.com"}.get)
 
 
 def test_the_error_tells_what_was_left_out(tmp_path: Path, injected: Callable[..., ContainerEdits]) -> None:
@@ -79,7 +79,7 @@ def test_who_has_files_that_do_not_count_is_not_told_to_make_one_more(tmp_path: 
     for name in ("one", "two"):
         (tmp_path / f"{name}.json").write_text("{}" if broken else whole)
     with pytest.raises(GpuError) as caught:
-        inject(("a.com/a=0",), read_registry((str(tmp_path),)), ("a.com/a", "make one"))
+        inject(("a.com/a=0",), read_registry((str(tmp_path),)), {"a.com/a": "make one"}.get)
     assert "make one" not in str(caught.value)
     assert str(caught.value).endswith("repair or remove those files: `gpurun cdi validate` says all that is wrong with them")
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpurun.commands.gpu_explain import answer_for, lines_of, question
+from gpurun.commands.gpu_leases import list_leases
 from gpurun.commands.gpu_list import list_gpus
-from tests.simcards import GIB, Host, intel
+from gpurun.gpu.leases.lease import Lease, Leased
+from gpurun.gpu.leases.store import Store
+from tests.simcards import GIB, Host, amd, intel
 from tests.simdriver import Options, make
 
 
@@ -65,3 +70,49 @@ def test_explain(arc: Host) -> None:
     assert any(line.split()[0] == "992" for line in lines)
     error = answer_for(question((f"GPURUN_VISIBLE_DEVICES={intel.PF}",)), arc.env)["error"]
     assert "is no GPU of this host: there are intel:0 (0000:03:00.0)" in error
+
+
+def test_what_is_asked_for_is_said_of_accelerators_too(tmp_path: Path) -> None:
+    host = intel.gaudi(tmp_path)
+    if not host.real_nodes:
+        pytest.skip("device nodes need root")
+    answer = answer_for(question(("HABANA_VISIBLE_DEVICES=1",)), host.env)
+    assert answer["request"]["devices"] == ["1"]
+    assert lines_of(answer)[:2] == ["asked for by HABANA_VISIBLE_DEVICES", "  devices: 1"]
+
+
+def test_a_list_of_nothing_speaks_of_the_hosts_own_maker(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    gaudi = intel.gaudi(tmp_path / "gaudi")
+    assert list_gpus(gaudi.env, "table", (), False) == 0
+    said = capfd.readouterr()
+    assert said.out == "" and "2 accelerators of Intel's that are no GPUs (ask with HABANA_VISIBLE_DEVICES)" in said.err
+    mi210 = amd.mi210(tmp_path / "mi210", count=1)
+    shutil.rmtree(mi210.path / amd.KFD)
+    assert list_gpus(mi210.env, "table", (), False) == 0
+    assert "no GPU: a driver of AMD's is loaded and has no GPU to give; `gpurun gpu doctor`" in capfd.readouterr().err
+
+
+def test_leases_name_gpus_so_that_no_other_makers_are_meant(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    units = tuple(
+        [Leased(key, name, 0, 0) for key, name in (("0000:07:00.0/1/0", "MIG-1"), ("0000:05:00.0/3", "0000:05:00.0/3"))]
+    )
+    leases = (Lease("c1", "/run/x", units, 1, 1, "", 1, 0),)
+    monkeypatch.setattr(Store, "leases", lambda store: leases)
+    assert list_leases({"GPURUN_SYSROOT": str(tmp_path)}, "table") == 0
+    assert capfd.readouterr().out.splitlines()[1].split()[0] == "0:1/0,0000:05:00.0/3"
+
+
+@pytest.mark.parametrize(
+    ("machine", "words"),
+    [
+        (amd.mi210, "no GPU is leased: containers ask for one with AMD_VISIBLE_DEVICES=free"),
+        (intel.arc, "no GPU is leased: containers ask for one with GPURUN_VISIBLE_DEVICES=free"),
+        (intel.gaudi, "no GPU is leased, and this host has none to lease"),
+    ],
+)
+def test_no_leases(tmp_path: Path, capfd: pytest.CaptureFixture[str], machine: Callable[[Path], Host], words: str) -> None:
+    host = machine(tmp_path / "host")
+    assert list_leases(host.env, "table") == 0
+    assert capfd.readouterr().err == f"gpurun: {words}\n"

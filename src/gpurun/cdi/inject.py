@@ -21,6 +21,7 @@ from gpurun.oci.config import Mount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from gpurun.cdi.document import CdiEdits, CdiIntelRdt, CdiMount, CdiNode
@@ -30,8 +31,10 @@ _TYPES = {S_IFCHR: "c", S_IFBLK: "b", S_IFIFO: "p"}
 _MAX_TOLD = 16  # names in a message: there are as many as an image likes
 
 
-def resolve(names: tuple[str, ...], registry: Registry, advice: tuple[str, str] = ("", "")) -> tuple[Found, ...]:
-    """The devices *names* of *registry*, each once, in their order; *advice* is (kind, what to do where no device of it is).
+def resolve(
+    names: tuple[str, ...], registry: Registry, advice: Callable[[str], str | None] | None = None
+) -> tuple[Found, ...]:
+    """The devices *names* of *registry*, each once, in their order; *advice* says what to do where none of a kind is there.
 
     Raises :class:`GpuError` that names all which are not there, where they were looked for, what was left out that could
     have had them, and what to do.
@@ -52,12 +55,13 @@ def resolve(names: tuple[str, ...], registry: Registry, advice: tuple[str, str] 
         text += f" ({'; '.join(notes)})"
     if hints:  # one file more would not help
         raise GpuError(f"{text}: repair or remove those files: `gpurun cdi validate` says all that is wrong with them")
-    if advice[0] in kinds:
-        raise GpuError(f"{text}: {advice[1]}")
+    said = [one for kind in sorted(kinds) if (one := advice(kind))] if advice is not None else []
+    if said:
+        raise GpuError(f"{text}: {', '.join(said)}")
     raise GpuError(f"{text}: `gpurun cdi list` shows the devices that the files there have")
 
 
-def inject(names: tuple[str, ...], registry: Registry, advice: tuple[str, str] = ("", "")) -> ContainerEdits:
+def inject(names: tuple[str, ...], registry: Registry, advice: Callable[[str], str | None] | None = None) -> ContainerEdits:
     """The edits of the devices *names*; hooks are all there still, known ones too.
 
     Raises :class:`GpuError` for names that cannot be resolved, :class:`ConfigError` for edits this host cannot serve.

@@ -16,10 +16,13 @@ from gpurun.commands.cdi_refresh import refresh
 from gpurun.commands.groups import check_options
 from gpurun.errors import ConfigError, GpurunError, StepError, UsageError, strerror_lower
 from gpurun.formats.jsontext import dumps
-from gpurun.gpu.nvidia.cdi.named_devices import generate_advice, spec_dirs
+from gpurun.gpu.nvidia.cdi.named_devices import spec_dirs
 from gpurun.gpu.nvidia.cdi.stale import stale_files
 from gpurun.gpu.nvidia.host.roots import roots_from_environment
+from gpurun.gpu.nvidia.platforms.platform import detect
 from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
+from gpurun.gpu.offers import counted, generate_advice, offered
+from gpurun.gpu.vendors import VENDORS
 from gpurun.output import write_lines, write_stderr, write_stdout
 
 TYPE_CHECKING = False
@@ -63,7 +66,7 @@ def _list(invocation: Invocation, env: Mapping[str, str]) -> int:
         write_stdout(dumps({"devices": devices, "directories": list(dirs), "problems": problems}, 2) + "\n")
         return 0
     names, wrong = list_devices(dirs)
-    for text in wrong if names else (*wrong, f"no CDI device: {_looked_in(dirs)}"):
+    for text in wrong if names else (*wrong, f"no CDI device: {_looked_in(dirs, env)}"):
         write_stderr(f"gpurun: {text}")
     write_lines(names)
     return 0
@@ -75,7 +78,7 @@ def _validate(invocation: Invocation, env: Mapping[str, str]) -> int:
     paths = tuple(invocation.args[1:])
     good, problems, warnings = validate(paths, dirs, env)
     if not (paths or good or problems):
-        warnings += (f"no CDI file: {_looked_in(dirs)}",)
+        warnings += (f"no CDI file: {_looked_in(dirs, env)}",)
     if form == "json":
         files = [{"path": path, "devices": count} for path, count in good]
         answer = {"files": files, "problems": list(problems), "warnings": list(warnings)}
@@ -87,7 +90,7 @@ def _validate(invocation: Invocation, env: Mapping[str, str]) -> int:
     return 1 if problems else 0
 
 
-def _looked_in(dirs: tuple[str, ...]) -> str:
+def _looked_in(dirs: tuple[str, ...], env: Mapping[str, str]) -> str:
     """What *dirs*, in which no device is, have instead, and what to do."""
     looked_in = []
     for directory in dirs:
@@ -96,7 +99,16 @@ def _looked_in(dirs: tuple[str, ...]) -> str:
             looked_in.append(f"{directory} (files: {files})" if files else f"{directory} (no .json and no .yaml)")
         except OSError as e:
             looked_in.append(f"{directory} ({strerror_lower(e.errno or 0)})")
-    return f"looked in {', '.join(looked_in)}; {generate_advice(dirs)}"
+    return f"looked in {', '.join(looked_in)}; {_advice(dirs, env)}"
+
+
+def _advice(dirs: tuple[str, ...], env: Mapping[str, str]) -> str:
+    """What writes the file of each maker's GPUs that this host has."""
+    makers = [vendor for vendor, _ in counted(env)]
+    if not makers and detect(roots_from_environment(env)):
+        makers = [VENDORS[0]]  # whose GPU is no PCI card there
+    said = [generate_advice(dirs, vendor) for vendor in makers]
+    return ", ".join(said) or f"this host has no GPU that a CDI file could describe{offered(env)}"
 
 
 def configured_dirs(env: Mapping[str, str], given: tuple[str, ...] = ()) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import shutil
 import sys
 
 from gpurun.cdi.write import to_text
-from gpurun.errors import UsageError
+from gpurun.errors import GpuError, UsageError
 from gpurun.gpu.nvidia.cdi.coherent import by_coherence
 from gpurun.gpu.nvidia.cdi.generate import generate
 from gpurun.gpu.nvidia.cdi.generated import Generated, GenerateOptions
@@ -21,7 +21,8 @@ from gpurun.gpu.nvidia.host.gpus import has_cards_alone
 from gpurun.gpu.nvidia.host.roots import Roots, dev_root, roots_from_environment
 from gpurun.gpu.nvidia.platforms.platform import detect
 from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
-from gpurun.gpu.vendors import module
+from gpurun.gpu.offers import counted
+from gpurun.gpu.vendors import VENDORS, module
 from gpurun.linux.files import write_atomically
 from gpurun.output import write_document, write_stderr
 from gpurun.record import replace
@@ -130,7 +131,23 @@ def generate_as_asked(invocation: Invocation, env: Mapping[str, str]) -> tuple[G
     configs = option_items(invocation, "config-search-path")
     roots = replace(roots, config_dirs=configs, excluded=settings.excluded_devices)
     roots = replace(roots, dev_root=invocation.option("dev-root", roots.dev_root), library_dirs=dirs or roots.library_dirs)
-    return generate_spec(_mode(invocation), roots, options, env), options
+    try:
+        return generate_spec(_mode(invocation), roots, options, env), options
+    except GpuError as e:
+        e.args = (f"{e}{_other_modes(_mode(invocation), env)}",)
+        raise
+
+
+def _other_modes(mode: str, env: Mapping[str, str]) -> str:
+    """Which mode writes the GPUs that this host has, where *mode* has found none of its maker's; the end of a sentence."""
+    asked = mode if mode in MAKERS else VENDORS[0].name
+    there = [vendor for vendor, _ in counted(env)]
+    if asked in [vendor.name for vendor in there]:
+        return ""
+    said = [
+        f"{vendor.title}'s GPUs are written by --mode {vendor.name if vendor.name in MAKERS else 'auto'}" for vendor in there
+    ]
+    return f"; {', '.join(said)}" if said else ""
 
 
 def _mode(invocation: Invocation) -> str:

@@ -11,6 +11,7 @@ from gpurun.gpu.nvidia.cdi.stale import driver_versions
 from gpurun.gpu.nvidia.host.driver import module_version
 from gpurun.gpu.nvidia.host.roots import roots_from_environment
 from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
+from gpurun.gpu.offers import counted
 from gpurun.gpu.vendors import module, named, present
 from gpurun.linux.files import read_file
 from gpurun.output import write_stderr
@@ -69,11 +70,20 @@ def _nvidias(invocation: Invocation, env: Mapping[str, str], output: str) -> int
     form = format_asked(invocation)
     roots = roots_from_environment(env, invocation.option("driver-root", read_settings(settings_path(env)).driver_root))
     if not module_version(roots) and invocation.option("mode", "auto").lower() == "auto":
-        return _no_driver(output, f"no NVIDIA driver is loaded ({roots.sysroot}/proc/driver/nvidia/version)", "nvidia.com")
+        why = f"no NVIDIA driver is loaded ({roots.sysroot}/proc/driver/nvidia/version{_elsewhere(invocation, env)})"
+        return _no_driver(output, why, "nvidia.com")
     made, _ = generate_as_asked(invocation, env)
     for warning in made.warnings:
         _say(warning)
     return _bring_about(made.spec, output, form)
+
+
+def _elsewhere(invocation: Invocation, env: Mapping[str, str]) -> str:
+    """Which modes write the GPUs of other makers into the file that is asked for: without one each has a file of its own."""
+    if "output" not in invocation.options:
+        return ""
+    said = [f"{vendor.title}'s GPUs are written by --mode {vendor.name}" for vendor, _ in counted(env)]
+    return f"; {', '.join(said)}" if said else ""
 
 
 def _of_maker(vendor: Vendor, output: str, form: str, env: Mapping[str, str]) -> int:

@@ -45,6 +45,8 @@ _TITLES = {
     "hook": "hooks",
     "warning": "warnings",
 }
+#: The variables of other makers than NVIDIA, whose requests have no capabilities.
+_OTHERS = tuple([name for vendor in VENDORS[1:] for name in (vendor.variable, vendor.accelerators[0]) if name])
 
 
 def explain(words: tuple[str, ...], env: Mapping[str, str], form: str) -> int:
@@ -129,11 +131,11 @@ def _request(request: GpuRequest) -> dict[str, Any]:
 def _other_request(env: tuple[str, ...]) -> dict[str, Any] | None:
     """The request in *env* for GPUs of another maker than NVIDIA, which have no capabilities; None for none."""
     values = dict([entry.partition("=")[::2] for entry in env])
-    for vendor in VENDORS[1:]:
-        value = values.get(vendor.variable, "")
+    for variable in _OTHERS:
+        value = values.get(variable, "")
         if value not in ("", "void"):
             nothing: dict[str, Any] = {"capabilities": [], "requirements": [], "extras": [], "denied": ""}
-            return {"source": vendor.variable, "devices": value.split(",")} | nothing
+            return {"source": variable, "devices": value.split(",")} | nothing
     return None
 
 
@@ -146,7 +148,7 @@ def lines_of(answer: dict[str, Any]) -> list[str]:
         lines.append(given if answer["items"] else "no GPU is asked for: nothing is added")
     if request is not None:
         lines += [f"asked for by {request['source']}", f"  devices: {', '.join(request['devices']) or 'none'}"]
-        if request["source"] not in [vendor.variable for vendor in VENDORS[1:]]:
+        if request["source"] not in _OTHERS:
             lines.append(f"  capabilities: {', '.join(request['capabilities']) or 'none'}")
         lines += [f"  requirement: {r}" for r in request["requirements"]]
         lines += [f"  also: {e}" for e in request["extras"]]

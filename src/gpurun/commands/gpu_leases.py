@@ -19,6 +19,7 @@ from gpurun.formats.jsontext import dumps
 from gpurun.gpu.leases.queue import tickets
 from gpurun.gpu.leases.terms import clock_time, expire
 from gpurun.gpu.request.share import share_text
+from gpurun.gpu.vendors import present
 from gpurun.output import write_stderr, write_stdout
 from gpurun.record import replace
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from gpurun.gpu.leases.lease import Lease
+    from gpurun.gpu.leases.lease import Lease, Leased
 
     Row = dict[str, Any]
 
@@ -46,10 +47,16 @@ def list_leases(env: Mapping[str, str], form: str) -> int:
     if leases:
         write_stdout(table([_TITLES, *[_cells(lease) for lease in leases]]))
     else:
-        write_stderr("gpurun: no GPU is leased: containers ask for one with NVIDIA_VISIBLE_DEVICES=free")
+        write_stderr(f"gpurun: no GPU is leased{_how(env)}")
     if waiting:
         write_stdout(f"waiting for GPUs, in this order: process {', '.join([str(pid) for pid in waiting])}\n")
     return 0
+
+
+def _how(env: Mapping[str, str]) -> str:
+    """How containers ask for one on this host, where any can."""
+    makers = present(env)
+    return f": containers ask for one with {makers[0].variable}=free" if makers else ", and this host has none to lease"
 
 
 def expire_leases(env: Mapping[str, str]) -> int:
@@ -82,9 +89,7 @@ def row(lease: Lease) -> Row:
 
 
 def _cells(lease: Lease) -> tuple[str, ...]:
-    gpus = ",".join(
-        [str(unit.index) + (f":{unit.key.partition('/')[2]}" if "/" in unit.key else "") for unit in lease.units]
-    )
+    gpus = ",".join([_cell(unit) for unit in lease.units])
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(lease.since // 10**9))
     asked = {"named": "by name", "released": "released"}.get(lease.kind, lease.request)
     if lease.kind == "share":
@@ -92,6 +97,13 @@ def _cells(lease: Lease) -> tuple[str, ...]:
     if lease.until:
         asked = f"{asked}, until {time.strftime('%Y-%m-%d %H:%M:%S', _clock(lease))}"
     return gpus, clean(lease.label, 60), lease.engine or "-", since, clean(asked, 60)
+
+
+def _cell(unit: Leased) -> str:
+    """The index of a GPU of NVIDIA's, with what the MIG device is; of others, which are counted anew, what names them."""
+    if unit.name == unit.key:
+        return unit.key
+    return str(unit.index) + (f":{unit.key.partition('/')[2]}" if "/" in unit.key else "")
 
 
 def _clock(lease: Lease) -> time.struct_time:

@@ -2,34 +2,72 @@
 
 from __future__ import annotations
 
+import posix
+
 from gpurun.errors import GpurunError
-from gpurun.gpu.doctor_host import cards, cdi_files, device_program, mig, modules, nodes, other_cards
+from gpurun.gpu.doctor_host import cdi_files, device_program, mig, modules, nodes, other_cards
 from gpurun.gpu.host.finding import Finding
+from gpurun.gpu.host.reads import exists
 from gpurun.gpu.nvidia.host.driver import Driver, module_version, read_driver
 from gpurun.gpu.nvidia.host.gpus import read_gpus
 from gpurun.gpu.nvidia.host.health import unwell
+from gpurun.gpu.nvidia.host.libraries import installed_versions, open_driver_root
 from gpurun.gpu.nvidia.host.nvml import USAGE, find_nvml, query
-from gpurun.gpu.nvidia.host.roots import Roots
+from gpurun.gpu.nvidia.host.roots import Roots, driver_root_path
+from gpurun.gpu.nvidia.platforms.platform import detect
 from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
-from gpurun.gpu.vendors import module, present
+from gpurun.gpu.offers import cards, idle_cards, no_card
+from gpurun.gpu.vendors import VENDORS, module, present
+from gpurun.linux.files import Fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpurun.gpu.nvidia.host.gpus import Gpu
+    from gpurun.gpu.vendors import Vendor
 
 
 def examine(env: Mapping[str, str]) -> tuple[Finding, ...]:
     """All findings for this host; *env* is gpurun's own environment (GPURUN_SYSROOT).  Changes nothing, raises nothing."""
     found, roots = _settings(env)
-    others = [vendor.name for vendor in present(env) if vendor.examined]
-    if not others or module_version(roots) or cards(roots.sysroot):
+    others = [vendor.name for vendor in VENDORS if vendor.examined and _drives_some(vendor, env)]
+    concerned = _concerns_nvidia(roots)
+    if concerned:
         found += _nvidia(roots)
     for name in others:
         found += module(name, "doctor").examine(roots.sysroot)
+    idle = [Finding("GPUs", "note" if concerned or others else "fail", text) for text in _idle(env, concerned)]
+    found += idle or ([] if concerned or others else [_nothing(roots)])
     found += cdi_files(env) + [_device_cgroup(), device_program()]
     return tuple(found)
+
+
+def _drives_some(vendor: Vendor, env: Mapping[str, str]) -> bool:
+    """Whether a driver of *vendor*'s is loaded, one of its GPUs or of its accelerators."""
+    path = vendor.accelerators[1]
+    return vendor in present(env) or bool(path and exists(env.get("GPURUN_SYSROOT", "").rstrip("/") + path))
+
+
+def _concerns_nvidia(roots: Roots) -> bool:
+    """Whether this host has anything of NVIDIA's: a card, a driver or part of one, or a root for one in its settings."""
+    if module_version(roots) or cards(roots.sysroot, VENDORS[:1]) or detect(roots) or roots.driver_root != "/":
+        return True
+    try:
+        root = open_driver_root(driver_root_path(roots), posix.uname().machine, roots.ldcache, roots.library_dirs)
+    except GpurunError:
+        return True  # what is wrong is told there
+    with Fd(root.fd):
+        return bool(installed_versions(root))
+
+
+def _idle(env: Mapping[str, str], nvidia_told: bool) -> list[str]:
+    """Sentences about cards that no driver of their maker's has; those of NVIDIA's are told with its driver."""
+    return list(idle_cards(env, VENDORS[1:] if nvidia_told else VENDORS))
+
+
+def _nothing(roots: Roots) -> Finding:
+    return Finding("GPUs", "fail", f"{no_card(roots.sysroot)}, and no driver of theirs is loaded or installed")
 
 
 def _nvidia(roots: Roots) -> list[Finding]:

@@ -7,17 +7,16 @@ from errno import EACCES, EPERM
 
 from gpurun.errors import GpurunError
 from gpurun.gpu.host.finding import Finding
-from gpurun.gpu.host.reads import HostNode, names_in, read_text
+from gpurun.gpu.host.reads import HostNode, read_text
 from gpurun.gpu.nvidia.host.gpus import Gpu, read_gpus
 from gpurun.gpu.nvidia.host.nodes import read_majors
 from gpurun.gpu.nvidia.host.roots import Roots, dev_root
+from gpurun.gpu.offers import cards
+from gpurun.gpu.vendors import VENDORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-_VENDOR = "0x10de"
-_DISPLAY = ("0x0300", "0x0302")  # PCI classes: VGA controller, 3D controller
 
 
 def modules(roots: Roots) -> list[Finding]:
@@ -37,27 +36,12 @@ def modules(roots: Roots) -> list[Finding]:
     return [Finding("kernel modules", "ok", f"majors: {shown}")]
 
 
-def cards(sysroot: str) -> list[str]:
-    """The PCI addresses of NVIDIA's display controllers below *sysroot*, whoever drives them."""
-    base = f"{sysroot}/sys/bus/pci/devices"
-    return [
-        bus_id
-        for bus_id in names_in(base)
-        if read_text(f"{base}/{bus_id}/vendor").strip() == _VENDOR
-        and read_text(f"{base}/{bus_id}/class").strip()[:6] in _DISPLAY
-    ]
-
-
 def other_cards(roots: Roots) -> list[Finding]:
     """NVIDIA's display controllers that another driver has, or none."""
     found = []
-    for bus_id in cards(roots.sysroot):
-        try:
-            driver = posix.readlink(f"{roots.sysroot}/sys/bus/pci/devices/{bus_id}/driver").rpartition("/")[2]
-        except OSError:
-            continue  # without a driver, and in sysfs without links: the list of GPUs tells
-        if driver != "nvidia":
-            text = f"the card {bus_id} is bound to {driver}: containers cannot have it"
+    for card in cards(roots.sysroot, VENDORS[:1]):
+        if card.driver not in ("", *card.vendor.modules):  # one without a driver is missing in the list of GPUs
+            text = f"the card {card.pci} is bound to {card.driver}: containers cannot have it"
             found.append(Finding("GPUs", "note", text))
     return found
 

@@ -101,7 +101,11 @@ def gpu_edits(asked: Inquiry) -> ContainerEdits | None:
     made: ContainerEdits | None = None
     for vendor in VENDORS:
         if _concerns(vendor, asked):
-            found = module(vendor.name, "resolve").edits_of(asked)
+            try:
+                found = module(vendor.name, "resolve").edits_of(asked)
+            except GpuError as e:
+                e.args = (_with_offers(str(e), vendor, asked),)
+                raise
             made = both(made, found)
     if share is not None and asked.sharer is not None:
         from gpurun.cdi.edits import ContainerEdits
@@ -111,6 +115,15 @@ def gpu_edits(asked: Inquiry) -> ContainerEdits | None:
         if vendor.limits and asked.files and any(e.startswith(vendor.limits) for e in asked.env):
             made = module(vendor.name, "resolve").with_limits(made, asked)
     return made
+
+
+def _with_offers(text: str, vendor: Vendor, asked: Inquiry) -> str:
+    """*text*, an error about GPUs of *vendor*; where this host has nothing of the kind at all, with what it has instead."""
+    from gpurun.gpu.offers import accelerators, counted, offered
+
+    accelerator = vendor.accelerators[0]
+    wanted = accelerators if accelerator and any(e.startswith(f"{accelerator}=") for e in asked.env) else counted
+    return text if vendor in [row for row, _ in wanted(asked.own_env)] else text + offered(asked.own_env)
 
 
 def both(one: ContainerEdits | None, other: ContainerEdits | None) -> ContainerEdits | None:

@@ -30,8 +30,8 @@ REFUSE_UNKNOWN, IGNORE_UNKNOWN = "refuse", "ignore"
 
 
 class Vendor(Record):
-    """A row: *name* is that of its room; *variable* lists a container's GPUs; an entry of the environment that begins with
-    one of *prefixes* asks for some.
+    """A row: *name* is that of its room, *title* how sentences write it; *variable* lists a container's GPUs; an entry of
+    the environment that begins with one of *prefixes* asks for some.
 
     *probes* are paths one of which the host has while a driver of the maker's is loaded.  *kind* is that of its CDI
     devices, *resource* what its extended resources in Kubernetes begin with.  *nodes* are the (directory, prefix) of its
@@ -44,10 +44,16 @@ class Vendor(Record):
     allocation, under which a cluster knows its GPUs; a room with one has a module cluster (:mod:`gpurun.gpu.cluster`).
     *unknown* is the variable of gpurun's own environment that says
     ``ignore`` where devices that the host does not have are passed over; the site's own file says it as ``unknown`` in the
-    table *name*.
+    table *name*.  *pci* is the maker's PCI vendor id, *modules* are the kernel modules one of which drives its GPUs.
+    *accelerators* are of a maker that makes other things to compute on as well: (the variable that asks for them, a path
+    that the host has while their driver is loaded); the room's survey has a function ``accelerators(own_env)`` then.
+    *part* is what a part of one of its GPUs is called, *link* what connects them.
     """
 
     name: str
+    title: str
+    pci: int
+    modules: tuple[str, ...]
     variable: str
     prefixes: tuple[str, ...]
     probes: tuple[str, ...]
@@ -64,11 +70,17 @@ class Vendor(Record):
     examined: bool = False
     driver: str = ""
     unknown: str = ""
+    accelerators: tuple[str, str] = ("", "")
+    part: str = "part"
+    link: str = "a link of their maker's"
 
 
 VENDORS = (
     Vendor(
         "nvidia",
+        "NVIDIA",
+        0x10DE,
+        ("nvidia",),
         "NVIDIA_VISIBLE_DEVICES",
         ("NVIDIA_VISIBLE_DEVICES=", "CUDA_VERSION="),
         ("/proc/driver/nvidia",),
@@ -82,9 +94,14 @@ VENDORS = (
         ("NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT"),  # and their plurals
         ("nvidia-container-runtime-hook", "nvidia-container-toolkit"),
         ("nvidia-cdi-hook", "nvidia-ctk", "gpurun", "gpurun-fast"),
+        part="MIG device",
+        link="NVLink",
     ),
     Vendor(
         "amd",
+        "AMD",
+        0x1002,
+        ("amdgpu",),
         "AMD_VISIBLE_DEVICES",
         ("AMD_VISIBLE_DEVICES=", "DOCKER_RESOURCE_"),
         ("/sys/module/amdgpu/drivers",),
@@ -96,9 +113,14 @@ VENDORS = (
         examined=True,
         driver="gpu.amd.com",
         unknown=AMD_UNKNOWN,
+        part="partition",
+        link="XGMI",
     ),
     Vendor(
         "intel",
+        "Intel",
+        0x8086,
+        ("xe", "i915"),
         EVERY_MAKER,
         (f"{EVERY_MAKER}=", "HABANA_VISIBLE_DEVICES="),
         ("/sys/bus/pci/drivers/i915", "/sys/bus/pci/drivers/xe"),
@@ -107,7 +129,10 @@ VENDORS = (
         (("/dev/dri", "renderD"),),
         ("dri",),
         (226, 128, (1 << 20) - 1),
+        examined=True,
         driver="gpu.intel.com",
+        part="virtual function",
+        accelerators=("HABANA_VISIBLE_DEVICES", "/sys/bus/pci/drivers/habanalabs"),
     ),
 )
 #: All prefixes of entries in an environment that may ask for GPUs.

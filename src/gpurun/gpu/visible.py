@@ -51,7 +51,7 @@ def _free(value: str, own_env: Mapping[str, str]) -> dict[str, str]:
         what = f"'{clean(value)}': this host has GPUs of {' and '.join(makers)}, say which: 'free;vendor={makers[0]}'"
         raise ConfigError(place(EVERY_MAKER), what)
     if not vendor and not makers:
-        raise GpuError(f"'{clean(value)}' ({place(EVERY_MAKER)}): this host has no GPU that gpurun knows")
+        raise GpuError(f"'{clean(value)}' ({place(EVERY_MAKER)}): {_nothing(own_env)}")
     return {vendor or makers[0]: value}
 
 
@@ -69,17 +69,25 @@ def _named(value: str, own_env: Mapping[str, str]) -> dict[str, str]:
     whole = [unit for unit in units if unit.key not in divided]
     if words == ["all"]:
         if not whole:
-            raise GpuError(f"all ({place(EVERY_MAKER)}): this host has no GPU that gpurun knows")
+            raise GpuError(f"all ({place(EVERY_MAKER)}): {_nothing(own_env)}")
         chosen = whole
     else:
-        chosen = [_find(word, units) for word in words]
+        chosen = [_find(word, units, own_env) for word in words]
     listed: dict[str, list[str]] = {}
     for unit in chosen:
         listed.setdefault(unit.vendor, []).append(unit.name)
     return {vendor: ",".join(dict.fromkeys(names)) for vendor, names in listed.items()}
 
 
-def _find(word: str, units: tuple[GpuDevice, ...]) -> GpuDevice:
+def _nothing(own_env: Mapping[str, str]) -> str:
+    """That this host has no GPU, and what it has instead or could have."""
+    from gpurun.gpu.offers import idle_cards, offered
+
+    idle = "".join([f"; {text}" for text in idle_cards(own_env)])
+    return f"this host has no GPU that gpurun knows{offered(own_env)}{idle}"
+
+
+def _find(word: str, units: tuple[GpuDevice, ...], own_env: Mapping[str, str]) -> GpuDevice:
     wanted = word.lower()
     nodes = f"/dev/dri/{wanted}"
     for unit in units:
@@ -89,5 +97,7 @@ def _find(word: str, units: tuple[GpuDevice, ...]) -> GpuDevice:
             return unit  # a number alone would mean another GPU for each maker
         if any(node.path == nodes for node in (*unit.nodes, *unit.more_nodes)):
             return unit
-    listed = ", ".join([f"{unit.vendor}:{unit.index} ({unit.key})" for unit in units[:16]]) or "none"
+    if not units:
+        raise GpuError(f"'{clean(word)}' ({place(EVERY_MAKER)}): {_nothing(own_env)}")
+    listed = ", ".join([f"{unit.vendor}:{unit.index} ({unit.key})" for unit in units[:16]])
     raise GpuError(f"'{clean(word)}' ({place(EVERY_MAKER)}) is no GPU of this host: there are {listed}")

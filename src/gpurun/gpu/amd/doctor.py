@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from gpurun.gpu.amd.host import DRIVER, amd_gpus, kfd_node
 from gpurun.gpu.amd.resolve import NO_KFD
-from gpurun.gpu.host.access import closed_nodes, group_name
+from gpurun.gpu.host.access import group_name
 from gpurun.gpu.host.drm import devices_of_driver
 from gpurun.gpu.host.finding import Finding
+from gpurun.gpu.host.node_doctor import examine_groups, examine_nodes
 from gpurun.gpu.host.reads import read_attribute
 
 TYPE_CHECKING = False
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _KFD, _GPUS, _NODES, _GROUPS = "/dev/kfd", "AMD's GPUs", "AMD's device nodes", "groups of AMD's nodes"
 _TRIGGER = "`udevadm trigger --subsystem-match=drm --subsystem-match=kfd`"
+_CLOSED = "this user cannot open all, and one that answers EACCES costs ROCm all GPUs"
 _RULE = (
     '`echo \'SUBSYSTEM=="kfd|drm", KERNEL=="kfd|renderD*", GROUP="render", MODE="0660"\' > '
     f"/etc/udev/rules.d/70-amdgpu.rules` and {_TRIGGER}"
@@ -33,7 +35,9 @@ def examine(sysroot: str) -> list[Finding]:
         return found
     cards = [gpu.drm.card for gpu in gpus if gpu.drm.card is not None]
     computing = [gpu.drm.render for gpu in gpus if gpu.drm.render is not None] + ([kfd] if kfd is not None else [])
-    return [*found, *_nodes(computing, cards), _groups(computing)]
+    # ROCm opens all nodes but the cards before it chooses among the GPUs.
+    nodes = examine_nodes(_NODES, computing, cards, _TRIGGER, _RULE, _CLOSED)
+    return [*found, *nodes, examine_groups(_GROUPS, computing, _RULE)]
 
 
 def _kfd(kfd: HostNode | None) -> Finding:
@@ -60,26 +64,3 @@ def _gpus(sysroot: str, gpus: tuple[AmdGpu, ...]) -> list[Finding]:
         text = "none computes: is one in the machine (`lspci -d 1002:`), and does `dmesg` say why amdgpu or kfd refused it?"
         return [Finding(_GPUS, "fail", text), *found]
     return [Finding(_GPUS, "ok", f"{len(gpus)}: " + ", ".join([f"{g.index} = {g.model} ({g.key})" for g in gpus])), *found]
-
-
-def _nodes(computing: list[HostNode], cards: list[HostNode]) -> list[Finding]:
-    """What computes opens all nodes but the *cards*, before it chooses among the GPUs."""
-    missing = [node.host_path for node in (*computing, *cards) if not node.exists]
-    closed = closed_nodes([node.host_path for node in computing if node.exists], mode_mends=_RULE)
-    found = []
-    if missing:
-        found.append(Finding(_NODES, "fail", f"the host lacks {', '.join(missing)}: {_TRIGGER} makes them"))
-    if closed:
-        text = f"this user cannot open all, and one that answers EACCES costs ROCm all GPUs: {closed}"
-        found.append(Finding(_NODES, "fail", text))
-    return found or [Finding(_NODES, "ok", "all there, and this user can open them")]
-
-
-def _groups(nodes: list[HostNode]) -> Finding:
-    """A container's process gets the nodes' groups, but not the group root."""
-    there = [node for node in nodes if node.exists]
-    shut = [n.host_path for n in there if n.mode & 0o006 != 0o006 and (not n.gid or n.mode & 0o060 != 0o060)]
-    if shut:
-        text = f"no group but root's opens {', '.join(shut)}, so in a container root alone does: {_RULE}"
-        return Finding(_GROUPS, "note", text)
-    return Finding(_GROUPS, "ok", ", ".join(sorted({group_name(node.gid) for node in there})))

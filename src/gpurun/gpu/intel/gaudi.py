@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 VARIABLE = "HABANA_VISIBLE_DEVICES"
 DRIVER = "habanalabs"
 _MOST = 256
+_NONE = f"this host has no Gaudi under the driver {DRIVER}"
 
 
 class Gaudi(Record):
@@ -61,7 +62,7 @@ def selected(text: str, known: tuple[Gaudi, ...]) -> tuple[Gaudi, ...]:
         return ()
     if text.strip() == "all":
         if not known:
-            raise GpuError(f"{VARIABLE}=all: this host has no Gaudi under the driver {DRIVER}")
+            raise GpuError(f"{VARIABLE}=all: {_NONE}")
         return known
     by_index = {gaudi.index: gaudi for gaudi in known}
     chosen: dict[int, Gaudi] = {}
@@ -70,7 +71,9 @@ def selected(text: str, known: tuple[Gaudi, ...]) -> tuple[Gaudi, ...]:
         if index is None:
             raise ConfigError(f"process.env {VARIABLE}", f"'{clean(word)}' is not all, and no number of an accelerator")
         if index not in by_index:
-            there = ", ".join([str(i) for i in by_index]) or "none"
+            if not known:
+                raise GpuError(f"{VARIABLE}={clean(text)}: {_NONE}")
+            there = ", ".join([str(i) for i in by_index])
             raise GpuError(f"{VARIABLE}: there is no Gaudi {index} on this host (there are: {there})")
         chosen[index] = by_index[index]
     return tuple(chosen.values())

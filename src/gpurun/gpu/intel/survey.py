@@ -11,6 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpurun.gpu.intel.gaudi import Gaudi
     from gpurun.gpu.intel.host import IntelGpu
 
 #: Engines of which a client that computes has used some time: those of xe, of i915.
@@ -21,6 +22,13 @@ def survey(own_env: Mapping[str, str], ask: bool = True, more: bool = False) -> 
     """Intel's GPUs; with *ask* processes are looked at; *more* changes nothing: all nodes are known."""
     gpus = intel_gpus(own_env.get("GPURUN_SYSROOT", "").rstrip("/"))
     return Survey(tuple([as_device(gpu) for gpu in gpus]), _computing() if ask and gpus else ())
+
+
+def accelerators(own_env: Mapping[str, str]) -> tuple[Gaudi, ...]:
+    """Those of this host, which are not leased and no GPUs."""
+    from gpurun.gpu.intel import gaudi
+
+    return gaudi.accelerators(own_env.get("GPURUN_SYSROOT", "").rstrip("/"))
 
 
 def as_device(gpu: IntelGpu) -> GpuDevice:

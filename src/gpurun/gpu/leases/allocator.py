@@ -21,8 +21,8 @@ from gpurun.gpu.leases.store import Store, new_lease
 from gpurun.gpu.leases.survey import describe_lease, holders, survey
 from gpurun.gpu.leases.terms import end_time
 from gpurun.gpu.leases.turns import Want, available_units
-from gpurun.gpu.leases.wording import clean_lines, reasons
-from gpurun.gpu.vendors import named, place
+from gpurun.gpu.leases.wording import clean_lines, none_here, reasons
+from gpurun.gpu.vendors import VENDORS, named, place
 from gpurun.linux import procfs
 from gpurun.record import Record, replace
 
@@ -114,7 +114,7 @@ def allocate(
     if found.problem:
         log.warning(f"free GPUs are chosen without knowing which processes of the host compute: {found.problem}")
     if not found.units:
-        raise GpuError(f"{_quote(request, requester)}: this host has no GPU, `gpurun gpu list` says why")
+        raise GpuError(f"{_quote(request, requester)}: {none_here(request.vendor)}, `gpurun gpu list` says why")
     deadline = time.monotonic() + policy.wait
     ticket: Ticket | None = None
     try:
@@ -270,21 +270,20 @@ def _refusal(
 
     *waited*: for how many seconds.
     """
-    kind = (
-        f"MIG device{'s' * (request.count > 1)} of profile {request.profile}"
-        if request.profile
-        else f"GPU{'s' * (request.count > 1)}"
-    )
+    maker = named(request.vendor or VENDORS[0].name)
+    part = maker.part if request.profile else "GPU"
+    kind = f"{part}{'s' * (request.count > 1)}{f' of profile {request.profile}' if request.profile else ''}"
     free = [v.unit for v in verdicts if not v.why]
     text = f"{_quote(request, requester)}: {request.count} {kind} wanted"
     if len(verdicts) < request.count:  # nothing to wait for, whoever has them
-        none = "no MIG device" if request.profile else "no GPU"
-        return f"{text}, this host has {len(verdicts) or none}"
+        if not verdicts and not request.profile:
+            return f"{text}, {none_here(request.vendor)}"
+        return f"{text}, this host has {len(verdicts) or f'no {part}'}"
     text += f", {len(free)} of {len(verdicts)} free"
     if before:
         text += f" and others came first (process {before[-1].pid} waits)"
     elif request.nvlink and len(free) >= request.count:
-        text += ", but not connected by NVLink"
+        text += f", but not connected by {maker.link}"
     if waited:
         text += f" after {waited:g} s"
     why = reasons(verdicts, dict(found.loads))

@@ -15,7 +15,7 @@ from gpurun.gpu.leases.queue import tickets
 from gpurun.gpu.leases.store import new_lease
 from gpurun.gpu.leases.survey import describe_lease, holders, survey
 from gpurun.gpu.leases.turns import Want, available_units
-from gpurun.gpu.leases.wording import clean_lines, reasons
+from gpurun.gpu.leases.wording import clean_lines, none_here, reasons
 from gpurun.gpu.request.share import share_text
 from gpurun.gpu.vendors import place
 from gpurun.record import Record, replace
@@ -135,7 +135,7 @@ def _share_free(
     verdicts = [Verdict(v.unit, kept.get(v.unit.key, v.why)) for v in verdicts]
     free = [v.unit for v in verdicts if not v.why]
     if not free:
-        why = reasons(verdicts, dict(found.loads)) or "this host has none"
+        why = reasons(verdicts, dict(found.loads)) or none_here(request.vendor)
         problem = f" ({found.problem})" if found.problem else ""
         text = f"{place(requester.source)} '{clean(request.text)}': no GPU has room for a share of {share.text}{problem}"
         raise GpuError(f"{text}: {why}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpurun.errors import clean
+from gpurun.gpu.vendors import named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ def reasons(verdicts: Sequence[Verdict], loads: Mapping[str, str], free: str = "
 def _names(units: list[GpuDevice]) -> str:
     whole = ", ".join([str(unit.index) for unit in units if not unit.parent])
     return ", ".join([*([f"GPU {whole}"] if whole else []), *[unit.label for unit in units if unit.parent]])
+
+
+def none_here(vendor: str) -> str:
+    """That the host has no GPU of the maker *vendor*, which is empty for any."""
+    return f"this host has no GPU of {named(vendor).title}'s" if vendor else "this host has no GPU"
 
 
 def clean_lines(text: str) -> str:

@@ -160,7 +160,7 @@ def test_requests_that_are_refused(ask: Callable[..., ContainerEdits | None], mo
 
 
 def test_a_gpu_without_a_file(ask: Callable[..., ContainerEdits | None]) -> None:
-    with pytest.raises(GpuError, match=r": `gpurun cdi generate --output=.*/nvidia.yaml` describes the GPUs of this"):
+    with pytest.raises(GpuError, match=r": `gpurun cdi generate --output=.*/nvidia.yaml` describes NVIDIA's GPUs"):
         ask("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=9")
 
 

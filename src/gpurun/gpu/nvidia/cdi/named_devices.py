@@ -35,7 +35,7 @@ from gpurun.gpu.nvidia.host.driver import module_version
 from gpurun.gpu.nvidia.host.gpus import numa_nodes
 from gpurun.gpu.nvidia.request.environment import names_capabilities, read_needs
 from gpurun.gpu.nvidia.request.records import is_qualified
-from gpurun.gpu.vendors import place
+from gpurun.gpu.vendors import VENDORS, place
 from gpurun.linux.procfs import in_user_namespace
 from gpurun.record import replace
 
@@ -72,10 +72,14 @@ def user_spec_dirs(own_env: Mapping[str, str]) -> tuple[str, ...]:
     return (f"{config.rstrip('/')}/cdi",)
 
 
-def generate_advice(dirs: tuple[str, ...]) -> str:
-    """What to do where no CDI file in *dirs* has the GPUs of this host."""
-    where = dirs[-1] if posix.geteuid() else dirs[0]
-    return f"`gpurun cdi generate --output={where}/nvidia.yaml` describes the GPUs of this host"
+def _advice(kind: str, dirs: tuple[str, ...]) -> str:
+    """What writes a file of devices of *kind* into one of *dirs*; empty for a kind of nobody's GPUs."""
+    for vendor in VENDORS:
+        if vendor.kind == kind:
+            from gpurun.gpu.offers import generate_advice
+
+            return generate_advice(dirs, vendor)
+    return ""
 
 
 def annotated_devices(annotations: Mapping[str, str], prefixes: tuple[str, ...], kind: str) -> tuple[str, ...]:
@@ -208,7 +212,7 @@ def cdi_edits(
     registry = read_registry(spec_dirs(settings, own_env))
     stale = stale_files(_used(names, registry), roots)
     try:
-        whole = inject(names, registry, ("nvidia.com/gpu", generate_advice(registry.dirs)))
+        whole = inject(names, registry, lambda kind: _advice(kind, registry.dirs))
         if capabilities is not None and concerns(names):
             edits = do_known_hooks(with_files_of(whole, capabilities), own_env)
             edits = without_loose_ends(edits, whole, capabilities)
