@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from gpurun.commands.kubernetes_labels import NodeLabels
+from gpurun.commands.kubernetes_labels_where import NodeLabels
 from gpurun.errors import GpurunError
 from gpurun.kubernetes.api import Api, connect
 from gpurun.kubernetes.config_source import LABEL, NodeLabel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -30,6 +31,7 @@ needs_helm = pytest.mark.skipif(HELM is None, reason="needs helm: on PATH, or of
 
 SHARED = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
 MPS = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"
+OBJECTS = "version: v1\nflags: {useNodeFeatureAPI: true}\n"
 #: Ways in which somebody may want it; each is rendered, checked, and its options parsed.
 VARIANTS: dict[str, Object] = {
     "as it is": {},
@@ -46,6 +48,12 @@ VARIANTS: dict[str, Object] = {
     "mps": {"devicePlugin": {"config": {"mps": MPS}, "defaultConfig": "mps"}},
     "labels as objects": {"labels": {"nodeFeatureDiscovery": True, "nodeFeatureAPI": True}},
     "labels as files": {"labels": {"nodeFeatureDiscovery": True}},
+    "labels as a file says": {
+        "labels": {"nodeFeatureDiscovery": True}, "devicePlugin": {"config": {"own": OBJECTS}, "defaultConfig": "own"}
+    },
+    "labels as files, whatever a file says": {
+        "labels": {"nodeFeatureDiscovery": True, "nodeFeatureAPI": False}, "devicePlugin": {"config": {"own": OBJECTS}}
+    },
     "all that a file says too": {
         "devicePlugin": {"migStrategy": "single", "failOnInitError": True, "passDeviceSpecs": False}, "driverRoot": "/",
         "labels": {"interval": 30},
@@ -363,6 +371,31 @@ def test_the_labels_account_may_do_what_it_uses(tmp_path: Path) -> None:
     assert verbs({"devicePlugin": config}) == ["get", "list", "watch", "patch"]
     assert verbs({"devicePlugin": config, "labels": nfd}) == ["get", "list", "watch"]
     assert verbs({"labels": nfd}) == [], "it writes a file"
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    "text", [OBJECTS, json.dumps({"flags": {"useNodeFeatureAPI": True}}), '{"flags":\n{"useNodeFeatureAPI" : true}}']
+)
+def test_the_labels_account_may_write_objects_where_a_file_says_so(text: str, tmp_path: Path) -> None:
+    def said(api: bool | None, config: str) -> tuple[list[str], list[str], bool]:
+        """(what the role of the namespace is for, the options about objects, whether files can be written)."""
+        values = {
+            "labels": {"nodeFeatureDiscovery": True, "nodeFeatureAPI": api},
+            "devicePlugin": {"config": {"own": config}},
+        }
+        found = rendered(values, tmp_path)
+        roles = [one for one in found if one["kind"] == "Role" and one["metadata"]["name"] == "gpurun-labels"]
+        rules = [rule for one in roles for rule in one["rules"]]
+        pod = pods(found)["gpurun-labels"]
+        options = [word for word in pod["containers"][0]["args"] if word.startswith(("--use-node", "--daemonset"))]
+        return [rule["resources"][0] for rule in rules], options, any(one["name"] == "features" for one in pod["volumes"])
+
+    objects, daemonset = ["nodefeatures", "daemonsets"], "--daemonset=gpurun/gpurun-labels"
+    assert said(None, text) == (objects, [daemonset], True)
+    assert said(None, SHARED) == ([], [], True)
+    assert said(True, SHARED) == (objects, ["--use-node-feature-api=true", daemonset], False)
+    assert said(False, text) == ([], ["--use-node-feature-api=false"], True)
 
 
 @needs_helm

@@ -154,6 +154,18 @@ def test_how_long_labels_wait() -> None:
         from_environment(PluginConfig(), {"GFD_SLEEP_INTERVAL": "soon"})
 
 
+def test_where_labels_go() -> None:
+    flags = {"useNodeFeatureAPI": True, "gfd": {"outputFile": "/srv/gfd", "oneshot": True}}
+    found = parse(json.dumps({"flags": flags}), "c")
+    assert (found.node_feature_api, found.output_file, found.oneshot) == (True, "/srv/gfd", True) and not found.warnings
+    env = {"USE_NODE_FEATURE_API": "true", "GFD_OUTPUT_FILE": "-", "GFD_ONESHOT": "false"}
+    changed = from_environment(found, env | {"GFD_USE_NODE_FEATURE_API": "false"})
+    assert (changed.node_feature_api, changed.output_file, changed.oneshot) == (False, "-", False)
+    assert from_environment(PluginConfig(), env).node_feature_api
+    with pytest.raises(ConfigError, match=r"^c: flags\.useNodeFeatureAPI: must be true or false"):
+        parse(json.dumps({"flags": {"useNodeFeatureAPI": "yes"}}), "c")
+
+
 def test_no_yaml() -> None:
     with pytest.raises(ConfigError, match=r"^config.yaml: is not valid YAML: .*line 1"):
         parse("a: [", "config.yaml")

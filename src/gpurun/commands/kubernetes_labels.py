@@ -3,47 +3,30 @@
 from __future__ import annotations
 
 import os
-import random
 import threading
 import time
 from math import inf
 
 from gpurun import log
+from gpurun.commands.kubernetes_labels_where import Where
 from gpurun.commands.kubernetes_options import (
     config_source,
     ended_by_late_gpus,
     host_of,
     interval,
-    node_name,
     probed,
     until_signal,
     vendors_of,
 )
-from gpurun.errors import GpurunError, UsageError
+from gpurun.errors import GpurunError
 from gpurun.invocation import Invocation
 from gpurun.kubernetes.config import PluginConfig
-from gpurun.kubernetes.extra import need
-from gpurun.kubernetes.labels import (
-    FEATURES_FILE,
-    labels_of,
-    machine_type,
-    others_of,
-    patch_of,
-    write_features,
-)
+from gpurun.kubernetes.labels import labels_of, machine_type
 from gpurun.kubernetes.makers import NVIDIA, gpus_of, makers_of
 from gpurun.kubernetes.node import read_node
 from gpurun.kubernetes.pauses import Pauses
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from gpurun.kubernetes.api import Api
-    from gpurun.kubernetes.node_feature import NodeFeature
-
 _INTERVAL_S = 60.0
-_STAMP = "nvidia.com/gfd.timestamp"
-#: Looks after which the node is asked for its labels though ours are as they were: somebody may have changed them.
-_ASK_AGAIN = 10
 
 
 def labels(invocation: Invocation) -> int:
@@ -52,29 +35,10 @@ def labels(invocation: Invocation) -> int:
     Raises :class:`UsageError` for options that exclude each other.
     """
     env = dict(os.environ)
-    patch, output = invocation.flag("patch-node"), invocation.option("output-file")
-    if patch and output:
-        raise UsageError(
-            "--patch-node and --output-file exclude each other: label the node, or write a file for Node Feature Discovery"
-        )
-    feature = invocation.flag("use-node-feature-api")
-    if feature and (patch or output):
-        raise UsageError(
-            "--use-node-feature-api excludes --patch-node and --output-file: Node Feature Discovery writes the labels"
-        )
+    where = Where(invocation, env)
     makers = vendors_of(invocation)
-    output = output or env.get("GFD_OUTPUT_FILE", "") or FEATURES_FILE
     stop, wake = threading.Event(), threading.Event()
     source = config_source(invocation, env, wake.set)
-    node: NodeLabels | NodeFeature | None = None
-    if patch or feature:
-        need("kubernetes")
-        from gpurun.kubernetes.api import connect
-        from gpurun.kubernetes.node_feature import NodeFeature
-
-        api, name = connect(invocation.option("kubeconfig")), node_name(invocation)
-        daemonset, namespace = invocation.option("daemonset"), invocation.option("namespace")
-        node = NodeFeature(api, name, daemonset, namespace) if feature else NodeLabels(api, name)
     pauses = Pauses()
 
     def end() -> None:
@@ -85,33 +49,31 @@ def labels(invocation: Invocation) -> int:
     given = interval(invocation, 0.0)
     every = given or _INTERVAL_S
     with probed(invocation) as probes, ended_by_late_gpus(host_of(invocation), end):
+        once = invocation.flag("oneshot")
         while True:
             try:
                 config = source()
+                once = once or config.oneshot
                 every = given or config.sleep_interval or _INTERVAL_S
-                made, told = _made(invocation, config, makers)
-                if node is not None:
-                    node.set(made, told)
-                else:
-                    write_features(output, made)
+                where.set(config, *_made(invocation, config, makers))
                 probes.tell("")
                 rests = every
                 pauses.good()
             except GpurunError as e:
-                if invocation.flag("oneshot"):
+                if once:
                     raise
                 probes.tell(str(e))
                 log.warning(str(e))
                 rests = min(every, pauses.next())
             probes.beat(rests)
-            if invocation.flag("oneshot"):
+            if once:
                 break
             wake.wait(None if rests == inf else rests)
             if stop.is_set():
                 break
             wake.clear()
-    if node is None and not invocation.flag("oneshot") and output != "-" and os.path.isfile(output):
-        os.unlink(output)  # as GPU feature discovery does: a node whose labels nobody keeps has none
+    if not once:
+        where.end()
     return 0
 
 
@@ -142,29 +104,3 @@ def _made(invocation: Invocation, config: PluginConfig, makers: tuple[str, ...])
     if problem is not None and not told:
         raise problem
     return found, tuple(told)
-
-
-class NodeLabels:
-    """The labels of the node *name* in the API server."""
-
-    def __init__(self, api: Api, name: str) -> None:
-        self._api, self._name = api, name
-        self._written: dict[str, str] = {}
-        self._looks = 0
-
-    def set(self, wanted: dict[str, str], makers: tuple[str, ...]) -> None:
-        """Have the node carry *wanted*, the labels of the GPUs of *makers*: asked for only after a change, and now and then.
-
-        Raises :class:`GpurunError`.
-        """
-        meant = {name: text for name, text in wanted.items() if name != _STAMP}
-        self._looks -= 1
-        if self._looks > 0 and meant == self._written:
-            return
-        self._looks, self._written = 0, {}
-        metadata = self._api.node(self._name)["metadata"]
-        changes = patch_of(metadata.get("labels") or {}, wanted, makers, others_of(metadata))
-        if set(changes) - {_STAMP}:
-            self._api.label_node(self._name, changes)
-            log.info(f"node {self._name}: {len(changes)} labels changed")
-        self._looks, self._written = random.randint(_ASK_AGAIN // 2, _ASK_AGAIN), meant

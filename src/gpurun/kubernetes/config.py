@@ -35,7 +35,8 @@ class Sharing(Record):
 class PluginConfig(Record):
     """The whole configuration, with the defaults of this program: CDI names, which every current runtime knows.
 
-    *sleep_interval* are the seconds between two looks for labels, 0: not said, infinity: one look.
+    *sleep_interval* are the seconds between two looks for labels, 0: not said, infinity: one look.  *node_feature_api*,
+    *output_file* (empty: not said) and *oneshot* say where labels go, and whether that is done once.
     *warnings* are sentences about what the file says and nobody does.
     """
 
@@ -56,6 +57,9 @@ class PluginConfig(Record):
     imex_required: bool = False
     no_timestamp: bool = False
     sleep_interval: float = 0.0
+    node_feature_api: bool = False
+    output_file: str = ""
+    oneshot: bool = False
     machine_type_file: str = "/sys/class/dmi/id/product_name"
     sharing: Sharing = Sharing()
     warnings: tuple[str, ...] = ()

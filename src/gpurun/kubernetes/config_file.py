@@ -146,8 +146,8 @@ class _Gfd(Table):
     noTimestamp: bool | None = None
     sleepInterval: Annotated[float | None, BeforeValidator(seconds)] = None
     machineTypeFile: str | None = None
-    oneshot: Any = None
-    outputFile: Any = None
+    oneshot: bool | None = None
+    outputFile: str | None = None
 
 
 class _Flags(Table):
@@ -161,7 +161,7 @@ class _Flags(Table):
     gdrcopyEnabled: bool | None = None
     plugin: Absent[_Plugin] = _Plugin()
     gfd: Absent[_Gfd] = _Gfd()
-    useNodeFeatureAPI: Any = None
+    useNodeFeatureAPI: bool | None = None
     deviceDiscoveryStrategy: Any = None
 
 
@@ -178,7 +178,8 @@ class _Document(Table):
     imex: Absent[_Imex] = _Imex()
 
 
-#: Key of ``flags``, ``flags.plugin`` or ``flags.gfd`` → (field of :class:`PluginConfig`, NVIDIA's variable).
+#: Key of ``flags``, ``flags.plugin`` or ``flags.gfd`` → (field of :class:`PluginConfig`, NVIDIA's variables, the first one
+#: that is set counts).
 _FLAGS = {
     "migStrategy": ("mig_strategy", "MIG_STRATEGY"),
     "failOnInitError": ("fail_on_init_error", "FAIL_ON_INIT_ERROR"),
@@ -188,6 +189,7 @@ _FLAGS = {
     "gdsEnabled": ("gds", "GDS_ENABLED"),
     "mofedEnabled": ("mofed", "MOFED_ENABLED"),
     "gdrcopyEnabled": ("gdrcopy", "GDRCOPY_ENABLED"),
+    "useNodeFeatureAPI": ("node_feature_api", "GFD_USE_NODE_FEATURE_API", "USE_NODE_FEATURE_API"),
 }
 _PLUGIN = {
     "deviceListStrategy": ("list_strategies", "DEVICE_LIST_STRATEGY"),
@@ -200,6 +202,8 @@ _GFD = {
     "noTimestamp": ("no_timestamp", "GFD_NO_TIMESTAMP"),
     "sleepInterval": ("sleep_interval", "GFD_SLEEP_INTERVAL"),
     "machineTypeFile": ("machine_type_file", "GFD_MACHINE_TYPE_FILE"),
+    "outputFile": ("output_file", "GFD_OUTPUT_FILE"),
+    "oneshot": ("oneshot", "GFD_ONESHOT"),
 }
 
 
@@ -218,7 +222,7 @@ def parse(text: str, where: str, base: PluginConfig = DEFAULT) -> PluginConfig:
     values: dict[str, Any] = {}
     for table, known, path in tables:
         warnings += unknown_keys(table, f"{where}: {path}")
-        for key, (field, _) in known.items():
+        for key, (field, *_) in known.items():
             value = getattr(table, key)
             if value is not None:
                 values[field] = tuple(value) if isinstance(value, list) else value
@@ -267,8 +271,8 @@ def from_environment(config: PluginConfig, env: Mapping[str, str]) -> PluginConf
     """*config* with what NVIDIA's variables in *env* say instead of the file.  Raises :class:`ConfigError`."""
     changes: dict[str, Any] = {}
     for known in (_FLAGS, _PLUGIN, _GFD):
-        for field, variable in known.values():
-            if variable in env:
+        for field, *variables in known.values():
+            for variable in [name for name in variables if name in env][:1]:
                 changes[field] = _from_text(env[variable], getattr(config, field), variable)
     return checked(replace(config, **changes), "environment")
 
@@ -291,7 +295,7 @@ def _from_text(text: str, now: object, variable: str) -> Any:
 
 def checked(config: PluginConfig, where: str) -> PluginConfig:
     """*config* itself.  Raises :class:`ConfigError` for a word of a variable or an option that is none of those known."""
-    plugin = {key: getattr(config, field) for key, (field, _) in _PLUGIN.items()}
+    plugin = {key: getattr(config, field) for key, (field, *_) in _PLUGIN.items()}
     plugin["deviceListStrategy"] = list(config.list_strategies)
     for model, table in ((_Flags, {"migStrategy": config.mig_strategy}), (_Plugin, plugin)):
         read(model, table, where, ": ")

@@ -74,7 +74,7 @@ class NodeFeature:
             raise UsageError(f'--daemonset: "{daemonset}" is not NAMESPACE/NAME')
         self._namespace = of or namespace
         if not self._namespace:
-            raise UsageError("--use-node-feature-api needs --daemonset, or --namespace, for the object's namespace")
+            raise UsageError("a NodeFeature object needs --daemonset, or --namespace, for its namespace")
         self._api, self._name = api, name
         self._written: tuple[dict[str, str], tuple[str, ...]] | None = None
         self._looks = 0
