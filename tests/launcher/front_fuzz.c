@@ -2,9 +2,9 @@
  * What the compiled front reads from files, fed with damaged ones in one process: each access to memory is checked by the
  * sanitizers that it is built with.  What front.c would leave to the launcher ends the case.
  *
- *     front_fuzz STATE WORD SEED SECONDS
+ *     front_fuzz STATE WORD PLAN SEED SECONDS
  *
- * prints how many cases there were of each, and how many were understood.  FRONT is front.c, its defer_to_python replaced by
+ * prints how many cases there were of each, and how many were understood; PLAN, which is a whole one, is cut off at each byte first.  FRONT is front.c, its defer_to_python replaced by
  * one that comes back here (test_front_fuzz.py).
  */
 #define _GNU_SOURCE
@@ -121,28 +121,60 @@ static void read_word(const struct input *in)
 	signal_number(word);
 }
 
+/* A plan of exec that was kept, as the front and its setter read it: all that it says is there. */
+static void read_kept(const struct input *in)
+{
+	static char *variables[VARIABLES];
+	static volatile uint64_t seen;
+	struct plan plan;
+
+	if (!read_plan(alone(in), in->size, &plan))
+		longjmp(next_case, 1);
+	for (int i = 0; i < TEXTS; i++)
+		for (uint64_t at = 0; at <= plan.sizes[i]; at++)
+			seen += (unsigned char)plan.texts[i][at];
+	split(plan.texts[TEXT_VARIABLES], plan.sizes[TEXT_VARIABLES], variables, VARIABLES);
+}
+
+/* How many parts of it, from its first byte on, are taken for a plan. */
+static size_t plans_in(const struct input *whole)
+{
+	static struct input part;
+	struct plan plan;
+	size_t count = 0;
+
+	for (size_t size = 0; size <= whole->size; size++) {
+		part = *whole;
+		part.size = size;
+		count += read_plan(alone(&part), size, &plan);
+	}
+	return count;
+}
+
 int main(int argc, char **argv)
 {
-	static struct input good[2], in;
-	static void (*const readers[2])(const struct input *) = { read_state, read_word };
-	static volatile size_t cases[2], understood[2];
+	enum { KINDS = 3 };
+	static struct input good[KINDS], in;
+	static void (*const readers[KINDS])(const struct input *) = { read_state, read_word, read_kept };
+	static volatile size_t cases[KINDS], understood[KINDS];
 	char *own[] = { (char *)(uintptr_t)"gpurun", NULL };
 
-	if (argc != 5)
+	if (argc != 3 + KINDS)
 		return 2;
 	arguments = own;
 	argument_count = 1;
-	for (int i = 0; i < 2; i++)
+	for (int i = 0; i < KINDS; i++)
 		load_input(&good[i], argv[i + 1]);
-	seed = strtoull(argv[3], NULL, 10) | 1;
+	seed = strtoull(argv[KINDS + 1], NULL, 10) | 1;
 	int report = dup(1);
 	if (!freopen("/dev/null", "w", stdout) || report < 0)
 		return 2;
 	dup2(open("/dev/null", O_WRONLY), 1);
 
-	time_t end = time(NULL) + (time_t)strtoull(argv[4], NULL, 10);
+	size_t plans = plans_in(&good[2]);
+	time_t end = time(NULL) + (time_t)strtoull(argv[KINDS + 2], NULL, 10);
 	for (volatile size_t number = 0; number % BATCH || time(NULL) < end; number++) {
-		volatile int kind = (int)below(2);
+		volatile int kind = (int)below(KINDS);
 		if (number % BATCH == 0)
 			alarm(SECONDS_A_BATCH); /* one that does not come to its end is ended by SIGALRM */
 		in = good[kind];
@@ -153,6 +185,7 @@ int main(int argc, char **argv)
 			understood[kind]++;
 		}
 	}
-	dprintf(report, "states %zu %zu words %zu %zu\n", cases[0], understood[0], cases[1], understood[1]);
+	dprintf(report, "states %zu %zu words %zu %zu plans %zu %zu whole %zu\n", cases[0], understood[0], cases[1], understood[1],
+		cases[2], understood[2], plans);
 	return 0;
 }

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from gpurun.builder.front import SOURCE, compiler, constants
+from gpurun.engine.caller.kept_plan import encode
 from gpurun.engine.state import load
+from gpurun.record import replace
+from tests.engine.caller.test_kept_plan import PLAN, PROCESS
 from tests.launcher.front import Store
 
 pytestmark = pytest.mark.skipif(not compiler(), reason="there is no C compiler here")
@@ -46,10 +49,13 @@ def test_what_the_front_reads(tmp_path: Path, store: Store) -> None:
     assert load(str(store.root), "c").id == "c"
     (tmp_path / "word").write_text("SIGTERM")
     seed = str(time.time_ns() if SECONDS else 7)
-    files = [store.container / "state", tmp_path / "word"]
+    process = replace(PROCESS, groups=(5, 7), rlimits=((7, 1, 2),), oom_score_adj=5, seccomp=(bytes(range(200)), 3))
+    (tmp_path / "plan").write_bytes(encode(replace(PLAN, process=process), True, bytes(160), b'{"args":', b"}"))
+    files = [store.container / "state", tmp_path / "word", tmp_path / "plan"]
     done = subprocess.run([program, *files, seed, str(SECONDS or 2)], capture_output=True, text=True)
     print(seed, done.stdout)
     assert done.returncode == 0, (seed, done.returncode, done.stderr[:3000])
-    words = done.stdout.split()
+    *words, whole, plans = done.stdout.split()
+    assert (whole, plans) == ("whole", "1"), "a part of a plan is taken for one"
     for kind, cases, understood in zip(words[::3], words[1::3], words[2::3], strict=True):
         assert int(cases) > 100 and 0 < int(understood) < int(cases), kind

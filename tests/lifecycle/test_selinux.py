@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from errno import ENOSYS
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.conftest import MakeBundle
 from tests.native.bundle import Bundle
 from tests.native.execs import process_file
 from tests.native.kernel_log import kernel_log, mark_kernel_log
+from tests.native.refusing import refuse
 from tests.native.runtime import Container, Runtime
 from tests.native.selinux import FILES, OTHER, PROCESS, flush_decisions, label, labelled, needs_selinux, refusals
 from tests.native.terminal import Listener, read_all
@@ -118,6 +120,19 @@ def test_labels_of_the_process_its_keys_mounts_and_files(runtime: Runtime, peer:
         assert all(its["of files"][name] == FILES for name in OWN if name != "sys/firmware")
     else:
         assert differences(ours, its) == {}
+
+
+@pytest.mark.short
+@pytest.mark.gpurun_only
+def test_labels_where_a_filter_refuses_the_newer_mount_calls(runtime: Runtime, bundle: MakeBundle) -> None:
+    """mount(2) takes all options as one text, in which the label's commas must not end the option."""
+    assert "," in FILES
+    refused = refuse(("fsopen", "fsconfig", "fsmount"), ENOSYS)
+    container = runtime.create(labelled(bundle()), preexec=refused)
+    assert container.start().rc == 0
+    container.wait_for("up")
+    labels = places(container)
+    assert {name: labels[name] for name in OWN} == dict.fromkeys(OWN, FILES)
 
 
 def differences(ours: dict[str, Any], its: dict[str, Any]) -> dict[str, tuple[str, str]]:

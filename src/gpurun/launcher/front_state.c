@@ -61,12 +61,11 @@ static void parse_state(char *data, size_t size, struct container *c)
 static void load(const char *root, const char *id, struct container *c)
 {
 	char path[PATH_BYTES];
-
 	struct stat found;
 
 	text(c->directory, "%s/%s", root, id);
-	if (stat(c->directory, &found) < 0 || found.st_uid != geteuid())
-		defer_to_python(); /* which says what is wrong with a directory of somebody else's */
+	if (lstat(c->directory, &found) < 0 || !S_ISDIR(found.st_mode) || found.st_uid != geteuid())
+		defer_to_python(); /* which says what is wrong with a directory of somebody else's, or with a link of theirs to ours */
 	ssize_t size = read_file(text(path, "%s/state", c->directory), state_text, sizeof state_text);
 	if (size < 0)
 		defer_to_python();
