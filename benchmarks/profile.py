@@ -27,7 +27,7 @@ IMPORTS = {
     "start": ("gpurun.__main__", "gpurun.commands.lifecycle", "gpurun.engine.caller.lifecycle"),
     "state": ("gpurun.__main__", "gpurun.commands.inspect"),
     "kill": ("gpurun.__main__", "gpurun.commands.lifecycle", "gpurun.engine.caller.lifecycle"),
-    "delete": ("gpurun.__main__", "gpurun.commands.lifecycle", "gpurun.engine.caller.lifecycle"),
+    "delete": ("gpurun.__main__", "gpurun.commands.lifecycle", "gpurun.engine.caller.delete"),
     "exec": ("gpurun.__main__", "gpurun.commands.exec", "gpurun.engine.caller.exec", "gpurun.engine.plan.exec"),
     "exec: process": ("gpurun.engine.inside.exec_init",),
 }

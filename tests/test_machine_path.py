@@ -41,7 +41,7 @@ LATE = {
     ("gpurun.commands.inspect", "gpurun.commands.all_containers"),  # list --all
     ("gpurun.commands.lifecycle", "gpurun.commands.trace"),  # --trace
     ("gpurun.commands.lifecycle", "gpurun.network.attach"),  # --network
-    ("gpurun.engine.caller.lifecycle", "gpurun.network.attach"),  # a container that was given a network so
+    ("gpurun.engine.caller.delete", "gpurun.network.attach"),  # a container that was given a network so
     ("gpurun.engine.caller.mount_hint", "gpurun.oci.schema"),  # a mount that has failed
     ("gpurun.ns.netdev", "pyroute2.iproute.linux"),  # linux.netDevices
     ("gpurun.ns.netdev", "pyroute2.netlink.exceptions"),

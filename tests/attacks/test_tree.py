@@ -15,7 +15,16 @@ TREE = Tree()
 IN_THE_IMAGE = (
     *(
         f"hook/{name}.py"
-        for name in ("apply", "compat", "image_files", "loaders", "private_mounts", "rootfs_target", "running")
+        for name in (
+            "apply",
+            "compat",
+            "image_files",
+            "loaders",
+            "private_mounts",
+            "rootfs_target",
+            "running",
+            "running_removal",
+        )
     ),
     *(
         f"ns/{name}.py"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpurun.cgroup import systemd
+from gpurun.cgroup import placeholder, systemd
 from gpurun.cgroup.scope import Property, Scope
 from gpurun.cgroup.service_manager import Endpoint
 from gpurun.errors import GpurunError
@@ -115,7 +115,7 @@ def start(scope: Scope = SCOPE) -> tuple[bool, bool]:
     """Make the scope; whether its placeholder lives, and whether it does after its release."""
     pid = systemd.start_scope(scope)
     before = os.path.exists(f"/proc/{pid}")
-    systemd.release(pid)
+    placeholder.release(pid)
     return before, os.path.exists(f"/proc/{pid}")
 
 

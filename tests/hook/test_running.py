@@ -12,7 +12,7 @@ import pytest
 
 from gpurun.cdi.edits import ContainerEdits, EditMount, ProcTree
 from gpurun.errors import GpurunError, StepError
-from gpurun.hook import running
+from gpurun.hook import running, running_removal
 from gpurun.hook.running import DeviceChange, change, not_there
 from gpurun.ns.path import open_in_root
 
@@ -60,6 +60,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, path: str, name: str) -> None:
         return real(root_fd, asked, flags)
 
     monkeypatch.setattr(running, "open_in_root", opening)
+    monkeypatch.setattr(running_removal, "open_in_root", opening)
 
 
 @pytest.mark.parametrize("name", ["ENOENT", "ENOTDIR", "EACCES", "EMFILE", "EIO"])

@@ -18,11 +18,11 @@ from _stat import S_ISDIR
 from errno import ECONNREFUSED, ECONNRESET, EPIPE
 from time import monotonic, sleep
 
+from gpurun.cgroup import placeholder
 from gpurun.cgroup.dbus_connection import Bus, DBusError, DBusLost, DBusTimeout
 from gpurun.cgroup.scope import Property, Scope
 from gpurun.cgroup.service_manager import Endpoint, UserManager, parse_endpoint, system_endpoints, user_endpoints
 from gpurun.errors import GpurunError, oserror_text
-from gpurun.linux.files import Fd
 from gpurun.linux.procfs import in_user_namespace
 
 TYPE_CHECKING = False
@@ -42,7 +42,6 @@ _AWAY = (ECONNREFUSED, ECONNRESET, EPIPE)
 _NAME = "org.freedesktop.systemd1"
 _PATH = "/org/freedesktop/systemd1"
 _MANAGER = "org.freedesktop.systemd1.Manager"
-_SIGKILL = 9
 _UNSET = (1 << 64) - 1
 
 
@@ -169,14 +168,15 @@ def version(bus: Bus) -> int:
 
 
 def start_scope(scope: Scope) -> int:
-    """Make *scope*, held by a placeholder, whose pid is returned: it is the caller's to end (:func:`release`).
+    """Make *scope*, held by a placeholder, whose pid is returned: the caller is to end it
+    (:func:`gpurun.cgroup.placeholder.release`).
 
     A slice needs nobody to hold it, and then 0 is returned.
 
     Raises :class:`GpurunError`; then there is no placeholder, and with it goes a unit that is made all the same, too late.
     A unit of that name that is somebody else's is left alone.
     """
-    pid = 0 if scope.unit.endswith(".slice") else _placeholder()
+    pid = 0 if scope.unit.endswith(".slice") else placeholder.hold()
     properties = scope.properties
     if pid:
         properties += (Property("PIDs", "au", (pid,)),)
@@ -192,7 +192,7 @@ def start_scope(scope: Scope) -> int:
     try:
         _ask(scope.manager, make)
     except BaseException:
-        release(pid)
+        placeholder.release(pid)
         raise
     return pid
 
@@ -223,49 +223,6 @@ def _is_made(bus: Bus, unit: str, pid: int) -> bool:
             return state == "active" and (not pid or cgroup_of(pid).endswith(f"/{unit}"))
         sleep(_PAUSE)
     raise DBusTimeout("no answer over D-Bus")
-
-
-def _placeholder() -> int:
-    """A child that does nothing, and ends when we do."""
-    read, write = posix.pipe2(posix.O_CLOEXEC)
-    pid = posix.fork()
-    if pid == 0:
-        posix.close(write)
-        posix.read(read, 1)
-        posix._exit(0)
-    posix.close(read)
-    _held[pid] = write
-    return pid
-
-
-#: placeholder → the descriptor whose closing ends it, if release() does not
-_held: dict[int, int] = {}
-
-
-def release(pid: int) -> bool:
-    """End the placeholder *pid*; one that has ended is fine.  Whether it was there until now."""
-    write = _held.pop(pid, -1)
-    if write < 0:
-        return False
-    posix.close(write)
-    if posix.waitpid(pid, posix.WNOHANG)[0]:
-        return False  # somebody has killed all that was in the scope
-    posix.kill(pid, _SIGKILL)
-    posix.waitpid(pid, 0)
-    return True
-
-
-def spare(pid: int) -> None:
-    """Have the kernel never choose the placeholder *pid* when memory is short, if we may say so."""
-    try:
-        fd = posix.open(f"/proc/{pid}/oom_score_adj", posix.O_WRONLY | posix.O_CLOEXEC)
-    except OSError:
-        return
-    with Fd(fd):
-        try:
-            posix.write(fd, b"-1000")
-        except PermissionError:
-            pass  # without CAP_SYS_RESOURCE
 
 
 def _start(bus: Bus, unit: str, properties: tuple[Property, ...]) -> None:

@@ -56,8 +56,9 @@ def checkpoint(invocation: Invocation) -> int:
 
 def restore(invocation: Invocation) -> int:
     """``restore ID``: make the container from its image; in the foreground wait, delete, and return its exit code."""
-    from gpurun.engine.caller import lifecycle
-    from gpurun.engine.checkpoint.restore import RestoreOptions
+    from gpurun.engine.caller.delete import delete
+    from gpurun.engine.caller.lifecycle import wait_foreground
+    from gpurun.engine.checkpoint.criu_options import RestoreOptions
     from gpurun.engine.checkpoint.restore import restore as make
     from gpurun.engine.signals import block_signals
 
@@ -78,7 +79,7 @@ def restore(invocation: Invocation) -> int:
     root, container_id = options.create.root, options.create.id
     block_signals()  # from now on they are the container's
     try:
-        return lifecycle.wait_foreground(made.state.pid, made.pidfd, made.master)
+        return wait_foreground(made.state.pid, made.pidfd, made.master)
     finally:
-        for warning in lifecycle.delete(root, container_id, force=True):
+        for warning in delete(root, container_id, force=True):
             log.warning(warning)

@@ -7,6 +7,7 @@ import posix
 from gpurun.cli.terminal import coloured, folded, width, write_folded
 from gpurun.commands.explain_gpus import driver_of_container, gpu_lines, gpus_of_container
 from gpurun.decimals import decimal
+from gpurun.engine import kept
 from gpurun.engine import state as store
 from gpurun.engine.caller.bundle import CreateOptions, plan_bundle, plan_saved
 from gpurun.errors import UsageError
@@ -94,7 +95,7 @@ def _running(invocation: Invocation, container_id: str, form: str) -> int:
     first += [f"since changed: {text}" for text in changed]
     write_folded(_lines(plan, first, "; ".join([f"{gpu.shown}, {gpu.node}" for gpu in gpus]) or "none"))
     if gpus:
-        variables, groups = store.load_edits(root, container_id)
+        variables, groups = kept.load_edits(root, container_id)
         driver = driver_of_container(state.pid) if alive else ""
         lines = [*gpu_lines(gpus), *([f"libraries of the driver {driver}"] if driver else [])]
         lines += [f"env {variable}" for variable in variables] + [f"group {gid}" for gid in groups]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpurun.engine import kept
 from gpurun.engine import state as store
 from gpurun.engine.gpus.attached import load_attached
 from gpurun.engine.gpus.device_edits import own_environment
@@ -40,7 +41,7 @@ def gpus_of_container(root: str, state: store.State, alive: bool) -> tuple[Conta
     """What create has given to the container and attach since.  Raises :class:`GpurunError` for records that are damaged."""
     record = load_attached(root, state.id)
     taken = {(node.major, node.minor) for node in record.denied}
-    made = {*store.load_gpus(root, state.id)} - taken
+    made = {*kept.load_gpus(root, state.id)} - taken
     attached = {(node.major, node.minor) for node in record.nodes}
     now = nodes_of(state.pid, computes=True) if alive else frozenset(made | attached)
     found: list[ContainerGpu] = []

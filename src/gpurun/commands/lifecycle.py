@@ -105,6 +105,7 @@ def run(invocation: Invocation) -> int:
         return traced_run(invocation.option("trace"), invocation.args[0])
     created = _make(invocation)
     from gpurun.engine.caller import lifecycle
+    from gpurun.engine.caller.delete import delete_own
     from gpurun.engine.signals import block_signals
 
     options = create_options(invocation)
@@ -121,13 +122,13 @@ def run(invocation: Invocation) -> int:
         _tell_oom(created)
     except BaseException:
         try:
-            _tell(lifecycle.delete_own(options.root, created.state))
+            _tell(delete_own(options.root, created.state))
         except (GpurunError, OSError) as e:
             log.warning(f"container {options.id} could not be removed (`gpurun delete --force` removes it): {_reason(e)}")
         raise
     if not invocation.flag("keep"):
         try:
-            _tell(lifecycle.delete_own(options.root, created.state, oom_reported=True))
+            _tell(delete_own(options.root, created.state, oom_reported=True))
         except (GpurunError, OSError) as e:
             if not code:
                 raise
@@ -173,7 +174,7 @@ def kill(invocation: Invocation) -> int:
 
 def delete(invocation: Invocation) -> int:
     """``delete [--force] ID``; with --regex, each container whose id matches."""
-    from gpurun.engine.caller.lifecycle import delete as remove
+    from gpurun.engine.caller.delete import delete as remove
 
     root, name, force = invocation.globals.root, invocation.args[0], invocation.flag("force")
     if not invocation.flag("regex"):

@@ -19,6 +19,7 @@ from gpurun.cli.terminal import width
 from gpurun.commands.all_containers import of_gpurun
 from gpurun.commands.gpu_use import state_roots
 from gpurun.commands.tables import CLEAR, fitting_table, size
+from gpurun.engine import kept
 from gpurun.engine import state as store
 from gpurun.engine.caller.events import parse_duration
 from gpurun.errors import ContainerNotFound, GpurunError
@@ -157,7 +158,7 @@ class _Watch:
 
     def _gpus(self, now: Mapping[tuple[str, str], Look]) -> dict[tuple[str, str], list[Row]]:
         """The use of their GPUs by those that have some; NVML is asked once for all, and not again once it has failed."""
-        having = {key: store.load_gpus(look.root, look.state.id) for key, look in now.items()}
+        having = {key: kept.load_gpus(look.root, look.state.id) for key, look in now.items()}
         having = {key: numbers for key, numbers in having.items() if numbers}
         if not having or self._gpus_silent:
             return {}

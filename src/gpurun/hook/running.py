@@ -11,7 +11,6 @@ What is there already is left as it is: a change that was cut short is made agai
 from __future__ import annotations
 
 import posix
-from _stat import S_ISCHR, S_ISDIR, S_ISLNK, S_ISREG
 from errno import EINVAL, ENOENT, ENOTDIR, EPERM
 
 from gpurun.cdi.edits import ContainerEdits
@@ -21,10 +20,11 @@ from gpurun.hook.device_steps import node_step
 from gpurun.hook.missing_nodes import lend_missing, missing_nodes
 from gpurun.hook.private_mounts import prepare_tree
 from gpurun.hook.rootfs_target import Target
+from gpurun.hook.running_removal import BY_PATH, PROC_DRIVER, remove_names, take_out, unmount_if_there
 from gpurun.launcher.fresh_interpreter import end_imports
 from gpurun.linux import mount as lm
 from gpurun.linux.files import O_CLOEXEC, Fd, mkdir_p
-from gpurun.linux.fs import AT_FDCWD, O_DIRECTORY, O_PATH, TMPFS_MAGIC, fstatfs_type, mount_id
+from gpurun.linux.fs import AT_FDCWD, O_DIRECTORY, O_PATH, TMPFS_MAGIC, fstatfs_type
 from gpurun.linux.process import CLONE_NEWNS, PR_SET_DUMPABLE, prctl, unshare
 from gpurun.linux.procfs import in_user_namespace
 from gpurun.ns.devices import is_there, open_lent
@@ -32,7 +32,7 @@ from gpurun.ns.helper_process import join_container, run_in_child
 from gpurun.ns.journal import Journal
 from gpurun.ns.mount import attach, import_stand_ins, private_copy
 from gpurun.ns.options import parse_options
-from gpurun.ns.outside import is_outside, other_than_the_containers, refuse_outside
+from gpurun.ns.outside import other_than_the_containers, refuse_outside
 from gpurun.ns.path import UNUSABLE, open_in_root
 from gpurun.record import Record, replace
 
@@ -40,9 +40,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.cdi.edits import DeviceNode, ProcTree
     from gpurun.ns.outside import Foreign
-
-_PROC = "/proc/driver/nvidia"
-_BY_PATH = "/dev/dri/by-path"
 
 
 class DeviceChange(Record):
@@ -113,10 +110,10 @@ def not_there(pid: int, edits: ContainerEdits) -> tuple[tuple[DeviceNode, ...], 
 
     Returns (nodes, entries).
     """
-    listed = [bind.container_path for tree in edits.proc_trees if tree.path == _PROC for bind in tree.binds]
+    listed = [bind.container_path for tree in edits.proc_trees if tree.path == PROC_DRIVER for bind in tree.binds]
     with Fd(posix.open(f"/proc/{pid}/root", O_PATH | O_DIRECTORY | O_CLOEXEC)) as root_fd:
         nodes = tuple([node for node in edits.device_nodes if not is_there(root_fd, node_step(node))])
-        entries = tuple([path.removeprefix(f"{_PROC}/") for path in listed if not _exists(root_fd, path)])
+        entries = tuple([path.removeprefix(f"{PROC_DRIVER}/") for path in listed if not _exists(root_fd, path)])
     return nodes, entries
 
 
@@ -178,9 +175,9 @@ def _as_child(
             if (found.st_dev, found.st_ino) != wanted.restoring:
                 raise GpuError("the root of the restored container is not its rootfs")
         for path in reversed(wanted.mounts):
-            _detach(root_fd, path)
-        _remove_names(root_fd, wanted.names)
-        _take_out(root_fd, wanted.nodes, wanted.entries, is_foreign)
+            unmount_if_there(root_fd, path)
+        remove_names(root_fd, wanted.names)
+        take_out(root_fd, wanted.nodes, wanted.entries, is_foreign)
         reopened = wanted.restoring != (0, 0) and wanted.readonly and _set_writable(root_fd)
         journal = Journal(root_fd, journal_fd)
         new = [node for node in wanted.edits.device_nodes if not is_there(root_fd, node_step(node))]
@@ -188,8 +185,8 @@ def _as_child(
             target = Target(root_fd, journal, bind_nodes, wanted.readonly, label=wanted.label, is_foreign=is_foreign)
             _put_in(target, wanted, sources)
         except BaseException:
-            entries = [b.container_path for tree in wanted.edits.proc_trees for b in tree.binds if tree.path == _PROC]
-            _take_out(root_fd, tuple(new), tuple([path.removeprefix(f"{_PROC}/") for path in entries]), is_foreign)
+            entries = [b.container_path for tree in wanted.edits.proc_trees for b in tree.binds if tree.path == PROC_DRIVER]
+            take_out(root_fd, tuple(new), tuple([path.removeprefix(f"{PROC_DRIVER}/") for path in entries]), is_foreign)
             raise
         finally:
             journal.close()
@@ -220,45 +217,6 @@ def _set_writable(root_fd: int) -> bool:
     return True
 
 
-def _detach(root_fd: int, path: str) -> None:
-    """Unmount *path* of the container, if something is mounted there."""
-    try:
-        fd = open_in_root(root_fd, path)
-    except OSError as e:
-        if e.errno in (ENOENT, ENOTDIR):
-            return  # it went with one that it was on
-        raise
-    try:
-        parent = open_in_root(root_fd, path.rpartition("/")[0] or "/", O_PATH | O_DIRECTORY)
-        if mount_id(fd) != mount_id(parent):
-            lm.umount2(f"/proc/self/fd/{fd}", lm.MNT_DETACH)
-        posix.close(parent)
-    finally:
-        posix.close(fd)
-
-
-def _remove_names(root_fd: int, names: tuple[str, ...]) -> None:
-    """Remove device nodes, links and empty files in the container's own /dev; of a /dev that is the host's, nothing."""
-    host = posix.stat("/dev").st_dev
-    for path in names:
-        directory, _, name = path.rpartition("/")
-        try:
-            fd = open_in_root(root_fd, directory, O_PATH | O_DIRECTORY)
-        except OSError as e:
-            if e.errno in (ENOENT, ENOTDIR):
-                continue
-            raise
-        try:
-            if fstatfs_type(fd) == TMPFS_MAGIC and posix.fstat(fd).st_dev != host:
-                found = posix.stat(name, dir_fd=fd, follow_symlinks=False)
-                if S_ISCHR(found.st_mode) or S_ISLNK(found.st_mode) or found.st_size == 0:
-                    posix.unlink(name, dir_fd=fd)
-        except FileNotFoundError:
-            pass
-        finally:
-            posix.close(fd)
-
-
 def _put_in(target: Target, wanted: DeviceChange, sources: _Sources) -> None:
     edits, root_fd, user_namespace = wanted.edits, target.root_fd, target.in_user_namespace
     for node, source in zip(edits.device_nodes if user_namespace else (), sources.nodes, strict=False):
@@ -287,7 +245,7 @@ def _put_in(target: Target, wanted: DeviceChange, sources: _Sources) -> None:
     if (
         not mounts and wanted.restoring == (0, 0) and not wanted.again
     ):  # the driver's files are there, and the loader knows them
-        links = tuple([link for link in edits.links if link.path.startswith(f"{_BY_PATH}/")])
+        links = tuple([link for link in edits.links if link.path.startswith(f"{BY_PATH}/")])
         edits = replace(edits, links=links, ldcache=(), image_files=(), forward_compat=None)
     apply_edits(edits, target, Opened(tuple([fd for _, fd in mounts]), prepared))
     for tree, binds in zip(wanted.edits.proc_trees, sources.binds, strict=True):
@@ -348,83 +306,3 @@ def _make(directory: int, name: str, is_directory: bool) -> None:
             posix.mknod(name, 0o100444, dir_fd=directory)
         except FileExistsError:
             pass
-
-
-def _take_out(root_fd: int, nodes: tuple[DeviceNode, ...], entries: tuple[str, ...], is_foreign: Foreign) -> None:
-    """Take device nodes and entries away; what is not there, or is something else by now, stays as it is, and so does a node
-    in a directory that is the host's."""
-    for entry in entries:
-        _unmount(root_fd, f"{_PROC}/{entry}")
-    for node in nodes:
-        if not is_there(root_fd, node_step(node)):
-            continue
-        if is_outside(root_fd, node.path, is_foreign):
-            continue
-        _unmount(root_fd, node.path)
-        directory, _, name = node.path.rpartition("/")
-        fd = open_in_root(root_fd, directory or "/", O_PATH | O_DIRECTORY)
-        try:
-            found = posix.stat(name, dir_fd=fd, follow_symlinks=False)
-            is_ours = S_ISCHR(found.st_mode) and found.st_rdev == posix.makedev(node.major, node.minor)
-            if is_ours or (S_ISREG(found.st_mode) and found.st_size == 0):
-                posix.unlink(name, dir_fd=fd)
-        except FileNotFoundError:
-            pass
-        except OSError as e:
-            raise StepError("take away the device node", node.path, e.errno) from None
-        finally:
-            posix.close(fd)
-        if directory == "/dev/dri":
-            _take_links(root_fd, f"../{name}", is_foreign)
-
-
-def _take_links(root_fd: int, text: str, is_foreign: Foreign) -> None:
-    """Take away udev's links with this *text*: drivers look for GPUs by them, and fail at one that leads nowhere."""
-    try:
-        fd = open_in_root(root_fd, _BY_PATH, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)
-    except OSError as e:
-        if e.errno in UNUSABLE:  # what the container makes of its tree keeps no GPU from being taken away
-            return
-        raise StepError("take away the links to a device node in", _BY_PATH, e.errno) from None
-    try:
-        for name in posix.listdir(fd):
-            found = posix.stat(name, dir_fd=fd, follow_symlinks=False)
-            if not S_ISLNK(found.st_mode) or posix.readlink(name, dir_fd=fd) != text:
-                continue
-            if not is_outside(root_fd, f"{_BY_PATH}/{name}", is_foreign):
-                posix.unlink(name, dir_fd=fd)
-    except FileNotFoundError:
-        pass
-    except OSError as e:
-        raise StepError("take away the links to a device node in", _BY_PATH, e.errno) from None
-    finally:
-        posix.close(fd)
-
-
-def _unmount(root_fd: int, path: str) -> None:
-    """Take away the mount at *path* in the container, if something is mounted there; what it was mounted on goes too."""
-    try:
-        parent = open_in_root(root_fd, path.rpartition("/")[0] or "/", O_PATH | O_DIRECTORY)
-    except OSError as e:
-        if e.errno in UNUSABLE:  # what the container makes of its tree keeps no GPU from being taken away
-            return
-        raise StepError("take away", path, e.errno) from None
-    name = path.rpartition("/")[2]
-    try:
-        fd = posix.open(name, O_PATH | posix.O_NOFOLLOW | O_CLOEXEC, dir_fd=parent)
-        mounted = mount_id(fd) != mount_id(parent)
-        if mounted:
-            lm.umount2(f"/proc/self/fd/{fd}", lm.MNT_DETACH)
-        posix.close(fd)
-        if path.startswith(_PROC) and fstatfs_type(parent) == TMPFS_MAGIC:  # ours, and what was to be mounted on is too
-            writable = lm.open_tree(parent, "", lm.OPEN_TREE_CLONE)
-            lm.mount_setattr(writable, attr_clr=lm.MOUNT_ATTR_RDONLY)
-            found = posix.stat(name, dir_fd=writable, follow_symlinks=False)
-            (posix.rmdir if S_ISDIR(found.st_mode) else posix.unlink)(name, dir_fd=writable)
-            posix.close(writable)
-    except FileNotFoundError:
-        pass
-    except OSError as e:
-        raise StepError("take away", path, e.errno) from None
-    finally:
-        posix.close(parent)

@@ -1,8 +1,8 @@
 /*
  * The compiled front of gpurun: `state`, `start`, `kill`, `pause`, `resume`, `delete` and `exec` of an ordinary container.
  *
- * It is never needed.  It does what gpurun/engine/caller/lifecycle.py and gpurun/commands/ (inspect, control) do, from the same
- * files, for the plainest form of these commands.  For every other command, for every container with something more to do, and
+ * It is never needed.  It does what gpurun/engine/caller/ (lifecycle, delete) and gpurun/commands/ (inspect, control) do, from
+ * the same files, for the plainest form of these commands.  For every other command, for every container with something more to do, and
  * for whatever it does not understand, it falls back: it becomes the launcher that is appended to it (execve of the interpreter
  * line at byte BASE), which is `defer_to_python`; a function that is called `require_...` returns only where that is not needed.
  * So every rare path and every error text is in Python only.  For `create`, `run` and every other

@@ -1,5 +1,5 @@
 /*
- * A part of front.c: `delete` of a container whose files we all know, as gpurun/engine/caller/lifecycle.py does it.  One with
+ * A part of front.c: `delete` of a container whose files we all know, as gpurun/engine/caller/delete.py does it.  One with
  * a journal of what was made in its rootfs (`created`) falls back.
  */
 

@@ -11,9 +11,9 @@ from gpurun.criu.rpc import Answer
 from gpurun.engine.caller import host_resources
 from gpurun.engine.caller.bundle import CreateOptions
 from gpurun.engine.caller.rollback import Rollback
-from gpurun.engine.checkpoint import restore
-from gpurun.engine.checkpoint.criu_options import CriuOptions
-from gpurun.engine.checkpoint.restore import RestoreOptions, Serving
+from gpurun.engine.checkpoint import restore, restore_stages
+from gpurun.engine.checkpoint.criu_options import CriuOptions, RestoreOptions
+from gpurun.engine.checkpoint.restore_stages import Stages
 from gpurun.engine.state import State
 from gpurun.errors import GpurunError
 from tests.engine.plan.planning import base, plan
@@ -23,7 +23,7 @@ from tests.engine.plan.planning import base, plan
 def test_what_the_host_lends_whatever_the_network(network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container's resctrl group has nothing to do with its network namespace, which pods share."""
     done: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(restore, "_loopback_of", lambda pid: done.append(("loopback", pid)))
+    monkeypatch.setattr(restore_stages, "_loopback_of", lambda pid: done.append(("loopback", pid)))
     monkeypatch.setattr(host_resources, "lend_network_devices", lambda _, pid: done.append(("devices", pid)))
     monkeypatch.setattr(host_resources, "lend_resctrl", lambda _, pid, record, undo: done.append(("resctrl", pid, record)))
     config = base()
@@ -32,8 +32,8 @@ def test_what_the_host_lends_whatever_the_network(network: str, tmp_path: Path, 
     if network == "joined":
         config["linux"]["namespaces"].append({"type": "network", "path": "/run/netns/x"})
     options = RestoreOptions(CreateOptions("c1", str(tmp_path), "/bundle"), CriuOptions(str(tmp_path)))
-    serving = Serving(options, plan(config), State("c1", "/bundle", "/bundle/rootfs", "", True), -1, Rollback())
-    serving.notified(Answer(0, True, script="setup-namespaces", pid=42), ())
+    stages = Stages(options, plan(config), State("c1", "/bundle", "/bundle/rootfs", "", True), -1, Rollback())
+    stages.notified(Answer(0, True, script="setup-namespaces", pid=42), ())
     expected = [("resctrl", 42, f"{tmp_path}/c1/resctrl")]
     assert done == ([("loopback", 42), ("devices", 42), *expected] if network == "new" else expected)
 

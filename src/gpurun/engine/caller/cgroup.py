@@ -46,7 +46,7 @@ def make(plan: Plan, rollback: Rollback, directory: str, *children: int) -> int:
     rollback.add(CGROUP, lambda: systemd.stop_unit(scope.unit, cgroup.path, scope.manager))
 
     def end() -> None:
-        systemd.release(placeholder)
+        release(placeholder)
 
     rollback.add(PLACEHOLDER, end)
     # systemd enables the controllers that it knows; limits of huge pages, for one, need others.
@@ -69,9 +69,9 @@ def release(placeholder: int) -> bool:
     """End what :func:`make` has returned, if anything; whether it was there until now."""
     if not placeholder:
         return False
-    from gpurun.cgroup import systemd
+    from gpurun.cgroup.placeholder import release as end
 
-    return systemd.release(placeholder)
+    return end(placeholder)
 
 
 def keep(plan: Plan, placeholder: int) -> bool:
@@ -84,9 +84,9 @@ def keep(plan: Plan, placeholder: int) -> bool:
     files = [write.file for write in plan.cgroup.writes]
     if not placeholder or "memory.max" not in files or "pids.max" in files:
         return False
-    from gpurun.cgroup import systemd
+    from gpurun.cgroup.placeholder import spare
 
-    systemd.spare(placeholder)
+    spare(placeholder)
     return True
 
 

@@ -12,7 +12,7 @@ from _stat import S_ISDIR
 from gpurun import log
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.cgroup import manager
-from gpurun.engine import messages
+from gpurun.engine import kept, messages
 from gpurun.engine import state as store
 from gpurun.engine.caller import cgroup, host_resources
 from gpurun.engine.caller.bundle import CreateOptions, plan_bundle
@@ -297,10 +297,10 @@ def record(options: CreateOptions, plan: Plan, data: bytes, rollback: Rollback) 
     rollback.add(STATE_DIRECTORY, lambda: store.remove_directory(options.root, options.id))
     store.save(options.root, state)
     write_atomically(f"{directory}/config.json", data, 0o600)
-    store.save_edits(options.root, options.id, plan.init.edits.env, plan.init.edits.additional_gids)
-    store.save_gpus(options.root, options.id, gpu_numbers((*plan.init.edits.device_nodes, *plan.init.devices)))
+    kept.save_edits(options.root, options.id, plan.init.edits.env, plan.init.edits.additional_gids)
+    kept.save_gpus(options.root, options.id, gpu_numbers((*plan.init.edits.device_nodes, *plan.init.devices)))
     if plan.init.process.seccomp is not None:
-        store.save_seccomp(options.root, options.id, *plan.init.process.seccomp)
+        kept.save_seccomp(options.root, options.id, *plan.init.process.seccomp)
     return state
 
 

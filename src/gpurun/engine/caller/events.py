@@ -9,6 +9,7 @@ from gpurun import log
 from gpurun.cgroup import control
 from gpurun.cgroup.stats import read_stats
 from gpurun.cgroup.tree import hugepage_sizes
+from gpurun.engine import kept
 from gpurun.engine import state as store
 from gpurun.engine.caller.oom import how_memory_ended
 from gpurun.errors import GpurunError
@@ -55,7 +56,7 @@ class Gpus:
     """The use of a container's GPUs, asked for until the driver has failed once: each report waits for it."""
 
     def __init__(self, root: str, state: store.State) -> None:
-        self._numbers = store.load_gpus(root, state.id)
+        self._numbers = kept.load_gpus(root, state.id)
         self._cgroup = state.cgroup
 
     def read(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import posix
 
 from gpurun import log
 from gpurun.cgroup import control
-from gpurun.engine import messages
+from gpurun.engine import kept, messages
 from gpurun.engine import state as store
 from gpurun.engine.caller.children import end_all_children, kill_child
 from gpurun.engine.caller.exec_cgroup import open_cgroups, without_way_up
@@ -173,7 +173,7 @@ class _Exec:
 def _usable_container(options: ExecOptions) -> store.State:
     """The container of *options*, in which a process can be started; raises :class:`GpurunError`."""
     state = store.load(options.root, options.id)
-    if store.is_changing(options.root, options.id):
+    if kept.is_changing(options.root, options.id):
         from gpurun.engine.gpus.attach_steps import settle
 
         settle(options.root, options.id)  # or the process would be told of GPUs that are not there
@@ -226,10 +226,10 @@ def _plan(options: ExecOptions, state: store.State) -> tuple[ExecPlan, tuple[str
 
         apparmor, selinux = apparmor_enabled(), selinux_enabled()
     host = ExecHost(last_cap, apparmor, selinux)
-    edits = store.load_edits(options.root, options.id)
+    edits = kept.load_edits(options.root, options.id)
     seccomp = None
     if config.linux.seccomp is not None:
-        seccomp = store.load_seccomp(options.root, options.id)
+        seccomp = kept.load_seccomp(options.root, options.id)
         if seccomp is None:
             raise GpurunError(f"{options.root}/{options.id}/seccomp is missing: the container's filter is not known")
     return plan_exec(options, config, edits, host, state.rootfs, state.session_keyring, seccomp)

@@ -12,6 +12,7 @@ import posix
 from gpurun import log
 from gpurun.cgroup import manager, tree
 from gpurun.cgroup.resources import CgroupWrite, plan_resources
+from gpurun.engine import kept
 from gpurun.engine import state as store
 from gpurun.errors import GpurunError, NotRunning, StepError
 from gpurun.formats.jsontext import dumps
@@ -156,7 +157,7 @@ def update_container(root: str, container_id: str, new: Resources, schemata: dic
     state = store.load(root, container_id)
     if store.status(root, state) == "stopped":
         raise NotRunning
-    if store.is_changing(root, container_id):
+    if kept.is_changing(root, container_id):
         from gpurun.engine.gpus.attach_steps import settle
 
         settle(root, container_id)

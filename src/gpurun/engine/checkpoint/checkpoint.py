@@ -15,8 +15,9 @@ from gpurun.cgroup.tree import find_tree
 from gpurun.criu import rpc
 from gpurun.criu.swrk import FIRST_EXTRA, Swrk, find_criu
 from gpurun.decimals import decimal
+from gpurun.engine import kept
 from gpurun.engine import state as store
-from gpurun.engine.caller import lifecycle
+from gpurun.engine.caller.delete import delete
 from gpurun.engine.checkpoint.criu_options import (
     DESCRIPTORS,
     EXTERNAL_NAMESPACES,
@@ -79,7 +80,7 @@ def checkpoint(options: CheckpointOptions) -> tuple[str, ...]:
     now = store.status(options.root, state)
     if now not in ("running", "paused"):
         raise GpurunError(f"Container cannot be checkpointed in {now} state")
-    if store.is_changing(options.root, options.id):
+    if kept.is_changing(options.root, options.id):
         from gpurun.engine.gpus.attach_steps import settle
 
         settle(options.root, options.id)
@@ -131,7 +132,7 @@ def checkpoint(options: CheckpointOptions) -> tuple[str, ...]:
             freeze(state.cgroup)
     if options.leave_running or options.pre_dump:
         return ()
-    return lifecycle.delete(options.root, options.id, force=True)
+    return delete(options.root, options.id, force=True)
 
 
 def _without_taken(foreign: Outside, config: Config) -> Outside:

@@ -27,6 +27,7 @@ from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpurun.engine.caller.bundle import CreateOptions
     from gpurun.oci.config import Config
 
 DESCRIPTORS = "descriptors.json"
@@ -51,6 +52,17 @@ class CriuOptions(Record):
     manage_cgroups: str = ""
     network_lock: str = ""
     empty_ns: tuple[str, ...] = ()
+
+
+class RestoreOptions(Record):
+    """What the command line says to restore; *create* is what it has in common with create's."""
+
+    create: CreateOptions
+    criu: CriuOptions
+    tcp_close: bool = False
+    gpu_map: tuple[str, ...] = ()
+    lsm_profile: str = ""
+    lsm_mount_context: str = ""
 
 
 def directories(options: CriuOptions) -> tuple[str, ...]:

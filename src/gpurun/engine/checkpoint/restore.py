@@ -17,16 +17,15 @@ from gpurun.cgroup import manager
 from gpurun.criu import rpc
 from gpurun.criu.swrk import FIRST_EXTRA, Swrk, find_criu
 from gpurun.engine import state as store
-from gpurun.engine.caller import cgroup, host_resources
+from gpurun.engine.caller import cgroup
 from gpurun.engine.caller.bundle import CreateOptions, plan_checked, read_bundle
-from gpurun.engine.caller.children import end_child
 from gpurun.engine.caller.create import Created, check_rootfs, record, with_filter, with_secret_keyring
-from gpurun.engine.caller.rollback import CHECKPOINT, POSTSTOP_HOOKS, PROCESSES, ROOTFS, Rollback
+from gpurun.engine.caller.rollback import CHECKPOINT, ROOTFS, Rollback
 from gpurun.engine.checkpoint.criu_options import (
     DESCRIPTORS,
     EXTERNAL_NAMESPACES,
-    CriuOptions,
     Outside,
+    RestoreOptions,
     cgroup_yard,
     common_options,
     directories,
@@ -38,24 +37,20 @@ from gpurun.engine.checkpoint.restore_devices import (
     check_devices,
     externals,
     remove_placeholders,
-    renew_devices,
 )
-from gpurun.engine.checkpoint.restore_mounts import own_mounts, prepare_mount_points, repair_mounts
+from gpurun.engine.checkpoint.restore_mounts import own_mounts, prepare_mount_points
 from gpurun.engine.checkpoint.restore_request import restore_request, with_moved
-from gpurun.engine.checkpoint.saved_devices import SavedDevices, read_devices
-from gpurun.engine.host_hooks import run_host_hooks
+from gpurun.engine.checkpoint.restore_stages import RestoredDevices, Stages
+from gpurun.engine.checkpoint.saved_devices import read_devices
 from gpurun.engine.signals import default_signals
 from gpurun.errors import ConfigError, GpurunError, StepError, oserror_text
-from gpurun.formats.jsontext import dumps
 from gpurun.linux import process as lp
 from gpurun.linux import procfs
-from gpurun.linux.files import O_CLOEXEC, Fd, read_file, write_atomically
-from gpurun.ns.helper_process import run_in_child
+from gpurun.linux.files import O_CLOEXEC, Fd, read_file
 from gpurun.ns.journal_store import open_journal, undo_traces
-from gpurun.ns.loopback import loopback_up
 from gpurun.ns.namespaces import NAMESPACES, host_id
 from gpurun.oci.config import Config, read_config
-from gpurun.oci.reader import as_object, parse_json
+from gpurun.oci.reader import parse_json
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
@@ -66,17 +61,6 @@ if TYPE_CHECKING:
     from gpurun.engine.plan.container import Plan
 
 LOG = "restore.log"
-
-
-class RestoreOptions(Record):
-    """What the command line says; *create* is what it has in common with create's."""
-
-    create: CreateOptions
-    criu: CriuOptions
-    tcp_close: bool = False
-    gpu_map: tuple[str, ...] = ()
-    lsm_profile: str = ""
-    lsm_mount_context: str = ""
 
 
 def restore(options: RestoreOptions) -> Created:
@@ -112,7 +96,7 @@ def restore(options: RestoreOptions) -> Created:
     try:
         request = _request(options, config, plan.init.rootfs, foreign, tuple(namespaces), streams)
         asked = _Asked(criu, tuple(namespaces.values()), request)
-        return _apply(options, plan, data, asked, rollback, Devices(saved, tuple(granted)))
+        return _apply(options, plan, data, asked, rollback, RestoredDevices(saved, tuple(granted)))
     except BaseException:
         rollback.take_back(create.id)
         raise
@@ -191,7 +175,9 @@ class _Asked(Record):
     request: rpc.Options
 
 
-def _apply(options: RestoreOptions, plan: Plan, data: bytes, asked: _Asked, rollback: Rollback, devices: Devices) -> Created:
+def _apply(
+    options: RestoreOptions, plan: Plan, data: bytes, asked: _Asked, rollback: Rollback, devices: RestoredDevices
+) -> Created:
     create = options.create
     plan = with_secret_keyring(plan)
     state = record(create, plan, data, rollback)
@@ -206,16 +192,16 @@ def _apply(options: RestoreOptions, plan: Plan, data: bytes, asked: _Asked, roll
     rollback.add(CHECKPOINT, take_back_access)
     swrk = _start_criu(options, plan, replace(asked, request=request))
     cgroup.release(placeholder)
-    serving = Serving(options, plan, state, program_fd, rollback, devices)
-    _have_restored(swrk, request, serving, f"{options.criu.work_path or options.criu.image_path}/{LOG}")
-    serving.check_label()  # an old criu says nothing of resuming
+    stages = Stages(options, plan, state, program_fd, rollback, devices)
+    _have_restored(swrk, request, stages, f"{options.criu.work_path or options.criu.image_path}/{LOG}")
+    stages.check_label()  # an old criu says nothing of resuming
     posix.rmdir(root)
     remove_placeholders(directory)
     take_back_access()
     rollback.forget(CHECKPOINT)
     if create.pid_file:
-        store.write_pid_file(create.pid_file, serving.state.pid)
-    return Created(serving.state, plan, serving.pidfd, serving.master)
+        store.write_pid_file(create.pid_file, stages.state.pid)
+    return Created(stages.state, plan, stages.pidfd, stages.master)
 
 
 def _start_criu(options: RestoreOptions, plan: Plan, asked: _Asked) -> Swrk:
@@ -231,22 +217,24 @@ def _start_criu(options: RestoreOptions, plan: Plan, asked: _Asked) -> Swrk:
         return Swrk(asked.criu, directories(options.criu), cgroup_fd, asked.namespaces, before_exec)
 
 
-def _have_restored(swrk: Swrk, request: rpc.Options, serving: Serving, log: str) -> None:
+def _have_restored(swrk: Swrk, request: rpc.Options, stages: Stages, log: str) -> None:
     """Let CRIU do what *request* says, and wait for its end; raises :class:`GpurunError`, which names its *log*."""
     answer = None
     try:
-        answer = swrk.converse(rpc.request(rpc.RESTORE, request), serving.notified)
+        answer = swrk.converse(rpc.request(rpc.RESTORE, request), stages.notified)
     finally:
         code = swrk.end()
         if answer is None or not answer.success or code:
-            serving.reap()
+            stages.reap()
     if not answer.success:
         raise failure(answer, "restore the container", log)
-    if code or not serving.state.pid:
+    if code or not stages.state.pid:
         raise GpurunError(f"criu ended with status {code} (see {log})")
 
 
-def _mount_points(create: CreateOptions, plan: Plan, devices: Devices, rollback: Rollback) -> tuple[tuple[str, str], ...]:
+def _mount_points(
+    create: CreateOptions, plan: Plan, devices: RestoredDevices, rollback: Rollback
+) -> tuple[tuple[str, str], ...]:
     """Make the mount points that CRIU needs; returns (name in the image, source) of what is mounted from outside."""
     if devices.saved is None:
         return prepare_mount_points(plan)
@@ -307,132 +295,3 @@ def _with_cgroups(asked: rpc.Options, options: RestoreOptions, plan: Plan) -> rp
         roots += [(name, own) for name in names.split(",")]
     directory = store.directory(options.create.root, plan.id)
     return replace(asked, cg_root=tuple(roots), cgroup_yard=cgroup_yard(directory, plan.cgroup.root))
-
-
-class Devices:
-    """What is known of a container's devices: what its images say of them, and what has been leased to it now."""
-
-    def __init__(self, saved: SavedDevices | None, granted: tuple[GrantedLease, ...]) -> None:
-        self.saved, self.granted = saved, granted
-        self.stale: tuple[str, ...] = ()  # mount points of placeholders
-
-
-class Serving:
-    """What is done at CRIU's notifications, and what comes of it."""
-
-    def __init__(
-        self,
-        options: RestoreOptions,
-        plan: Plan,
-        state: store.State,
-        program_fd: int,
-        rollback: Rollback,
-        devices: Devices | None = None,
-    ) -> None:
-        self.options, self.plan, self.state, self.program_fd, self.rollback = options, plan, state, program_fd, rollback
-        self.devices = devices or Devices(None, ())
-        self.pidfd = self.master = -1
-
-    def notified(self, answer: rpc.Answer, passed: tuple[int, ...]) -> None:
-        """Do what belongs to the stage ``answer.script``."""
-        if answer.script == "setup-namespaces":
-            self._set_up(answer.pid)
-        elif answer.script == "orphan-pts-master" and passed:
-            self._hand_over_terminal(passed[0])
-        elif answer.script == "post-restore":
-            self._note(answer.pid)
-        elif answer.script == "pre-resume":
-            self.check_label()
-
-    def check_label(self) -> None:
-        """The processes have their credentials, and none runs yet: see :func:`check_restored_context`."""
-        asked = self.options.lsm_profile
-        label = asked.removeprefix("selinux:") if asked.startswith("selinux:") else self.plan.init.process.selinux_label
-        if label:
-            from gpurun.security.lsm import check_restored_context
-
-            check_restored_context(self.state.pid, label)
-
-    def reap(self) -> None:
-        """The first process is our child even if CRIU has given up and killed it."""
-        if self.state.pid:
-            return  # then the rollback ends it
-        try:
-            while posix.waitpid(-1, posix.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            pass
-
-    def _set_up(self, pid: int) -> None:
-        plan = self.plan
-        if plan.namespaces.new & lp.CLONE_NEWNET:
-            _loopback_of(pid)
-            host_resources.lend_network_devices(plan, pid)
-        host_resources.lend_resctrl(
-            plan, pid, f"{store.directory(self.options.create.root, plan.id)}/resctrl", self.rollback
-        )
-        hooks = plan.hooks
-        if hooks.poststop:
-            self.rollback.add(
-                POSTSTOP_HOOKS,
-                lambda: run_host_hooks(
-                    "poststop", hooks.poststop, store.state_json(self.state, "stopped"), plan.bundle, plan.hook_outputs
-                ),
-            )
-        if hooks.prestart or hooks.create_runtime:
-            text = store.state_json(self.state, "creating", pid=pid)
-            run_host_hooks("prestart", hooks.prestart, text, plan.bundle, plan.hook_outputs)
-            run_host_hooks("createRuntime", hooks.create_runtime, text, plan.bundle, plan.hook_outputs)
-
-    def _hand_over_terminal(self, master: int) -> None:
-        from gpurun.engine.terminal import connect_socket, send_master
-
-        if self.options.create.console_socket:
-            send_master(connect_socket(self.options.create.console_socket), posix.dup(master))
-        else:
-            self.master = posix.dup(master)
-
-    def _note(self, pid: int) -> None:
-        """All processes are there, and none runs yet: from now on it is a container like any other."""
-        self.pidfd = posix.pidfd_open(pid, 0)
-        self.rollback.add(PROCESSES, lambda: end_child(pid, self.pidfd))
-        found = procfs.stat(pid)
-        if found is None:
-            raise GpurunError("the restored process ended at once")
-        root = self.options.create.root
-        self.state = replace(self.state, pid=pid, start_time=found[1], created=store.rfc3339_now())
-        _save_config(root, self.plan.id, pid)
-        for one in self.devices.granted:
-            from gpurun.engine.gpus.leases import bind
-
-            bind(one, self.state)
-        cgroup.restrict(self.plan, self.program_fd, store.directory(root, self.plan.id), self.rollback)
-        if self.devices.saved is not None:
-            renew_devices(root, self.plan, pid, self.devices.saved, self.devices.stale)
-        repair_mounts(pid, self.plan.init)
-        store.save(root, self.state)
-
-
-def _save_config(root: str, container_id: str, pid: int) -> None:
-    """CRIU restores into a new time namespace, for the clocks to go on from where they stood: exec must join that too."""
-    if posix.stat("/proc/self/ns/time").st_ino == posix.stat(f"/proc/{pid}/ns/time").st_ino:
-        return
-    path = f"{store.directory(root, container_id)}/config.json"
-    config = as_object(parse_json(read_file(path, store.MAX_SAVED_CONFIG), path), path)
-    namespaces = config["linux"]["namespaces"]
-    if not any(namespace["type"] == "time" for namespace in namespaces):
-        namespaces.append({"type": "time"})
-        write_atomically(path, dumps(config).encode("utf-8", "surrogateescape"), 0o600)
-
-
-def _loopback_of(pid: int) -> None:
-    """Bring up ``lo`` in the network namespace of *pid*: CRIU leaves a network that is not its own as the kernel made it."""
-
-    def in_container() -> None:
-        lp.setns(posix.open(f"/proc/{pid}/ns/net", posix.O_RDONLY | O_CLOEXEC), lp.CLONE_NEWNET)
-        loopback_up()
-
-    try:
-        run_in_child(in_container)
-    except GpurunError as e:
-        raise GpurunError(f"cannot bring up the loopback device of the restored container: {e}") from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from gpurun.cdi.edits import ContainerEdits, DeviceNode
 from gpurun.cgroup.tree import find_tree
-from gpurun.engine import state as store
+from gpurun.engine import kept
 from gpurun.engine.gpus import attach_steps as steps
 from gpurun.engine.gpus import leases
 from gpurun.engine.gpus.attach_view import Running, find_unit, is_called
@@ -250,8 +250,8 @@ def _each_once(nodes: tuple[DeviceNode, ...]) -> tuple[DeviceNode, ...]:
 
 
 def _facts(one: Running) -> ExecFacts:
-    env, gids = store.load_edits(one.root, one.id)
-    return ExecFacts(env, gids, store.load_gpus(one.root, one.id))
+    env, gids = kept.load_edits(one.root, one.id)
+    return ExecFacts(env, gids, kept.load_gpus(one.root, one.id))
 
 
 def _facts_after(

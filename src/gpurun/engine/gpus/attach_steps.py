@@ -10,7 +10,7 @@ import posix
 
 from gpurun import log
 from gpurun.cdi.edits import ContainerEdits
-from gpurun.engine import state as store
+from gpurun.engine import kept
 from gpurun.engine.gpus import leases
 from gpurun.engine.gpus.attach_view import Busy, Running
 from gpurun.engine.gpus.attached import Attached, ExecFacts, GpuChange, forget_change, load_change, save_change
@@ -43,7 +43,7 @@ def settle(root: str, container_id: str, wait_s: float = 1.0) -> None:
 
     A change that is being made is waited for, *wait_s* seconds at most.  What fails is told in a warning.
     """
-    if not store.is_changing(root, container_id) or posix.geteuid() != 0:
+    if not kept.is_changing(root, container_id) or posix.geteuid() != 0:
         return
     try:
         with Running(root, container_id, wait_s) as one:
@@ -143,11 +143,11 @@ def write_facts(one: Running, facts: ExecFacts) -> None:
     path = f"{one.root}/{one.id}"
     try:
         if facts.env or facts.gids:
-            store.save_edits(one.root, one.id, facts.env, facts.gids)
+            kept.save_edits(one.root, one.id, facts.env, facts.gids)
         else:
             unlink_if_there(f"{path}/edits")
         if facts.numbers:
-            store.save_gpus(one.root, one.id, facts.numbers)
+            kept.save_gpus(one.root, one.id, facts.numbers)
         else:
             unlink_if_there(f"{path}/gpus")
     except OSError as e:

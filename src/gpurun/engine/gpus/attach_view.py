@@ -14,6 +14,7 @@ from errno import EACCES, EAGAIN, EINTR
 from gpurun.cdi.edits import DeviceNode
 from gpurun.cgroup import control
 from gpurun.cgroup.device_access import device_programs, granted_numbers, openable
+from gpurun.engine import kept
 from gpurun.engine import state as store
 from gpurun.engine.gpus.attached import Attached, load_attached, save_attached
 from gpurun.engine.gpus.device_edits import own_environment
@@ -102,7 +103,7 @@ class Running:
 
     def env(self) -> dict[str, str]:
         """The variables of the container's process, with those of its devices."""
-        added, _ = store.load_edits(self.root, self.id)
+        added, _ = kept.load_edits(self.root, self.id)
         pairs = [entry.partition("=") for entry in (*self.config.process.env, *added)]
         return {name: value for name, equals, value in pairs if equals}
 
@@ -174,7 +175,7 @@ def units_had(
     keys = leased_keys(state, own_env)
     numbers |= frozenset([number for unit in units if unit.key in keys for number in unit.numbers])
     divided = whole_keys(units)
-    given = set(store.load_gpus(root, state.id))
+    given = set(kept.load_gpus(root, state.id))
     recorded = [unit for unit in units if unit.key not in divided and unit.nodes and given.issuperset(unit.numbers)]
     numbers |= frozenset([number for unit in recorded for number in unit.numbers])
     numbers |= nodes_of(state.pid, computes=True)

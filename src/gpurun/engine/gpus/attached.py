@@ -12,6 +12,7 @@ gets the lock, has found a change whose process was killed, and completes or und
 from __future__ import annotations
 
 from gpurun.cdi.edits import DeviceNode
+from gpurun.engine import kept
 from gpurun.engine import state as store
 from gpurun.errors import GpurunError
 from gpurun.formats.jsontext import dumps
@@ -90,7 +91,7 @@ def save_attached(root: str, container_id: str, attached: Attached) -> None:
 
 def load_change(root: str, container_id: str) -> GpuChange | None:
     """The change that was begun and not ended; raises :class:`GpurunError` for a damaged record."""
-    path = f"{store.directory(root, container_id)}/{store.CHANGE}"
+    path = f"{store.directory(root, container_id)}/{kept.CHANGE}"
     document = _document(path)
     return None if document is None else _read(document, path, _change)
 
@@ -109,12 +110,12 @@ def save_change(root: str, container_id: str, change: GpuChange) -> None:
         "keys": list(change.keys),
         "going": change.going,
     }
-    _write(f"{root}/{container_id}/{store.CHANGE}", document)
+    _write(f"{root}/{container_id}/{kept.CHANGE}", document)
 
 
 def forget_change(root: str, container_id: str) -> None:
     """The change has come to its end.  Raises OSError."""
-    unlink_if_there(f"{root}/{container_id}/{store.CHANGE}")  # deleted with its container
+    unlink_if_there(f"{root}/{container_id}/{kept.CHANGE}")  # deleted with its container
 
 
 def _document(path: str) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ import pytest
 from gpurun.cdi.edits import ContainerEdits, ProcTree
 from gpurun.commands.gpu_explain import answer_for, lines_of, question
 from gpurun.engine.gpus.device_edits import injected_devices
-from gpurun.engine.state import load_gpus
+from gpurun.engine.kept import load_gpus
 from gpurun.gpu.nvidia.request.settings import Settings, read_settings
 from gpurun.gpu.request.injected import Injected, has_gpus
 from gpurun.gpu.resolve import Inquiry, gpu_edits
