@@ -66,7 +66,7 @@ def remove_names(root_fd: int, names: tuple[str, ...]) -> None:
 
 def take_out(root_fd: int, nodes: tuple[DeviceNode, ...], entries: tuple[str, ...], is_foreign: Foreign) -> None:
     """Take device nodes and entries away; what is not there, or is something else by now, stays as it is, and so does a node
-    in a directory that is the host's."""
+    in a directory that is the host's.  Raises :class:`StepError`."""
     for entry in entries:
         _unmount(root_fd, f"{PROC_DRIVER}/{entry}")
     for node in nodes:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def saved_hooks(root: str, container_id: str) -> tuple[Hooks, tuple[str, str]] | None:
-    """The hooks of the saved config and the files for what they write, if it names any at all: most containers have none,
-    and then no JSON is read.
+    """(hooks, files for what they write) of the saved config; None if it names no hooks: most do not, and then no JSON is
+    read.
 
     A letter of a name can be written as an escape, ``\\u`` and its number (RFC 8259): a text with one is read in any case.
     """
