@@ -264,3 +264,14 @@ def test_gpus_that_come_and_go(rootless: Rootless, place: Path, root: bool) -> N
     assert lines[:3] == ["rc 0", f"nvidia{minor(1, 2)}", bus_id(1)] and lines[3] == uuid(1), done.stdout
     assert lines[4].endswith("No such device or address") and lines[5] == "rc 0", done.stdout
     assert lines[6].endswith("No such file or directory") and lines[7] == "none", done.stdout
+
+
+def test_a_cgroup_that_the_user_may_make_and_not_enter(rootless: Rootless, bed: Bed, delegated: str) -> None:
+    """Its directory alone is the user's: a container that needs no limit does without, as with crun."""
+    os.chown(bed.cgroup(f"{delegated}/cgroup.procs"), 0, 0)
+    config = rootless.config("busybox echo ran")
+    config["linux"]["resources"] = {"devices": [{"allow": False, "access": "rwm"}]}  # type: ignore[index]
+    rootless.write(config)
+    done = rootless("run", "one")
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert [path.name for path in bed.cgroup(delegated).iterdir() if path.is_dir()] == ["caller"]

@@ -282,3 +282,24 @@ def test_golden_plan_of_the_bundle_that_spec_writes() -> None:
     """A change of this file is a change of what every container gets.  To accept it: UPDATE_GOLDEN=1."""
     text = dumps(to_plain(plan(default_spec())), 1) + "\n"
     same_as_golden(GOLDEN, text)
+
+
+@pytest.mark.parametrize(
+    "path, own, driver, warned",
+    [
+        ("", "/user.slice/app.slice/run-1.scope", "cgroupfs", "app.slice"),
+        ("c", "/system.slice/caller.service", "cgroupfs", "system.slice"),
+        ("/c", "/user.slice/app.slice/run-1.scope", "cgroupfs", ""),
+        ("", "/user.slice/app.slice/run-1.scope/below", "cgroupfs", ""),
+        ("", "/", "cgroupfs", ""),
+        ("", "/user.slice/app.slice/run-1.scope", "systemd", ""),
+    ],
+)
+def test_limits_in_a_slice_that_systemd_manages(path: str, own: str, driver: str, warned: str) -> None:
+    """systemd takes a controller from a slice when no unit of its own needs it; runc and crun say nothing of it."""
+    config = set_path(set_path(base(), "linux.cgroupsPath", path), "linux.resources.pids.limit", 7)
+    host = replace(HOST, own_cgroup=own)
+    wanted = f"limits can be lost: the cgroup is made in {warned}, which is systemd's: use --systemd-cgroup"
+    assert plan(config, host, cgroup_manager=driver).warnings == ((wanted,) if warned else ())
+    set_path(config, "linux.resources", {})
+    assert plan(config, host, cgroup_manager=driver).warnings == ()

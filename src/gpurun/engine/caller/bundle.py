@@ -71,6 +71,14 @@ def read_bundle(bundle: str, config: str = "") -> tuple[bytes, Config]:
     return data, read_config(data)
 
 
+def _may_make_cgroups(found: tree.Tree, own: str) -> bool:
+    """Whether the caller may make a cgroup beside its own and move a process from there into it (cgroups(7), delegation)."""
+    if own.startswith("/.."):
+        return False  # it is in none of those that its cgroup namespace shows
+    parent = tree.cgroup_path(found, "", "x", own).rpartition("/")[0]
+    return posix.access(parent, posix.W_OK) and posix.access(f"{parent}/cgroup.procs", posix.W_OK)
+
+
 def read_host(
     config: Config, cgroup_manager: str = "cgroupfs", rootless: str = "auto", environ: Mapping[bytes, bytes] = posix.environ
 ) -> Host:
@@ -90,8 +98,7 @@ def read_host(
             facts = replace(facts, tree=found, user_manager=user)
     elif not config.linux.cgroups_path and (posix.geteuid() != 0 or procfs.in_user_namespace()):
         # Nobody says where it is to be, and root of a user namespace may be as little allowed as any other user.
-        parent = tree.cgroup_path(found, "", "x", facts.own_cgroup).rpartition("/")[0]
-        facts = replace(facts, may_make_cgroups=posix.access(parent, posix.W_OK))
+        facts = replace(facts, may_make_cgroups=_may_make_cgroups(found, facts.own_cgroup))
     process, linux = config.process, config.linux
     if process.apparmor_profile or process.selinux_label or linux.mount_label:
         from gpurun.security.lsm import apparmor_enabled, selinux_enabled

@@ -9,7 +9,7 @@ from __future__ import annotations
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.cgroup.devices import compile_filter, container_rules, describe_rule, emulate
 from gpurun.cgroup.resources import CgroupWrite, plan_resources
-from gpurun.cgroup.tree import Tree, cgroup_path, join_root
+from gpurun.cgroup.tree import Tree, cgroup_path, join_root, slice_of_unit
 from gpurun.engine.hook_output import output_files
 from gpurun.engine.plan.process import ProcessHost, plan_process
 from gpurun.engine.plan.records import InitPlan, ProcessPlan
@@ -376,6 +376,7 @@ def _plan_cgroup(config: Config, container_id: str, host: Host, edits: Container
     if placed is not None:
         writes += placed.writes
     scope = None
+    warnings = placed.warnings if placed is not None else ()
     if driver == "systemd":
         from gpurun.cgroup.scope import as_systemd_rounds, plan_scope, scope_path
 
@@ -384,13 +385,15 @@ def _plan_cgroup(config: Config, container_id: str, host: Host, edits: Container
         path = join_root(host.tree.root, scope_path(scope))
     else:
         path = cgroup_path(host.tree, linux.cgroups_path, container_id, host.own_cgroup)
+        if writes and not linux.cgroups_path.startswith("/") and (above := slice_of_unit(host.own_cgroup)):
+            warnings += (f"limits can be lost: the cgroup is made in {above}, which is systemd's: use --systemd-cgroup",)
     return CgroupPlan(
         path=path,
         root=host.tree.root,
         scope=scope,
         writes=writes,
         memory_limits=tuple([limit for limit in limits if limit.library]),
-        warnings=placed.warnings if placed is not None else (),
+        warnings=warnings,
         notes=placed.notes if placed is not None else (),
         rules=tuple([("allow " if rule.allow else "deny ") + describe_rule(rule) for rule in rules]),
         program=b"" if devices.enforces_nothing() else compile_filter(devices),
