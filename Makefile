@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Debian packages for DEB, or this machine's architecture; wheels and the source archive. All of them into dist/.
 DEB :=
 
-.PHONY: demo test test-long unit test-clients test-clients-rootless test-conformance test-front test-front-all test-packages test-pythons test-systemd
+.PHONY: demo test test-long unit test-clients test-clients-rootless test-clients-nested test-conformance test-front test-front-all test-packages test-pythons test-systemd
 .PHONY: setup-vm test-vm test-vm-all test-selinux test-attacks fuzz demo-kubernetes load-kubernetes load-fleet test-kubernetes build deb dist docs screens bench profile lint format
 .PHONY: clean setup setup-test image manifests test-differences security-table
 
@@ -75,6 +75,12 @@ test-clients: setup-test build
 test-clients-rootless: setup-test build
 	$(PYTEST) --long -p tests.clients.report --clients-report=build/clients-rootless.json tests/clients/test_rootless.py; rc=$$?; \
 	$(PY) -m tests.clients.document rootless build/clients-rootless.json && exit $$rc
+
+# What Docker, Podman and containerd's CRI plugin do in a privileged container of gpurun's, with gpurun, crun and runc in there, into
+# docs/clients.md.
+test-clients-nested: setup-test build
+	$(PYTEST) --long -p tests.clients.report --clients-report=build/clients-nested.json tests/clients/test_nested_operations.py; rc=$$?; \
+	$(PY) -m tests.clients.document nested build/clients-nested.json && exit $$rc
 
 # Every published class of escape, and those found here, on gpurun and on this machine's runc and crun, or RUNTIMES="path ...",
 # into docs/attacks.md. With RUNTIME=/path/to/runtime that one alone. No run takes longer than ATTACK_LIMIT seconds (1800).

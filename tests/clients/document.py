@@ -5,6 +5,7 @@
     python -m tests.clients.document guest REPORT      writes the other part, of a report from the guest (`make test-vm-all`)
 
     python -m tests.clients.document rootless REPORT   writes the part of engines without root (`make test-clients-rootless`)
+    python -m tests.clients.document nested REPORT     writes the part of engines in containers (`make test-clients-nested`)
 
 Each part is replaced as a whole, and only by its own run; by none with the clients of a tree (CLIENTS_ROOT).
 """
@@ -20,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.clients.bed import ROOT
-from tests.clients.operation import CLIENTS, rootless_operations
+from tests.clients.nested_bed import OUTERS
+from tests.clients.operation import CLIENTS, nested_operations, rootless_operations
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCUMENT = REPOSITORY / "docs/clients.md"
@@ -29,6 +31,7 @@ PARTS = {
     "native": "On this machine's own kernel",
     "guest": "In a guest with systemd and all controllers",
     "rootless": "Podman and Docker of a user without root",
+    "nested": "In a container of gpurun's",
 }
 HEAD = """\
 # Clients, with gpurun and with runc
@@ -45,9 +48,18 @@ with its reason, in `tests/clients/differences.py`.
 """
 ROOTLESS_TEXT = """\
 The same operations, by `make test-clients-rootless`: each `podman`, and the Docker daemon, is a user's with ids of its own
-in /etc/subuid. A test fails where crun passes and gpurun or gpurun-fast does not. Where all fail, a user may not do it, or
-not on this machine: no systemd gives a user a cgroup here, and this Docker has no bridge.
+in /etc/subuid. Podman's user has a cgroup delegated, without controllers; without systemd Docker gives a user's containers
+none. A test fails where crun or runc passes and gpurun or gpurun-fast does not, where no runtime passes, and where their
+lines are not those of runc but for a listed difference.
 """
+NESTED_TEXT = """\
+The same operations, by `make test-clients-nested`, in a privileged container that gpurun runs: a CI runner's docker:dind,
+and with a user namespace of its own what sysbox makes. The daemons, the clients and the runtimes are in there. The rules are
+those of the part above. With GPUs through both layers: `tests/clients/test_nested.py`.
+"""
+TITLES = {"docker": "Docker", "podman": "Podman", "cri": "A kubelet's containerd (CRI)"}
+#: Outer container (tests/clients/nested_bed.py) → the title of its tables.
+IN = {"docker": "in Docker", "podman": "in Podman", "userns": "in a user namespace of Podman's"}
 
 
 def escape(text: str) -> str:
@@ -91,20 +103,50 @@ def part(name: str, report: dict[str, Any]) -> str:
 BESIDE = {"gpurun": "gpurun", "fast": "gpurun-fast", "crun": "crun", "peer": "runc"}
 
 
+def table(title: str, version: str, mine: list[dict[str, Any]], planned: int) -> list[str]:
+    """The operations *mine* of one client, a column for each runtime; *planned* is how many a whole run has."""
+    run = [o for o in mine if o["outcome"] != "skipped"]
+    columns = [key for key in BESIDE if any(key in o for o in run)]
+    passed = ", ".join(f"{BESIDE[key]} {sum(o.get(key) == 'pass' for o in run)}" for key in columns)
+    lines = [f"### {title}", "", f"{version}. Of {len(run)} passed: {passed}.", ""]
+    lines += [f"| operation | {' | '.join(BESIDE[key] for key in columns)} | beside runc, line by line |"]
+    lines += ["|---" * (len(columns) + 2) + "|"]
+    for o in run:
+        reasons = o.get("reasons") or []
+        compared = "but for: " + "; ".join(reasons) if reasons else "same"
+        if o["outcome"] != "passed" or o.get("peer") != "pass":
+            compared = "-" if o["outcome"] == "passed" else "**differs**"
+        lines.append(f"| {' | '.join([escape(o['name']), *[o.get(key, '-') for key in columns], escape(compared)])} |")
+    left: dict[str, list[str]] = {}
+    for o in mine:
+        if o["outcome"] == "skipped":
+            left.setdefault(o["why"], []).append(o["name"])
+    lines += ["", *[f"Not run, {why}: {escape('; '.join(names))}.\n" for why, names in left.items()]]
+    if planned > len(mine):
+        lines += [f"{planned - len(mine)} more were not in this run.", ""]
+    return lines
+
+
 def rootless_part(report: dict[str, Any]) -> str:
-    """The text of the part of engines without root: a column for each runtime."""
+    """The text of the part of engines without root."""
     lines = [f"## {PARTS['rootless']}", "", ROOTLESS_TEXT]
     for client, title in (("rootless", "Podman"), ("rootless-docker", "Docker")):
-        run = [o for o in report["operations"] if o["client"] == client and o["outcome"] != "skipped"]
-        columns = [key for key in BESIDE if any(key in o for o in run)]
-        passed = ", ".join(f"{BESIDE[key]} {sum(o.get(key) == 'pass' for o in run)}" for key in columns)
-        lines += [f"### {title}, rootless", "", f"{report['versions'][title.lower()]}. Of {len(run)} passed: {passed}.", ""]
-        lines += [f"| operation | {' | '.join(BESIDE[key] for key in columns)} |", "|---" * (len(columns) + 1) + "|"]
-        lines += [f"| {' | '.join([escape(o['name']), *[o.get(key, '-') for key in columns]])} |" for o in run]
-        left = sum(o.client == client for o in rootless_operations()) - sum(
-            o["client"] == client for o in report["operations"]
-        )
-        lines += ["", *([f"The run was ended before {left} more.", ""] if left > 0 else [])]
+        mine = [o for o in report["operations"] if o["client"] == client]
+        planned = sum(o.client == client for o in rootless_operations())
+        lines += table(f"{title}, rootless", report["versions"][title.lower()], mine, planned)
+    return "\n".join(lines)
+
+
+def nested_part(report: dict[str, Any]) -> str:
+    """The text of the part of engines in containers."""
+    versions = report["versions"] | {"cri": f"containerd {report['versions']['containerd']}"}
+    lines = [f"## {PARTS['nested']}", "", NESTED_TEXT]
+    for outer in OUTERS.values():
+        for client in outer.inside:
+            mine = [o for o in report["operations"] if (o.get("outer"), o["client"]) == (outer.name, client)]
+            if mine:
+                title = f"{TITLES[client]} {IN[outer.name]}"
+                lines += table(title, versions[client], mine, len(nested_operations(client)))
     return "\n".join(lines)
 
 
@@ -112,7 +154,8 @@ def write(name: str, report: dict[str, Any]) -> None:
     """Replace the part of the document; the other stays."""
     old = DOCUMENT.read_text() if DOCUMENT.exists() else ""
     parts = {n: found[0] for n, title in PARTS.items() if (found := re.findall(rf"(?ms)^## {title}\n.*?(?=^## |\Z)", old))}
-    parts[name] = rootless_part(report) if name == "rootless" else part(name, report)
+    made = {"rootless": rootless_part, "nested": nested_part}
+    parts[name] = made[name](report) if name in made else part(name, report)
     DOCUMENT.write_text("\n".join([HEAD, *(parts[n].rstrip() + "\n" for n in PARTS if n in parts)]))
 
 

@@ -12,8 +12,12 @@ holds operations::
     # guest                       run it in the emulated guest too, which is slow, although it needs nothing of it
     # short                       in the short form of the guest's suite too (`make test-vm`)
     # gpurun                      only gpurun has it: there is nothing to compare with
+    # nested: REASON              nobody can do it in a container; or `nested userns`, in one with a user namespace
+    # rootless: REASON            a user without root cannot do it, for this reason; or `rootless podman`, `rootless docker`
     up
     fails 127 in_ nosuchcommand
+
+Marks before the first operation of a file are those of each.
 """
 
 from __future__ import annotations
@@ -35,7 +39,9 @@ CLIENTS = {
 #: The preludes of the operations of Podman and Docker as a user does them.
 ROOTLESS = {"rootless": (*CLIENTS["podman"][0], "rootless"), "rootless-docker": (*CLIENTS["docker"][0], "rootless-docker")}
 #: The marks of an operation: with a value after them, and alone.
-VALUED, BARE = ("says", "needs", "on", "compared if", "broken"), ("guest", "gpurun", "short")
+NESTED_MARKS = ("nested", "nested userns")
+ROOTLESS_MARKS = ("rootless", "rootless podman", "rootless docker")
+VALUED, BARE = ("says", "needs", "on", "compared if", "broken", *NESTED_MARKS, *ROOTLESS_MARKS), ("guest", "gpurun", "short")
 MARK = re.compile(rf"# (({'|'.join(VALUED)}): |({'|'.join(BARE)})$)")
 #: What differs from run to run, and is the same to its reader: in this order.
 VOLATILE = (
@@ -64,6 +70,22 @@ class Operation(NamedTuple):
     compared: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
     short: bool = False
+    nested: tuple[tuple[str, str], ...] = ()  # (where, reason): why nobody can do it in a container
+    rootless: tuple[tuple[str, str], ...] = ()  # (whose, reason): why a user without root cannot do it
+
+    @property
+    def engine(self) -> str:
+        """The client as its operations at root are called."""
+        return {"rootless": "podman", "rootless-docker": "docker"}.get(self.client, self.client)
+
+    @property
+    def beyond_a_user(self) -> str:
+        """Why a user without root cannot do it; empty where one can."""
+        return next((reason for whose, reason in self.rootless if whose in ("rootless", f"rootless {self.engine}")), "")
+
+    def beyond_a_container(self, outer: str) -> str:
+        """Why nobody can do it in the *outer* container (of :data:`tests.clients.nested_bed.OUTERS`); else empty."""
+        return next((reason for where, reason in self.nested if where in ("nested", f"nested {outer}")), "")
 
     @property
     def prelude(self) -> str:
@@ -78,6 +100,8 @@ class Operation(NamedTuple):
 
     def skipped(self, abilities: frozenset[str], guest: bool) -> str:
         """Why this is not run on a machine with these *abilities*; empty if it is."""
+        if self.client in ROOTLESS and (reason := self.beyond_a_user):
+            return reason
         if lacking := [need for need in self.needs if need not in abilities]:
             return f"needs {' and '.join(lacking)}"
         for ability, _, reason in (mark.partition(" ") for mark in self.broken):
@@ -93,12 +117,14 @@ class Operation(NamedTuple):
 def parse(client: str, text: str) -> list[Operation]:
     """The operations in the text of a file."""
     found = []
-    for block in re.split(r"(?m)^### ", text)[1:]:
+    head, *blocks = re.split(r"(?m)^### ", text)
+    of_all = [line[2:] for line in head.splitlines() if MARK.match(line)]
+    for block in blocks:
         name, *lines = block.strip().splitlines()
         marks = [line[2:] for line in lines if MARK.match(line)]
         script = "\n".join(line for line in lines if line[2:] not in marks or not line.startswith("# "))
         values: dict[str, list[str]] = {key: [] for key in (*VALUED, *BARE)}
-        for mark in marks:
+        for mark in (*of_all, *marks):
             key, _, value = mark.partition(": ")
             values[key].append(value)
         needs = tuple(" ".join(values["needs"]).split())
@@ -116,6 +142,10 @@ def parse(client: str, text: str) -> list[Operation]:
                 tuple(" ".join(values["compared if"]).split()),
                 tuple(values["broken"]),
                 bool(values["short"]),
+                *[
+                    tuple([(key, reason) for key in keys for reason in values[key]])
+                    for keys in (NESTED_MARKS, ROOTLESS_MARKS)
+                ],
             )
         )
     return found
@@ -140,9 +170,14 @@ def operations(client: str) -> list[Operation]:
 
 
 def rootless_operations() -> list[Operation]:
-    """Podman's operations as a user does them, and of Docker's those that both have."""
-    both = [operation._replace(client="rootless-docker") for operation in operations("docker") if operation.name in shared()]
-    return [operation._replace(client="rootless") for operation in operations("podman")] + both
+    """Podman's and Docker's operations as a user does them."""
+    podman = [operation._replace(client="rootless") for operation in operations("podman")]
+    return podman + [operation._replace(client="rootless-docker") for operation in operations("docker")]
+
+
+def nested_operations(client: str) -> list[Operation]:
+    """The operations of *client* that are done in a container as well: what engines share, and all of a kubelet's."""
+    return [operation for operation in operations(client) if client == "cri" or operation.name in shared()]
 
 
 def transcript(result: Result, names: dict[str, str]) -> list[str]:

@@ -24,10 +24,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Report:
-    """Collects the outcome of each operation, from pytest-xdist's workers too, and writes them at the end."""
+    """Collects the outcome of each operation, from pytest-xdist's workers too, and writes them."""
 
     def __init__(self, path: Path, config: pytest.Config) -> None:
-        self.path, self.config = path, config
+        self.path, self.config, self.version = path, config, runtime_version()
         self.versions: dict[str, str] = {}
         self.operations: list[dict[str, Any]] = []
 
@@ -48,10 +48,15 @@ class Report:
         if "operation" in told:
             self.operations.append(told["operation"])
             self.versions |= told["versions"]
+            self.write()
 
     def pytest_sessionfinish(self) -> None:
+        self.write()
+
+    def write(self) -> None:
+        """After each operation: what ends a run early does not take away what was seen until then."""
         if hasattr(self.config, "workerinput"):
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        versions = {"gpurun": runtime_version(), **self.versions}
+        versions = {"gpurun": self.version, **self.versions}
         self.path.write_text(json.dumps({"versions": versions, "operations": self.operations}, indent=1))

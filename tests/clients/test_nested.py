@@ -15,25 +15,14 @@ import pytest
 
 from tests.clients.bed import ClientBed
 from tests.clients.gpu_bed import gpu_bed
+from tests.clients.nested_bed import engines_tar
 from tests.conftest import runtime_path
-from tests.native.images import debian_tar
 from tests.native.runtime import Result
 from tests.simdriver import Options
 
 pytestmark = [pytest.mark.native, pytest.mark.clients, pytest.mark.slow, pytest.mark.gpurun_only]
 
 IMAGE = "test/engines:1"
-PACKAGES: tuple[str, ...] = (
-    "docker.io",
-    "containerd",
-    "podman",
-    "iproute2",
-    "iptables",
-    "python3-minimal",
-    "libpython3-stdlib",
-)
-PACKAGES += ("busybox-static", "uidmap", "fuse-overlayfs", "procps", "kmod", "ca-certificates", "runc")
-
 #: Before all that is done inside.  A container of an engine starts in a cgroup that must be empty before controllers can be
 #: enabled below it; /proc/devices is the kernel's, and tells of no simulated driver.
 PRELUDE = """
@@ -125,7 +114,7 @@ OUTERS = {"docker": (), "podman": (), "podman, a user namespace": USERNS}
 
 @pytest.fixture(scope="module")
 def bed() -> Iterator[ClientBed]:
-    tar = debian_tar("engines", *PACKAGES)
+    tar = engines_tar()
     with gpu_bed("tested", Options(gpus=4)) as made:
         nested = made.directory / "nested"
         nested.mkdir()

@@ -1,4 +1,4 @@
-"""Podman's operations and Docker's as a user without root, with four runtimes: what crun does, gpurun and gpurun-fast do."""
+"""Podman's operations and Docker's as a user without root, with four runtimes: gpurun and gpurun-fast as crun and runc."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import NamedTuple
 import pytest
 
 from tests.clients.bed import ClientBed, ClientBedUnavailable, abilities, make_bed, program, versions
+from tests.clients.beside import hold_to
 from tests.clients.operation import Operation, rootless_operations
 from tests.clients.report import VERSIONS
-from tests.clients.test_operations import IN_GUEST, perform
+from tests.clients.test_operations import IN_GUEST
 from tests.conftest import REPOSITORY
 
 pytestmark = [pytest.mark.clients, pytest.mark.slow, pytest.mark.native]
@@ -36,15 +37,20 @@ chmod 700 $RL/runtime
 mknod -m 666 $RL/tun c 10 200
 mkdir -p /dev/net
 [ ! -e /dev/net/tun ] || mount --bind $RL/tun /dev/net/tun
+# As on a host whose cgroup is delegated to the user.
+chown {UID}:{UID} /sys/fs/cgroup /sys/fs/cgroup/cgroup.{{procs,threads,subtree_control}}
+# Podman binds it into containers that share the host's ipc namespace.
+mkdir -p /dev/mqueue
+mountpoint -q /dev/mqueue || mount -t mqueue mqueue /dev/mqueue
 mount --make-rshared /
 """
 #: Its daemon; rootlesskit covers /run, so what runc is to follow is elsewhere.
 DOCKER = """
 set -e
-mkdir -p $RL/home/.config/docker $DATA
+command mkdir -p $RL/home/.config/docker $DATA
 echo "$CONFIG" >$RL/home/.config/docker/daemon.json
 chown -R 4343:4343 $RL/home/.config $DATA
-user DOCKERD_ROOTLESS_ROOTLESSKIT_NET=slirp4netns bash "$SCRIPT" --data-root $DATA --iptables=false --bridge=none \
+user DOCKERD_ROOTLESS_ROOTLESSKIT_NET=slirp4netns bash "$SCRIPT" --data-root $DATA \
   </dev/null >$DATA.log 2>&1 &
 export DOCKER_HOST=unix://$RL/runtime/docker.sock
 for i in {1..300}; do ! docker version >/dev/null 2>&1 || break; kill -0 $!; sleep .2; done
@@ -60,19 +66,9 @@ class Rootless(NamedTuple):
     docker: bool  # whether there is a rootless Docker
 
 
-@pytest.fixture(scope="module")
-def rootless(request: pytest.FixtureRequest) -> Iterator[Rootless]:
-    if IN_GUEST or not program("newuidmap"):
-        pytest.skip("newuidmap (package uidmap) is not here")
-    paths = {"gpurun": str(REPOSITORY / "build/gpurun"), "fast": str(REPOSITORY / "build/gpurun-fast")}
-    paths |= {"crun": program("crun"), "peer": program("runc")}
-    found = {name: path for name, path in paths.items() if path and os.access(path, os.X_OK)}
-    try:
-        bed = make_bed(found)
-    except ClientBedUnavailable as e:
-        pytest.skip(str(e))
-    request.config.stash[VERSIONS] = versions(bed)
-    for name in found:  # a wrapper is the user's, and writes there
+def set_up(bed: ClientBed) -> bool:
+    """The user, the image and the daemon in *bed*; whether there is a rootless Docker."""
+    for name in bed.runtimes:  # a wrapper is the user's, and writes there
         calls = bed.directory / name / "calls"
         calls.touch()
         calls.chmod(0o666)
@@ -95,9 +91,26 @@ def rootless(request: pytest.FixtureRequest) -> Iterator[Rootless]:
         }
         started = bed.run("bash", "-c", f"{rootless_operations()[0].prelude}\ntrap EXIT\n{DOCKER}", **env)
         assert started.rc == 0, started.text
-    yield Rootless(bed, tuple(found), docker)
-    bed.close()
-    shutil.rmtree(bed.directory)
+    return docker
+
+
+@pytest.fixture(scope="module")
+def rootless(request: pytest.FixtureRequest) -> Iterator[Rootless]:
+    if IN_GUEST or not program("newuidmap"):
+        pytest.skip("newuidmap (package uidmap) is not here")
+    paths = {"gpurun": str(REPOSITORY / "build/gpurun"), "fast": str(REPOSITORY / "build/gpurun-fast")}
+    paths |= {"crun": program("crun"), "peer": program("runc")}
+    found = {name: path for name, path in paths.items() if path and os.access(path, os.X_OK)}
+    try:
+        bed = make_bed(found)
+    except ClientBedUnavailable as e:
+        pytest.skip(str(e))
+    try:
+        request.config.stash[VERSIONS] = versions(bed)
+        yield Rootless(bed, tuple(found), set_up(bed))
+    finally:
+        bed.close()
+        shutil.rmtree(bed.directory)
 
 
 @pytest.mark.sweep(12)
@@ -108,14 +121,4 @@ def test_operation(operation: Operation, rootless: Rootless, record_property: Ca
         pytest.skip(reason)
     if operation.client == "rootless-docker" and not rootless.docker:
         pytest.skip("rootlesskit or slirp4netns is not here")
-    for _ in range(2):  # a client's own race is not the runtime's: what one of them does twice it does
-        found = dict(zip(rootless.names, perform(bed, operation, rootless.names), strict=True))
-        passed = {name: not faults for name, (_, faults) in found.items()}
-        wrong = [name for name in ("gpurun", "fast") if name in passed and not passed[name]]
-        if not (wrong and passed.get("crun")):
-            break
-    for name, passes in passed.items():
-        record_property(name, "pass" if passes else "fail")
-    if wrong and passed.get("crun"):
-        said = [line for name in (*wrong, "crun") for line in (f"--- {name}", *found[name][1], "said:", *found[name][0])]
-        pytest.fail("\n".join(said), pytrace=False)
+    hold_to(bed, operation, rootless.names, record_property)

@@ -1,3 +1,4 @@
+# rootless: CRIU needs capabilities of the host
 ### checkpoint create, ls, rm; start --checkpoint: it goes on counting
 # says: one
 # says: goes on

@@ -1,3 +1,4 @@
+# rootless: with the daemon its namespaces end, the network of all containers among them; and containerd is below it
 ### live-restore: the daemon is killed and comes back
 # says: running 0
 # says: the same process, the same shim

@@ -52,6 +52,7 @@ state
 run --rm --mount type=tmpfs,dst=/t,tmpfs-size=1m $IMAGE awk '$2 == "/t" {print $3, $4}' /proc/mounts | sed 's/ .*size=/ /;s/,.*//'
 
 ### --userns host
+# rootless docker: the host's user namespace is the one that rootlesskit has made
 # says: \s+0\s+0\s+4294967295
 run --rm --userns host $IMAGE cat /proc/self/uid_map
 

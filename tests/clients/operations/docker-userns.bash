@@ -1,3 +1,4 @@
+# rootless: the daemon is in a user namespace already, and refuses userns-remap
 ### userns-remap: ids inside and outside
 # says: inside: 0 0
 # says: outside: 100000 200000

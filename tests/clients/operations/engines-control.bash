@@ -88,6 +88,7 @@ for i in {1..10}; do in_ true; done
 in_ ps -o comm
 
 ### top
+# rootless docker: without systemd this Docker gives no cgroup to a user's containers
 # says: sleep
 up
 cli top $C | wc -l
@@ -165,6 +166,7 @@ cli rm -f $C >/dev/null 2>&1 # may come while nothing runs, and say so
 echo removed
 
 ### pause, unpause
+# rootless docker: without systemd this Docker gives no cgroup to a user's containers
 # says: 1
 # says: paused
 # says: failed
@@ -181,6 +183,7 @@ in_ echo back
 cli inspect -f '{{.State.Status}}' $C
 
 ### pause: kill, rm -f
+# rootless docker: without systemd this Docker gives no cgroup to a user's containers
 up
 cli pause $C >/dev/null
 cli rm -f $C >/dev/null
@@ -190,6 +193,7 @@ cli pause $C >/dev/null
 cli kill $C >/dev/null 2>&1 && cli wait $C || echo refused
 
 ### rm -f
+# rootless docker: without systemd this Docker gives no cgroup to a user's containers
 # says: gone
 up
 g=$(cgroup)

@@ -9,6 +9,7 @@ run --rm $IMAGE ls /sys/class/net
 cli run --rm --name $C --network bridge $IMAGE sh -c 'ls /sys/class/net; ip -o -4 addr show eth0 | wc -l; ip route | grep -c default'
 
 ### --network host
+# rootless docker: the host's network is the one that rootlesskit has made
 # says: 1
 cli run --rm --name $C --network host $IMAGE readlink /proc/self/ns/net | grep -cF "$(readlink /proc/self/ns/net)"
 
@@ -36,10 +37,12 @@ busybox wget -qO- http://$a/p
 run --rm $IMAGE sh -c 'echo $$; set -- /proc/[0-9]*; echo $*'
 
 ### --pid host
+# rootless docker: Docker wants a new proc, which a user may only mount in a pid namespace of their own
 # says: 1
 run --rm --pid host $IMAGE sh -c 'readlink /proc/self/ns/pid' | grep -cF "$(readlink /proc/self/ns/pid)"
 
 ### --pid host: its processes die with it
+# rootless docker: without systemd this Docker gives no cgroup to a user's containers
 # says: gone
 # guest
 seconds=$BASHPID
@@ -55,6 +58,7 @@ up
 cli run --rm --network none --pid container:$C $IMAGE sh -c 'ps -o comm | grep sleep'
 
 ### --ipc host, --uts host
+# rootless docker: Docker wants a new mqueue, which a user may only mount in an ipc namespace of their own
 # says: ipc 1
 # says: uts 1
 for i in ipc uts; do echo "$i $(run --rm --ipc host --uts host $IMAGE readlink /proc/self/ns/$i | grep -cF "$(readlink /proc/self/ns/$i)")"; done

@@ -51,7 +51,8 @@ run --rm --security-opt seccomp=$PWD/p.json $IMAGE sh -c 'mkdir /root/x || echo 
 run --rm --privileged $IMAGE sh -c 'grep -e CapEff -e Seccomp: -e NoNew /proc/self/status; mount -t tmpfs x /tmp && echo mounted; ls /dev | wc -l | awk "{print \$1 > 16}"; grep -c "sysfs rw" /proc/mounts; head -c 1 /proc/kcore | wc -c'
 
 ### --device
-# says: crw-rw-rw- 0 0 1, 5|crw-rw-rw- root root 1, 5
+# rootless docker: a user makes no device nodes, and Docker does not tell the runtime which of the host is meant by another name
+# says: crw-rw-rw- (0 0|root root|nobody nogroup) 1, 5
 # says: 3
 run --rm --device /dev/zero:/dev/mine:r $IMAGE sh -c 'ls -l /dev/mine | tr -s " " | cut -d" " -f1,3-6; head -c 3 /dev/mine | wc -c'
 
@@ -66,6 +67,7 @@ run --rm --device /dev/loop-control:/dev/lc:r $IMAGE sh -c ': </dev/lc && echo r
 run --rm --cap-add MKNOD $IMAGE sh -c 'mknod /root/m c 1 1; : </root/m' || echo refused
 
 ### --device-cgroup-rule
+# rootless: only root of the host makes device nodes and loads the programs that decide about them
 # says: .*No such device or address
 # says: .*Operation not permitted
 # guest

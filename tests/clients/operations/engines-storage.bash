@@ -63,12 +63,14 @@ propagation slave
 propagation rslave
 
 ### -v shared
+# rootless: what is mounted in a user namespace is not seen outside
 # says: it is shared
 # says: mounted outside, seen inside: 1
 # says: mounted inside, seen outside: 1
 propagation shared
 
 ### -v rshared
+# rootless: what is mounted in a user namespace is not seen outside
 # says: it is shared
 # says: mounted outside, seen inside: 1
 # says: mounted inside, seen outside: 1

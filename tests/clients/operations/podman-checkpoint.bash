@@ -1,3 +1,4 @@
+# rootless: CRIU needs capabilities of the host
 ### checkpoint and restore: it goes on counting
 # says: goes on
 # needs: criu

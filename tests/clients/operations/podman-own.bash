@@ -41,10 +41,12 @@ up --systemd=always
 cli inspect -f '{{.Config.StopSignal}}' $C
 
 ### --userns: an own map
+# rootless: the ids are more than a user has
 # says: \s+0\s+100000\s+65536
 run --rm --uidmap 0:100000:65536 --gidmap 0:200000:65536 $IMAGE sh -c 'cat /proc/self/uid_map /proc/self/gid_map; id -u; touch /root/x && stat -c %u:%g /root/x'
 
 ### --userns: exec, limits and devices in it
+# rootless: the ids are more than a user has
 # says: 0
 # says: 3
 up --uidmap 0:100000:65536
@@ -130,6 +132,7 @@ podman rmi -f t/$C >/dev/null
 run --rm --userns auto:size=1024 $IMAGE sh -c 'id -u; awk "{ print \$1, \$3 }" /proc/self/uid_map'
 
 ### --userns container:
+# rootless: the ids are more than a user has
 # says: 1
 up --uidmap 0:100000:65536
 cli run --rm --network none --userns container:$C $IMAGE readlink /proc/self/ns/user | grep -cF "$(in_ readlink /proc/self/ns/user)"
