@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from gpurun.commands import gpu_list_makers
 from gpurun.commands.gpu_explain import answer_for, lines_of, question
 from gpurun.commands.gpu_leases import list_leases
 from gpurun.commands.gpu_list import list_gpus
 from gpurun.gpu.leases.lease import Lease, Leased
 from gpurun.gpu.leases.store import Store
 from tests.simcards import GIB, Host, amd, intel
+from tests.simcards.held import hang, open_fifos
 from tests.simdriver import Options, make
 
 
@@ -50,7 +52,24 @@ def test_list(arc: Host, capfd: pytest.CaptureFixture[str]) -> None:
 def test_list_with_readings(arc: Host, capfd: pytest.CaptureFixture[str]) -> None:
     row = listed(arc, capfd, processes=True)[1]
     assert (row["memory"], row["processes"]) == ({"total": 12 * GIB, "used": 0}, [])
-    assert row["reading"] == {"temperature": 60.0, "power": None, "powerLimit": 190.0, "clock": 2450}
+    assert row["reading"] == {"temperature": 60.0, "power": 0.0, "powerLimit": 190.0, "clock": 2450}
+    assert row["utilization"] == {"gpu": 0}
+
+
+def test_a_driver_that_hangs_holds_no_list(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = amd.mi210(tmp_path / "host", count=2)
+    bad, good = amd.MI210[0][0], amd.MI210[1][0]
+    hang(host.path / "sys/bus/pci/drivers/amdgpu" / bad / "gpu_busy_percent")
+    open_fifos(monkeypatch)
+    monkeypatch.setattr(gpu_list_makers, "TIMEOUT_S", 4.0)
+    assert list_gpus(host.env, "json", (), True) == 0
+    told = capfd.readouterr()
+    rows = {row["key"]: row for row in json.loads(told.out)["gpus"]}
+    assert "has not answered within 4 s" in rows[bad]["problem"] and rows[bad]["utilization"] is None
+    assert rows[good]["problem"] is None and rows[good]["utilization"] == {"gpu": 37}
+    assert f"({bad}): its driver has not answered" in told.err
 
 
 def test_list_of_two_makers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -61,7 +61,7 @@ def test_a_row() -> None:
 def test_a_table() -> None:
     rows = [row(look(10.0, 1.0), look(12.0, 2.0), ("web", "Docker"), [GPU])]
     head, line = stats_table(rows, 0).splitlines()
-    assert re.split(r"\s{2,}", head.strip()) == list(COLUMNS)
+    assert re.split(r"\s{2,}", head.strip()) == [name for name in COLUMNS if name not in ("GPU POWER", "GPU TEMP")]
     assert re.split(r"\s{2,}", line.strip()) == [
         "web", "50.0%", "1.5GiB / 2GiB", "41%", "3GiB / 80GiB", "5", "0B / 0B", "1.5% / - / -",
     ]  # fmt: skip
@@ -70,6 +70,16 @@ def test_a_table() -> None:
         assert max(map(len, narrow)) <= columns and narrow[1].startswith("web")
     assert "GPU" not in stats_table([{**rows[0], "gpus": []}], 0)
     assert "(no container is running)" in stats_table([], 0)
+
+
+def test_power_and_temperature_where_some_driver_tells_them() -> None:
+    told = {**GPU, "vendor": "amd", "power": 91.6, "temperature": 47.0}
+    head, line = stats_table([row(look(10.0, 1.0), look(12.0, 2.0), ("web", ""), [GPU, told])], 0).splitlines()
+    cells = dict(zip(re.split(r"\s{2,}", head.strip()), re.split(r"\s{2,}", line.strip()), strict=True))
+    assert list(cells) == list(COLUMNS) and (cells["GPU POWER"], cells["GPU TEMP"]) == ("- 92W", "- 47°C")
+    hung = {"uuid": "0000:63:00.0", "vendor": "amd", "error": "its driver has not answered"}
+    head, line = stats_table([row(look(10.0, 1.0), look(12.0, 2.0), ("web", ""), [hung])], 0).splitlines()
+    assert "GPU POWER" not in head and re.split(r"\s{2,}", line.strip())[3:5] == ["-", "-"]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpurun.gpu.device import GpuDevice, Measured, Reading
 from gpurun.gpu.nvidia.host.device_numbers import node_minors
-from gpurun.gpu.usage import of_gpu
+from gpurun.gpu.usage import GpuUsage, of_gpu, of_measured
 from gpurun.oci.config import Device
+from tests.nvml import compile_stub
+from tests.simcards import GIB, amd, intel
+from tests.simdriver import VERSION, Options, make
 
 GPU: dict[str, Any] = {
     "uuid": "GPU-1",
@@ -54,3 +60,49 @@ def test_nodes_of_gpus_by_their_numbers() -> None:
     nodes = [("/dev/gpu", "c", 195, 3), ("/dev/nvidiactl", "c", 195, 255), ("/dev/nvidia-modeset", "c", 195, 254)]
     nodes += [("/dev/nvidia7", "c", 1, 7), ("/dev/x", "b", 195, 1), ("/dev/y", "u", 195, 253), ("/dev/again", "c", 195, 3)]
     assert node_minors([Device(*node) for node in nodes]) == (3, 253)
+
+
+UNIT = GpuDevice("amd", "0000:63:00.0", ("0000:63:00.0", "1"), 1, "MI210", minor=128)
+
+
+def test_a_gpu_that_is_read_from_files() -> None:
+    reading = Reading(UNIT.key, 37, 700, 1000, 47.0, 92.0, 300.0, 1700, processes=((7, 100), (9, 400)))
+    assert of_measured(Measured(UNIT, reading), (7, 8)) == {
+        "uuid": UNIT.key, "name": "MI210", "minor": 128, "vendor": "amd", "key": UNIT.key, "index": 1, "processes": 1,
+        "memory": {"total": 1000, "used": 700, "container": 100}, "utilization": {"gpu": 37},
+        "temperature": 47.0, "power": 92.0, "powerLimit": 300.0, "clock": 1700,
+    }  # fmt: skip
+    silent = of_measured(Measured(UNIT, Reading(UNIT.key, processes=None, problem="hangs")), ())
+    assert silent["error"] == "hangs" and "memory" not in silent
+    unknown = of_measured(Measured(UNIT, Reading(UNIT.key, processes=None)), ())
+    assert unknown["memory"] == {} and not {"processes", "utilization", "power"} & unknown.keys()
+
+
+def usage(env: dict[str, str], *numbers: tuple[int, int]) -> tuple[list[dict[str, Any]] | None, list[str]]:
+    said: list[str] = []
+    return GpuUsage(env, said.append).look(numbers).rows(numbers, ()), said
+
+
+def test_a_container_with_partitions_and_one_with_the_gpu(tmp_path: Path) -> None:
+    host = amd.mi300x(tmp_path / "host")
+    rows, said = usage(host.env, (226, 129), (226, 130))
+    assert rows is not None and [row["key"] for row in rows] == [f"{amd.MI300X}/{part}" for part in (1, 2)] and not said
+    assert {(row["power"], row["memory"]["total"]) for row in rows} == {(92.0, 48 * GIB)}
+    host = intel.arc(tmp_path / "arc")
+    assert [row["key"] for row in usage(host.env, (226, 131))[0] or ()] == [intel.VF]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+@pytest.mark.parametrize("mode", ["well", "crash"])
+def test_a_host_of_two_makers(tmp_path: Path, mode: str) -> None:
+    """Both are told of; a driver that fails costs its own numbers alone."""
+    driver = make(tmp_path / "host", Options(gpus=1, drm=False))
+    library = next(driver.path.rglob(f"libnvidia-ml.so.{VERSION}"))
+    library.unlink()
+    compile_stub(library, mode=mode)
+    amd.beside_nvidia(driver.path)
+    numbers = ((195, 0), (226, amd.MI210[0][1] + 8))
+    rows, said = usage(driver.env, *numbers)
+    assert [row.get("vendor", "nvidia") for row in rows or ()] == ["nvidia"] * (mode == "well") + ["amd"]
+    assert [text.partition(": ")[0] for text in said] == ["no numbers of the GPUs"] * (mode == "crash")
+    assert usage(driver.env) == (None, [])

@@ -62,7 +62,7 @@ def list_gpus(env: Mapping[str, str], form: str, roots: tuple[str, ...], process
     gpu_roots = site_roots(env)
     answer = describe(gpu_roots, roots, processes, _leases(env), other_makers(env))
     if processes:
-        add_readings(answer["gpus"], env)
+        add_readings(answer["gpus"], env, lambda text: write_stderr(f"gpurun: {text}"))
     if form == "json":
         write_stdout(dumps(answer, 2) + "\n")
     elif answer["gpus"]:
@@ -307,9 +307,10 @@ def _mig_line(mig: Row) -> str:
 def _usage_lines(row: Row) -> list[str]:
     lines = []
     if row.get("memory"):
-        used, total = [(row["memory"][k] or 0) // _MIB for k in ("used", "total")]
+        used, total = [row["memory"][k] for k in ("used", "total")]
         load = row.get("utilization")
-        lines.append(f"{used} of {total} MiB in use" + (f", load {load['gpu']} %" if load else ""))
+        in_use = "?" if used is None else str(used // _MIB)
+        lines.append(f"{in_use} of {total // _MIB} MiB in use" + (f", load {load['gpu']} %" if load else ""))
     for process in row.get("processes", ()):
         size = f" {process['memory'] // _MIB} MiB" if process["memory"] is not None else ""
         in_container = f" in {process['container']}" if process["container"] else ""

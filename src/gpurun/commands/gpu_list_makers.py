@@ -10,7 +10,11 @@ from gpurun.commands.gpu_leases import row as lease_row
 from gpurun.gpu.device import Survey
 from gpurun.gpu.leases.container_nodes import command_of
 from gpurun.gpu.leases.survey import survey
-from gpurun.gpu.vendors import module, present
+from gpurun.gpu.readings import once
+from gpurun.gpu.vendors import present
+
+#: Seconds that the drivers have to answer.
+TIMEOUT_S = 5.0
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,25 +62,27 @@ def maker_row(
     }
 
 
-def add_readings(rows: list[Row], env: Mapping[str, str]) -> None:
-    """Put what their drivers measure into *rows* of other makers: as NVML's figures, and ``reading``."""
-    for vendor in dict.fromkeys([row["vendor"] for row in rows if "vendor" in row]):
-        try:
-            readings = {one.key: one for one in module(vendor, "readings").readings(env)}
-        except ModuleNotFoundError:
-            continue  # of this maker's GPUs nothing is measured yet
-        for row in [row for row in rows if row.get("vendor") == vendor and row["key"] in readings]:
-            one = readings[row["key"]]
-            total = one.memory_total
-            row["memory"] = {"total": total, "used": one.memory_used} if total is not None else None
-            row["utilization"] = {"gpu": one.load} if one.load is not None else None
-            row["processes"] = [
-                {"pid": pid, "command": command_of(pid) or None, "container": None, "memory": size}
-                for pid, size in one.processes
-            ]
-            row["reading"] = {
-                "temperature": one.temperature,
-                "power": one.power,
-                "powerLimit": one.power_limit,
-                "clock": one.clock,
-            }
+def add_readings(rows: list[Row], env: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Put what their drivers measure into *rows* of other makers: as NVML's figures, and ``reading``.
+
+    *say* is told of drivers that do not answer in time; ``problem`` has it as well.
+    """
+    if not any("vendor" in row for row in rows):
+        return
+    readings = once(env, TIMEOUT_S, say)
+    for row in [row for row in rows if (row.get("vendor", ""), row.get("key", "")) in readings]:
+        one = readings[row["vendor"], row["key"]]
+        row["problem"] = row["problem"] or one.problem or None
+        total = one.memory_total
+        row["memory"] = {"total": total, "used": one.memory_used} if total is not None else None
+        row["utilization"] = {"gpu": one.load} if one.load is not None else None
+        row["processes"] = [
+            {"pid": pid, "command": command_of(pid) or None, "container": None, "memory": size}
+            for pid, size in one.processes or ()
+        ]
+        row["reading"] = {
+            "temperature": one.temperature,
+            "power": one.power,
+            "powerLimit": one.power_limit,
+            "clock": one.clock,
+        }

@@ -22,13 +22,10 @@ from gpurun.commands.tables import CLEAR, fitting_table, size
 from gpurun.engine import kept
 from gpurun.engine import state as store
 from gpurun.engine.caller.events import parse_duration
+from gpurun.engine.gpus.device_edits import own_environment
 from gpurun.errors import ContainerNotFound, GpurunError
 from gpurun.formats.jsontext import dumps
-from gpurun.gpu.nvidia.host.device_numbers import NVIDIA_MAJOR
-from gpurun.gpu.nvidia.host.nvml import USAGE, find_nvml, query
-from gpurun.gpu.nvidia.host.roots import roots_from_environment
-from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
-from gpurun.gpu.usage import TIMEOUT_S, of_gpu
+from gpurun.gpu.usage import GpuUsage
 from gpurun.library.stats import stats_of
 from gpurun.linux.files import read_file
 from gpurun.metrics.containers import with_use
@@ -46,7 +43,11 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
 
 #: What is shown of each container, the most important first: a narrow terminal leaves out the last ones.
-COLUMNS = ("CONTAINER", "CPU", "MEMORY", "GPU", "GPU MEMORY", "PIDS", "IO READ/WRITTEN", "PRESSURE CPU/MEM/IO")
+COLUMNS = (
+    "CONTAINER", "CPU", "MEMORY", "GPU", "GPU MEMORY", "GPU POWER", "GPU TEMP", "PIDS", "IO READ/WRITTEN",
+    "PRESSURE CPU/MEM/IO",
+)  # fmt: skip
+_SENSORS = (COLUMNS.index("GPU POWER"), COLUMNS.index("GPU TEMP"))
 _ONCE_S = 0.5  # seconds between the two looks of --once, over which a share of the processor is told
 
 
@@ -101,7 +102,7 @@ class _Watch:
     def __init__(self, roots: tuple[str, ...], names: tuple[str, ...]) -> None:
         self._roots, self._names = roots, names
         self._called: dict[tuple[str, str], tuple[str, str]] = {}  # (root, id) → (name, engine)
-        self._gpus_silent = False
+        self._usage = GpuUsage(own_environment(), log.warning)
 
     def known(self) -> bool:
         """Whether there is a container of one of the names, running or not."""
@@ -157,24 +158,13 @@ class _Watch:
         return [row(before.get(key), look, self._called[key], gpus.get(key, [])) for key, look in sorted(now.items())]
 
     def _gpus(self, now: Mapping[tuple[str, str], Look]) -> dict[tuple[str, str], list[Row]]:
-        """The use of their GPUs by those that have some; NVML is asked once for all, and not again once it has failed."""
+        """The use of their GPUs by those that have some; the drivers are asked once for all."""
         having = {key: kept.load_gpus(look.root, look.state.id) for key, look in now.items()}
         having = {key: numbers for key, numbers in having.items() if numbers}
-        if not having or self._gpus_silent:
+        if not having:
             return {}
-        env = {k.decode(errors="surrogateescape"): v.decode(errors="surrogateescape") for k, v in posix.environ.items()}
-        try:
-            roots = roots_from_environment(env, read_settings(settings_path(env)).driver_root)
-            answer = query(find_nvml(roots), USAGE, TIMEOUT_S)
-        except GpurunError as e:
-            self._gpus_silent = True
-            log.warning(f"no numbers of the GPUs: {e}")
-            return {}
-        found = {}
-        for key, numbers in having.items():
-            pids = control.processes(now[key].state.cgroup)
-            found[key] = [of_gpu(gpu, pids) for gpu in answer["gpus"] if (NVIDIA_MAJOR, gpu.get("minor")) in numbers]
-        return found
+        looked = self._usage.look(frozenset([number for numbers in having.values() for number in numbers]))
+        return {key: looked.rows(numbers, control.processes(now[key].state.cgroup)) or [] for key, numbers in having.items()}
 
 
 def _controllers(cgroup: str) -> tuple[str, ...]:
@@ -232,8 +222,12 @@ def _pressure(figures: Mapping[str, Any]) -> float | None:
 def stats_table(rows: list[Row], columns: int) -> str:
     """The table for people, in *columns* (0: any number): what does not fit is left out, from the right."""
     lines = [COLUMNS, *[_cells(one) for one in rows]]
+    shown = list(range(len(COLUMNS)))
+    if not any("power" in gpu or "temperature" in gpu for one in rows for gpu in one["gpus"]):
+        shown = [column for column in shown if column not in _SENSORS]
     if not any(one["gpus"] or one["dmem"] for one in rows):
-        lines = [(*line[:3], *line[5:]) for line in lines]
+        shown = [column for column in shown if not COLUMNS[column].startswith("GPU")]
+    lines = [tuple([line[column] for column in shown]) for line in lines]
     text = fitting_table(lines, columns, 2)
     return text if rows else f"{text}(no container is running)\n"
 
@@ -251,6 +245,8 @@ def _cells(one: Row) -> tuple[str, ...]:
         "-" if memory["bytes"] is None else f"{size(memory['bytes'])}{limit}",
         " ".join(loads) or "-",
         _gpu_memory(gpus) if gpus else _region_memory(one["dmem"]),
+        " ".join([f"{gpu['power']:.0f}W" if "power" in gpu else "-" for gpu in gpus]) or "-",
+        " ".join([f"{gpu['temperature']:.0f}°C" if "temperature" in gpu else "-" for gpu in gpus]) or "-",
         processes + (f" / {pids['limit']}" if pids["limit"] is not None else ""),
         "-" if io["readBytes"] is None else f"{size(io['readBytes'])} / {size(io['writtenBytes'])}",
         " / ".join(["-" if value is None else f"{value:.1f}%" for value in one["pressure"].values()]),

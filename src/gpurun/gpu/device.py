@@ -6,6 +6,9 @@ from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpurun.gpu.host.fdinfo import Clients
     from gpurun.gpu.host.reads import HostNode
 
 #: Nearness of two GPUs, less is nearer: a link of the maker's own (NVLink, XGMI), one over PCIe, any other.
@@ -69,11 +72,25 @@ class GpuDevice(Record):
         return self.title or f"GPU {self.index}"
 
 
+class Figure(Record):
+    """A figure of a device under the name that the maker's own exporter has for it.
+
+    The maker's room has a module ``exporter``, whose ``FIELDS`` say of each name its kind and its help.  *labels* are those
+    that this figure has beside those of all the device's.
+    """
+
+    name: str
+    value: float
+    labels: tuple[tuple[str, str], ...] = ()
+
+
 class Reading(Record):
     """What a device does now; None for what its driver does not tell.
 
     *load* in percent, *memory_used* in bytes, *temperature* in °C, *power* and *power_limit* in watts, *clock* and
     *memory_clock* in MHz; *errors* are (kind, how many) since the driver was loaded, *processes* (pid, bytes or None).
+    *problem* is a sentence that says why nothing is known of it.  *figures* are there where they have been asked for, and
+    *labels* those of all of them.
     """
 
     key: str
@@ -86,7 +103,34 @@ class Reading(Record):
     clock: int | None = None
     memory_clock: int | None = None
     errors: tuple[tuple[str, int], ...] = ()
-    processes: tuple[tuple[int, int | None], ...] = ()
+    processes: tuple[tuple[int, int | None], ...] | None = ()
+    problem: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    figures: tuple[Figure, ...] = ()
+
+
+class ReadingSource(Record):
+    """What one device of the kernel's tells of *units*: the GPU, or the parts of one.
+
+    *read* is given a function that says which clients its nodes have now (None: that cannot be found out), and whether
+    figures are wanted; it returns a reading of each unit.  It may wait for the driver for good.
+    """
+
+    key: str
+    units: tuple[GpuDevice, ...]
+    read: Callable[[Callable[[], Clients | None], bool], tuple[Reading, ...]]
+
+    @property
+    def minors(self) -> frozenset[int]:
+        """Those of its nodes of DRM."""
+        return frozenset([node.minor for unit in self.units for node in (*unit.nodes, *unit.more_nodes)])
+
+
+class Measured(Record):
+    """A device, and what it does."""
+
+    unit: GpuDevice
+    reading: Reading
 
 
 class Survey(Record):

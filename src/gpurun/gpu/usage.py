@@ -1,32 +1,70 @@
-"""What a container uses of its GPUs: asked of NVML, through its process of its own, and never for long."""
+"""What containers use of their GPUs: asked of the makers' drivers, each in a process of its own, and never for long."""
 
 from __future__ import annotations
 
+from gpurun.errors import GpurunError
+from gpurun.gpu.device import units_of
 from gpurun.gpu.nvidia.host.device_numbers import NVIDIA_MAJOR
 from gpurun.gpu.nvidia.host.nvml import USAGE, find_nvml, query
 from gpurun.gpu.nvidia.host.roots import roots_from_environment
 from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
+from gpurun.gpu.readings import Readers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from typing import Any
 
-#: Seconds that a report of what a container uses may wait for the driver.
+    from gpurun.gpu.device import Measured
+
+#: Seconds that a report of what a container uses may wait for a driver.
 TIMEOUT_S = 3.0
 
 
-def gpu_usage(
-    numbers: Collection[tuple[int, int]], pids: Collection[int], own_env: Mapping[str, str]
-) -> list[dict[str, Any]]:
-    """What each GPU with a device node of *numbers* (major, minor) does, and what the host's processes *pids* have of it.
+class GpuUsage:
+    """Asks the drivers again and again; *own_env* is gpurun's environment, and *say* is told what is not known, once.
 
-    Raises :class:`GpurunError` in a sentence when the driver cannot be asked or does not answer within TIMEOUT_S seconds.
+    NVML is not asked again after it has failed: each report would wait for it.
     """
-    settings = read_settings(settings_path(own_env))
-    roots = roots_from_environment(own_env, settings.driver_root)
-    answer = query(find_nvml(roots), USAGE, TIMEOUT_S)
-    return [of_gpu(gpu, pids) for gpu in answer["gpus"] if (NVIDIA_MAJOR, gpu.get("minor")) in numbers]
+
+    def __init__(self, own_env: Mapping[str, str], say: Callable[[str], None]) -> None:
+        self._env, self._say = own_env, say
+        self._nvml = True
+        self._readers = Readers(own_env, TIMEOUT_S, self._tell)
+
+    def look(self, numbers: Collection[tuple[int, int]]) -> GpuLook:
+        """What the drivers of the GPUs with device nodes of *numbers* (major, minor) say now."""
+        gpus: list[dict[str, Any]] | None = None
+        if self._nvml and any(major == NVIDIA_MAJOR for major, _ in numbers):
+            try:
+                roots = roots_from_environment(self._env, read_settings(settings_path(self._env)).driver_root)
+                gpus = query(find_nvml(roots), USAGE, TIMEOUT_S)["gpus"]
+            except GpurunError as e:
+                self._nvml = False
+                self._tell(str(e))
+        measured: tuple[Measured, ...] = ()
+        if any(major != NVIDIA_MAJOR for major, _ in numbers):
+            measured = self._readers.read().measured
+        return GpuLook(gpus, measured)
+
+    def _tell(self, text: str) -> None:
+        self._say(f"no numbers of the GPUs: {text}")
+
+
+class GpuLook:
+    """What drivers have said at one moment: *gpus* as NVML does, None where it was not asked or did not answer."""
+
+    def __init__(self, gpus: list[dict[str, Any]] | None, measured: tuple[Measured, ...]) -> None:
+        self._gpus, self._measured = gpus, measured
+
+    def rows(self, numbers: Collection[tuple[int, int]], pids: Collection[int]) -> list[dict[str, Any]] | None:
+        """An entry of each GPU with device nodes of *numbers* (major, minor), and what the host's processes *pids* have of
+        it; None where no driver has said anything of them."""
+        mine = {unit.key for unit in units_of(tuple([one.unit for one in self._measured]), frozenset(numbers))}
+        rows = [of_measured(one, pids) for one in self._measured if one.unit.key in mine]
+        if self._gpus is None:
+            return rows or None
+        return [of_gpu(gpu, pids) for gpu in self._gpus if (NVIDIA_MAJOR, gpu.get("minor")) in numbers] + rows
 
 
 def of_gpu(gpu: Mapping[str, Any], pids: Collection[int]) -> dict[str, Any]:
@@ -40,11 +78,39 @@ def of_gpu(gpu: Mapping[str, Any], pids: Collection[int]) -> dict[str, Any]:
     processes = gpu.get("processes")
     memory = {"total": gpu.get("memoryTotal"), "used": gpu.get("memoryUsed")}
     if processes is not None:
-        own = {one["pid"]: one.get("memory") for one in processes if one["pid"] in pids}
-        made["processes"] = len(own)
-        known = [size for size in own.values() if size is not None]
-        memory["container"] = sum(known) if known or not own else None
+        memory["container"] = _own(made, [(one["pid"], one.get("memory")) for one in processes], pids)
     made["memory"] = {key: value for key, value in memory.items() if value is not None}
     if gpu.get("utilization") is not None:
         made["utilization"] = gpu["utilization"]
     return made
+
+
+def of_measured(one: Measured, pids: Collection[int]) -> dict[str, Any]:
+    """The same of a GPU that is read from files: ``vendor``, ``key`` and ``index`` as well, ``temperature`` in °C,
+    ``power`` and ``powerLimit`` in watts, ``clock`` in MHz."""
+    unit, reading = one.unit, one.reading
+    made: dict[str, Any] = {
+        "uuid": unit.name, "name": unit.model, "minor": unit.minor, "vendor": unit.vendor, "key": unit.key,
+        "index": unit.index,
+    }  # fmt: skip
+    if reading.problem:
+        return {**made, "error": reading.problem}
+    memory = {"total": reading.memory_total, "used": reading.memory_used}
+    if reading.processes is not None:
+        memory["container"] = _own(made, list(reading.processes), pids)
+    made["memory"] = {key: value for key, value in memory.items() if value is not None}
+    if reading.load is not None:
+        made["utilization"] = {"gpu": reading.load}
+    told = (
+        ("temperature", reading.temperature), ("power", reading.power), ("powerLimit", reading.power_limit),
+        ("clock", reading.clock),
+    )  # fmt: skip
+    return made | {key: value for key, value in told if value is not None}
+
+
+def _own(made: dict[str, Any], processes: list[tuple[int, int | None]], pids: Collection[int]) -> int | None:
+    """Put into *made* how many of *processes* (pid, bytes) are of *pids*; the bytes that they have."""
+    own = {pid: size for pid, size in processes if pid in pids}
+    made["processes"] = len(own)
+    known = [size for size in own.values() if size is not None]
+    return sum(known) if known or not own else None

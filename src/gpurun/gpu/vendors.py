@@ -48,6 +48,8 @@ class Vendor(Record):
     *accelerators* are of a maker that makes other things to compute on as well: (the variable that asks for them, a path
     that the host has while their driver is loaded); the room's survey has a function ``accelerators(own_env)`` then.
     *part* is what a part of one of its GPUs is called, *link* what connects them.
+    A room with *readings* has the modules readings, with the function ``sources(sysroot)``
+    (:class:`gpurun.gpu.device.ReadingSource`), and exporter (:class:`gpurun.gpu.device.Figure`).
     """
 
     name: str
@@ -73,6 +75,7 @@ class Vendor(Record):
     accelerators: tuple[str, str] = ("", "")
     part: str = "part"
     link: str = "a link of their maker's"
+    readings: bool = False
 
 
 VENDORS = (
@@ -115,6 +118,7 @@ VENDORS = (
         unknown=AMD_UNKNOWN,
         part="partition",
         link="XGMI",
+        readings=True,
     ),
     Vendor(
         "intel",
@@ -133,6 +137,7 @@ VENDORS = (
         driver="gpu.intel.com",
         part="virtual function",
         accelerators=("HABANA_VISIBLE_DEVICES", "/sys/bus/pci/drivers/habanalabs"),
+        readings=True,
     ),
 )
 #: All prefixes of entries in an environment that may ask for GPUs.

@@ -23,6 +23,9 @@ EXEC_ENTRY = "gpurun.engine.inside.exec_starter:main"
 NVML_ENTRY = "gpurun.gpu.nvidia.host.nvml_process:main"
 
 
+READINGS_ENTRY = "gpurun.gpu.readings_process:main"
+
+
 MPS_ENTRY = "gpurun.gpu.nvidia.mps.supervisor:main"
 
 

@@ -6,15 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.gpu.amd.readings import readings
-from tests.simcards import GIB, amd
+from gpurun.gpu.amd.exporter import FIELDS
+from gpurun.gpu.amd.readings import sources
+from gpurun.gpu.device import Reading
+from gpurun.gpu.host.fdinfo import Clients
+from tests.simcards import GIB, Host, amd
+
+
+def readings(host: Host) -> tuple[Reading, ...]:
+    """Of all GPUs, with no client in fdinfo."""
+    found = sources(str(host.path))
+    return tuple([one for source in found for one in source.read(lambda: Clients((), True), True)])
+
+
+def figures(reading: Reading) -> dict[str, float]:
+    """Those with no labels of their own, by name."""
+    return {figure.name: figure.value for figure in reading.figures if not figure.labels}
 
 
 def test_a_reading_of_each_gpu(tmp_path: Path) -> None:
     host = amd.mi210(tmp_path / "host", count=2)
     host.write("sys/class/kfd/kfd/proc/77/vram_20003", str(3 << 20))
-    (tmp_path / "proc").mkdir()
-    found = {one.key: one for one in readings(host.env, str(tmp_path / "proc"))}
+    found = {one.key: one for one in readings(host)}
     first, second = found[amd.MI210[0][0]], found[amd.MI210[1][0]]
     assert (first.load, first.memory_used, first.memory_total) == (37, 16 * GIB, 64 * GIB)
     assert (first.temperature, first.power, first.power_limit) == (47.0, 92.0, 300.0)
@@ -26,8 +39,7 @@ def test_a_reading_of_each_gpu(tmp_path: Path) -> None:
 def test_load_and_memory_of_the_gpu_are_not_those_of_a_partition(tmp_path: Path) -> None:
     host = amd.mi300x(tmp_path / "host")
     host.write("sys/class/kfd/kfd/proc/77/vram_20003", str(3 << 20))
-    (tmp_path / "proc").mkdir()
-    found = readings(host.env, str(tmp_path / "proc"))
+    found = readings(host)
     assert len(found) == 8 and {one.load for one in found} == {None}
     assert [one.memory_used for one in found] == [0, 3 << 20, 0, 0, 0, 0, 0, 0]
     assert {one.memory_total for one in found} == {48 * GIB} and {one.power for one in found} == {92.0}
@@ -39,6 +51,7 @@ def test_nonsense_is_not_known(tmp_path: Path, text: str) -> None:
     path = next((host.path / "sys/bus/pci/drivers/amdgpu").iterdir()).resolve()
     names = [
         "gpu_busy_percent",
+        "mem_busy_percent",
         "mem_info_vram_used",
         "mem_info_vram_total",
         "pp_dpm_sclk",
@@ -47,7 +60,44 @@ def test_nonsense_is_not_known(tmp_path: Path, text: str) -> None:
     ]
     for file in [path / name for name in names] + [f for f in path.glob("hwmon/*/*") if "label" not in f.name]:
         file.write_text(text)
-    (tmp_path / "proc").mkdir()
-    (one,) = readings(host.env, str(tmp_path / "proc"))
+    (one,) = readings(host)
     assert (one.load, one.memory_used, one.memory_total, one.clock, one.memory_clock) == (None,) * 5
     assert (one.temperature, one.power, one.power_limit, one.errors) == (None, None, None, ())
+    assert not {name for name in figures(one) if not name.startswith("pcie_")} and one.processes == ()
+
+
+def test_figures_of_the_makers_exporter(tmp_path: Path) -> None:
+    host = amd.mi210(tmp_path / "host", count=2)
+    path = next((host.path / "sys/bus/pci/drivers/amdgpu").iterdir()).resolve()
+    more = {"current_link_speed": "16.0 GT/s PCIe", "max_link_speed": "32 GT/s", "pcie_replay_count": "5"}
+    more |= {"mem_info_vis_vram_total": str(4 * GIB), "mem_info_vis_vram_used": str(GIB), "product_number": "102-D65209"}
+    for name, text in more.items():
+        (path / name).write_text(f"{text}\n")
+    (one,) = [one for one in readings(host) if one.key == path.name]
+    found = figures(one)
+    assert found == {
+        "gpu_gfx_activity": 37, "gpu_umc_activity": 12, "gpu_power_usage": 92, "gpu_average_package_power": 92,
+        "gpu_edge_temperature": 41, "gpu_junction_temperature": 47, "gpu_min_clock": 500, "gpu_max_clock": 1700,
+        "gpu_total_vram": 64 << 10, "gpu_used_vram": 16 << 10, "gpu_free_vram": 48 << 10,
+        "gpu_total_visible_vram": 4 << 10, "gpu_used_visible_vram": 1 << 10, "gpu_free_visible_vram": 3 << 10,
+        "pcie_speed": 16, "pcie_max_speed": 32, "pcie_replay_count": 5,
+        "gpu_ecc_correct_total": 3, "gpu_ecc_uncorrect_total": 0, "gpu_ecc_correct_umc": 3, "gpu_ecc_uncorrect_umc": 0,
+    }  # fmt: skip
+    assert {dict(figure.labels)["clock_type"]: figure.value for figure in one.figures if figure.name == "gpu_clock"} == {
+        "system": 1700, "memory": 1600,
+    }  # fmt: skip
+    assert {figure.name for figure in one.figures} <= set(FIELDS)
+    labels = dict(one.labels)
+    assert (labels["card_series"], labels["card_model"]) == ("AMD Instinct MI210", "102-D65209")
+    assert labels["gpu_compute_partition_type"] == "none" and labels["serial_number"].startswith("69223")
+
+
+def test_a_divided_gpu_tells_what_is_of_the_board_once(tmp_path: Path) -> None:
+    found = readings(amd.mi300x(tmp_path / "host"))
+    first, *others = [figures(one) for one in found]
+    assert first["gpu_power_usage"] == 92 and first["gpu_ecc_correct_total"] == 3 and "gpu_gfx_activity" not in first
+    assert [set(one) for one in others] == [{"gpu_total_vram", "gpu_used_vram", "gpu_free_vram"}] * 7
+    assert {one["gpu_total_vram"] for one in (first, *others)} == {48 << 10}
+    labels = [dict(one.labels) for one in found]
+    assert [one["gpu_partition_id"] for one in labels] == [str(number) for number in range(8)]
+    assert {(one["gpu_compute_partition_type"], one["gpu_memory_partition_type"]) for one in labels} == {("cpx", "nps4")}

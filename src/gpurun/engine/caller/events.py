@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from gpurun.gpu.usage import GpuUsage
+
 #: Go's time.ParseDuration: units and their length in nanoseconds.
 _UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 
@@ -53,25 +55,24 @@ def _running(root: str, container_id: str) -> store.State:
 
 
 class Gpus:
-    """The use of a container's GPUs, asked for until the driver has failed once: each report waits for it."""
+    """The use of a container's GPUs; a driver that fails costs its numbers, and not the report."""
 
     def __init__(self, root: str, state: store.State) -> None:
         self._numbers = kept.load_gpus(root, state.id)
         self._cgroup = state.cgroup
+        self._usage: GpuUsage | None = None
 
     def read(self) -> dict[str, Any]:
         """The member ``gpus`` for a report; none for a container without GPUs, or a driver that does not tell."""
         if not self._numbers:
             return {}
-        from gpurun.gpu.usage import gpu_usage
+        from gpurun.engine.gpus.device_edits import own_environment
+        from gpurun.gpu.usage import GpuUsage
 
-        own_env = {k.decode(errors="surrogateescape"): v.decode(errors="surrogateescape") for k, v in posix.environ.items()}
-        try:
-            return {"gpus": gpu_usage(self._numbers, control.processes(self._cgroup), own_env)}
-        except GpurunError as e:
-            log.warning(f"no numbers of the GPUs: {e}")
-            self._numbers = ()
-            return {}
+        if self._usage is None:
+            self._usage = GpuUsage(own_environment(), log.warning)
+        rows = self._usage.look(self._numbers).rows(self._numbers, control.processes(self._cgroup))
+        return {} if rows is None else {"gpus": rows}
 
 
 def stats_event(state: store.State, gpus: Gpus) -> str:

@@ -8,55 +8,95 @@ its load and its memory in use are not those of a partition, of which KFD's proc
 from __future__ import annotations
 
 from gpurun.decimals import decimal
-from gpurun.gpu.amd.host import DRIVER, amd_gpus
+from gpurun.gpu.amd.exporter import figures_of, labels_of
+from gpurun.gpu.amd.host import DRIVER, amd_gpus, kfd_node
 from gpurun.gpu.amd.processes import computing
-from gpurun.gpu.device import Reading
+from gpurun.gpu.amd.survey import as_device
+from gpurun.gpu.device import Reading, ReadingSource
 from gpurun.gpu.host.drm import devices_of_driver
-from gpurun.gpu.host.fdinfo import all_clients, memory_by_pid
+from gpurun.gpu.host.fdinfo import memory_by_pid
 from gpurun.gpu.host.hwmon import Sensors, sensors
 from gpurun.gpu.host.reads import names_in, read_attribute
+from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
     from gpurun.gpu.amd.host import AmdGpu
-    from gpurun.gpu.host.fdinfo import DrmClient
+    from gpurun.gpu.host.fdinfo import Clients, DrmClient
 
 _MAX_MHZ, _MAX_BYTES, _MOST_BLOCKS = 10**5, 1 << 50, 64
 #: What a block's file of errors calls its two counts, and how AMD's exporter does.
 _COUNTS = (("ce", "correct"), ("ue", "uncorrect"))
 
 
-def readings(own_env: Mapping[str, str], proc: str = "/proc") -> tuple[Reading, ...]:
-    """A reading of each GPU and partition that computes, in AMD's order; of fdinfo what the caller may look into."""
-    sysroot = own_env.get("GPURUN_SYSROOT", "").rstrip("/")
+def sources(sysroot: str) -> tuple[ReadingSource, ...]:
+    """One of each GPU of the host below *sysroot* that computes, in AMD's order; it reads all partitions of a GPU."""
     gpus = amd_gpus(sysroot)
-    if not gpus:
-        return ()
-    clients = all_clients(proc)
-    paths = {device.name: device.path for device in devices_of_driver(sysroot, DRIVER)}
-    boards = {gpu.pci: _Board(paths.get(gpu.pci, gpu.drm.path)) for gpu in gpus}
-    kfd: dict[str, dict[int, int]] = {}
-    for key, pid, size in computing(sysroot, gpus):
-        kfd.setdefault(key, {})[pid] = size
-    return tuple([_reading(gpu, boards[gpu.pci], clients, kfd.get(gpu.key, {})) for gpu in gpus])
+    kfd = kfd_node(sysroot) if gpus else None
+    paths = {device.name: device.path for device in devices_of_driver(sysroot, DRIVER)} if gpus else {}
+    boards: dict[str, list[AmdGpu]] = {}
+    for gpu in gpus:
+        boards.setdefault(gpu.pci, []).append(gpu)
+    return tuple(
+        [
+            ReadingSource(
+                pci, tuple([as_device(gpu, kfd) for gpu in mine]), _reader(sysroot, paths.get(pci, ""), tuple(mine))
+            )
+            for pci, mine in boards.items()
+        ]
+    )
 
 
-class _Board:
-    """What the files of one PCI device say."""
+class Board(Record):
+    """What the files of one PCI device say; *path* is its directory."""
 
-    def __init__(self, path: str) -> None:
-        self.load = _number(f"{path}/gpu_busy_percent", 100)
-        self.memory_used = _number(f"{path}/mem_info_vram_used", _MAX_BYTES)
-        self.memory_total = _number(f"{path}/mem_info_vram_total", _MAX_BYTES)
-        self.clock = _clock(f"{path}/pp_dpm_sclk")
-        self.memory_clock = _clock(f"{path}/pp_dpm_mclk")
-        self.errors = _errors(f"{path}/ras")
-        self.sensors: Sensors = sensors(path)
+    path: str
+    load: int | None
+    memory_used: int | None
+    memory_total: int | None
+    clock: int | None
+    memory_clock: int | None
+    errors: tuple[tuple[str, int], ...]
+    sensors: Sensors
 
 
-def _reading(gpu: AmdGpu, board: _Board, clients: tuple[DrmClient, ...], kfd: dict[int, int]) -> Reading:
+def _reader(
+    sysroot: str, path: str, gpus: tuple[AmdGpu, ...]
+) -> Callable[[Callable[[], Clients | None], bool], tuple[Reading, ...]]:
+    def read(look: Callable[[], Clients | None], figures: bool) -> tuple[Reading, ...]:
+        board = _board(path or gpus[0].drm.path)
+        found = look()
+        kfd: dict[str, dict[int, int]] = {}
+        for key, pid, size in computing(sysroot, gpus):
+            kfd.setdefault(key, {})[pid] = size
+        made = []
+        for gpu in gpus:
+            one = _reading(gpu, board, found.clients if found is not None else (), kfd.get(gpu.key, {}))
+            if figures:
+                told = figures_of(gpu, board.path, board.sensors, one, first=gpu is gpus[0])
+                one = replace(one, labels=labels_of(gpu, board.path), figures=told)
+            made.append(one)
+        return tuple(made)
+
+    return read
+
+
+def _board(path: str) -> Board:
+    return Board(
+        path,
+        _number(f"{path}/gpu_busy_percent", 100),
+        _number(f"{path}/mem_info_vram_used", _MAX_BYTES),
+        _number(f"{path}/mem_info_vram_total", _MAX_BYTES),
+        _clock(f"{path}/pp_dpm_sclk"),
+        _clock(f"{path}/pp_dpm_mclk"),
+        _errors(f"{path}/ras"),
+        sensors(path),
+    )
+
+
+def _reading(gpu: AmdGpu, board: Board, clients: tuple[DrmClient, ...], kfd: dict[int, int]) -> Reading:
     minors = {node.minor for node in gpu.drm.nodes}
     mine = tuple([client for client in clients if client.pci == gpu.pci and client.minor in minors])
     used = memory_by_pid(mine)

@@ -1,47 +1,89 @@
-"""What Intel's GPUs do now: memory and processes by fdinfo, temperature and the limit of power by hwmon, clocks by sysfs.
+"""What Intel's GPUs do now: memory, processes and load by fdinfo, sensors by hwmon, clocks by sysfs.
 
-Load and power are differences of two looks (cycles, energy), which one reading does not have.
+Load and power are differences of two looks, a quarter of a second apart: of what the engines have worked for the clients
+that are there at both, and of the energy that has been used.  Where not all processes of the host may be looked into (no
+root, a pid namespace), memory in use and load are not known.
 """
 
 from __future__ import annotations
 
+import time
+
 from gpurun.decimals import decimal
-from gpurun.gpu.device import Reading
-from gpurun.gpu.host.fdinfo import all_clients, memory_by_pid
-from gpurun.gpu.host.hwmon import sensors
+from gpurun.gpu.device import Reading, ReadingSource
+from gpurun.gpu.host.fdinfo import distinct_clients, engine_loads, memory_by_pid
+from gpurun.gpu.host.hwmon import energies, sensors
 from gpurun.gpu.host.reads import read_attribute
+from gpurun.gpu.intel.exporter import figures_of, labels_of
 from gpurun.gpu.intel.host import intel_gpus
+from gpurun.gpu.intel.survey import as_device
+from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
+
+    from gpurun.gpu.host.fdinfo import Clients, DrmClient
+    from gpurun.gpu.intel.host import IntelGpu
 
 #: Attributes with the frequency of a GPU in MHz, below its directory: xe's, i915's.
 _CLOCKS = ("tile0/gt0/freq0/act_freq", "drm/{card}/gt/gt0/rps_act_freq_mhz")
 _MAX_MHZ = 10**5
+#: No card draws more watts: a counter that was set back tells nothing.
+_MAX_WATTS = 10**4
+#: Seconds between the two looks.
+WINDOW_S = 0.25
 
 
-def readings(own_env: Mapping[str, str], proc: str = "/proc") -> tuple[Reading, ...]:
-    """A reading of each GPU that is offered, in their order; of processes those that the caller may look into."""
-    gpus = intel_gpus(own_env.get("GPURUN_SYSROOT", "").rstrip("/"))
-    clients = all_clients(proc) if gpus else ()
-    made = []
-    for gpu in gpus:
-        told = sensors(gpu.drm.path)
-        mine = tuple([client for client in clients if client.pci == gpu.key])
-        used = memory_by_pid(mine)
-        card = gpu.drm.card.path.rpartition("/")[2] if gpu.drm.card is not None else ""
-        clocks = [decimal(read_attribute(f"{gpu.drm.path}/{name.format(card=card)}", 64), _MAX_MHZ) for name in _CLOCKS]
-        made.append(
-            Reading(
-                gpu.key,
-                memory_used=sum(used.values()),
-                memory_total=gpu.memory if gpu.memory > 0 else None,
-                temperature=told.temperature,
-                power=told.power,
-                power_limit=told.power_limit,
-                clock=next((clock for clock in clocks if clock is not None), None),
-                processes=tuple(used.items()),
-            )
-        )
-    return tuple(made)
+def sources(sysroot: str) -> tuple[ReadingSource, ...]:
+    """One of each GPU of the host below *sysroot* that is offered, in their order."""
+    return tuple([ReadingSource(gpu.key, (as_device(gpu),), _reader(gpu)) for gpu in intel_gpus(sysroot)])
+
+
+class CardLook(Record):
+    """*energies* are in joules by sensor, *at* in seconds of the monotonic clock; *clients* are None where not known."""
+
+    energies: dict[str, float]
+    clients: tuple[DrmClient, ...] | None
+    whole: bool
+    at: float
+
+
+def _reader(gpu: IntelGpu) -> Callable[[Callable[[], Clients | None], bool], tuple[Reading, ...]]:
+    def look(clients: Callable[[], Clients | None]) -> CardLook:
+        found = clients()
+        mine = None if found is None else tuple([client for client in found.clients if client.pci == gpu.key])
+        return CardLook(energies(gpu.drm.path), mine, found is not None and found.whole, time.monotonic())
+
+    def read(clients: Callable[[], Clients | None], figures: bool) -> tuple[Reading, ...]:
+        before = look(clients)
+        if before.energies or before.clients:
+            time.sleep(WINDOW_S)
+        return (reading(gpu, before, look(clients), figures),)
+
+    return read
+
+
+def reading(gpu: IntelGpu, before: CardLook, now: CardLook, figures: bool = False) -> Reading:
+    """What *gpu* does, by two looks at it."""
+    told, seconds = sensors(gpu.drm.path), now.at - before.at
+    processes = None if now.clients is None else tuple(memory_by_pid(now.clients).items())
+    energy = {name: joules - before.energies[name] for name, joules in now.energies.items() if name in before.energies}
+    watts = {name: joules / seconds for name, joules in energy.items() if 0 <= joules <= _MAX_WATTS * seconds}
+    loads = engine_loads(before.clients or (), now.clients or (), seconds) if now.whole and before.whole else None
+    card = gpu.drm.card.path.rpartition("/")[2] if gpu.drm.card is not None else ""
+    clocks = [decimal(read_attribute(f"{gpu.drm.path}/{name.format(card=card)}", 64), _MAX_MHZ) for name in _CLOCKS]
+    made = Reading(
+        gpu.key,
+        load=None if loads is None else round(max(loads.values(), default=0.0) * 100),
+        memory_used=sum([client.memory for client in distinct_clients(now.clients or ())]) if now.whole else None,
+        memory_total=gpu.memory if gpu.memory > 0 else None,
+        temperature=told.temperature,
+        power=told.power if told.power is not None else watts.get("card", next(iter(watts.values()), None)),
+        power_limit=told.power_limit,
+        clock=next((clock for clock in clocks if clock is not None), None),
+        processes=processes,
+    )
+    if not figures:
+        return made
+    return replace(made, labels=labels_of(gpu), figures=figures_of(gpu, told, made, watts, loads))

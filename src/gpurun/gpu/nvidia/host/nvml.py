@@ -1,23 +1,21 @@
 """Asking NVML, the driver's management library, for what procfs does not tell: MIG UUIDs, brands, memory, processes.
 
 The library is the driver's own and may hang for minutes or crash with a driver that is not well.  So it is never loaded
-here: a helper process (:mod:`gpurun.gpu.nvidia.host.nvml_process`) does it, in a process group of its own, with an
-environment that has nothing of the caller's, and answers as JSON on a pipe.  At the deadline the group is killed; what
-cannot be killed, because the kernel holds it in the driver, is left behind rather than waited for.
+here: a helper process (:mod:`gpurun.gpu.nvidia.host.nvml_process`, started as :mod:`gpurun.gpu.host.helper` does) loads it,
+and answers as JSON.
 """
 
 from __future__ import annotations
 
 import posix
-import select
-import time
 
 from gpurun.errors import ConfigError, GpuError, oserror_text
+from gpurun.gpu.host import helper
 from gpurun.gpu.nvidia.host.driver import module_version
 from gpurun.gpu.nvidia.host.libraries import find_libraries, open_driver_root
 from gpurun.gpu.nvidia.host.roots import Roots, driver_root_path
-from gpurun.launcher.fresh_interpreter import NVML_ENTRY, child_command
-from gpurun.linux.files import CHUNK, Fd
+from gpurun.launcher.fresh_interpreter import NVML_ENTRY
+from gpurun.linux.files import Fd
 from gpurun.oci.reader import as_object, parse_json
 
 TYPE_CHECKING = False
@@ -40,11 +38,6 @@ MIG, CHANGE_MIG = "mig", "change-mig"
 MIG_TIMEOUT_S = 180.0
 #: Seconds that a container's creation waits; a GPU without persistence mode takes up to one second to wake.
 TIMEOUT_S = 10.0
-
-_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
-_LIMIT = 8 << 20  # bytes of an answer: eight GPUs with a thousand processes each are below one
-_SIGKILL, _SIGNALS = 9, 64
-_GRACE_S = 0.5  # after SIGKILL; a process that the driver holds in the kernel does not die at all
 
 
 def query(
@@ -88,19 +81,18 @@ def change_mig(library: str, words: tuple[str, ...], timeout_s: float = MIG_TIME
 
 
 def _ask(library: str, words: tuple[str, ...], timeout_s: float) -> dict[str, Any]:
-    deadline = time.monotonic() + timeout_s
-    pid, read = start(library, *words)
+    if helper.is_held(NVML_ENTRY):
+        raise GpuError(f"NVML is not asked ({library}): the NVIDIA driver still holds the process that asked it before")
     try:
-        data = _read_until(read, deadline)
-    finally:
-        posix.close(read)
-        status = end(pid, deadline)
-    if data is None:
+        answer = helper.ask(NVML_ENTRY, (library, *words), timeout_s)
+    except OSError as e:
+        raise GpuError(f"NVML cannot be asked: {oserror_text(e)}") from None
+    if answer.data is None:
         raise GpuError(
             f"NVML gave no answer within {timeout_s:g} s ({library}): the NVIDIA driver hangs or is very slow; `dmesg` says "
             "more (NVRM, Xid), nvidia-persistenced makes it faster"
         )
-    return _answer(data, status, library)
+    return _answer(answer.data, answer.status, library)
 
 
 def find_nvml(roots: Roots) -> str:
@@ -123,70 +115,10 @@ def start(library: str, *words: str) -> tuple[int, int]:
 
     Returns (pid, descriptor).  Raises :class:`GpuError` when no process can be made.
     """
-    command = child_command(NVML_ENTRY)
-    read, write = posix.pipe()
-    null = posix.open("/dev/null", posix.O_RDWR | posix.O_CLOEXEC)
-    # The helper's standard descriptors; two steps, because any of the numbers may be 0 to 2 here.
-    high = max(read, write, null, 2 if command.fd is None else command.fd) + 1
-    actions: list[tuple[int, ...]] = [(posix.POSIX_SPAWN_DUP2, null, high), (posix.POSIX_SPAWN_DUP2, write, high + 1)]
-    argv = list(command.argv)
-    if command.fd is not None:
-        actions.append((posix.POSIX_SPAWN_DUP2, command.fd, high + 2))
-        actions.append((posix.POSIX_SPAWN_DUP2, high + 2, 3))
-        actions.append((posix.POSIX_SPAWN_CLOSE, high + 2))
-        argv[argv.index(str(command.fd), 1)] = "3"
-    actions += [(posix.POSIX_SPAWN_DUP2, high, 0), (posix.POSIX_SPAWN_DUP2, high + 1, 1), (posix.POSIX_SPAWN_DUP2, high, 2)]
-    actions += [(posix.POSIX_SPAWN_CLOSE, high), (posix.POSIX_SPAWN_CLOSE, high + 1)]
-    with Fd(write), Fd(null):
-        try:
-            pid = posix.posix_spawn(
-                command.executable, (*argv, library, *words), _ENVIRONMENT, file_actions=actions, setpgroup=0,
-                setsigmask=(), setsigdef=[n for n in range(1, _SIGNALS + 1) if n not in (_SIGKILL, 19, 32, 33)],
-            )  # fmt: skip
-        except OSError as e:
-            posix.close(read)
-            raise GpuError(f"NVML cannot be asked: {oserror_text(e)}") from None
-    return pid, read
-
-
-def _read_until(fd: int, deadline: float) -> bytes | None:
-    """What is written to *fd* until its end; None when that has not come by *deadline*."""
-    chunks: list[bytes] = []
-    size = 0
-    poll = select.poll()
-    poll.register(fd, select.POLLIN | select.POLLHUP)
-    while size < _LIMIT:
-        left = deadline - time.monotonic()
-        if left <= 0 or not poll.poll(left * 1000):
-            return None
-        chunk = posix.read(fd, CHUNK)
-        if not chunk:
-            break
-        chunks.append(chunk)
-        size += len(chunk)
-    return b"".join(chunks)
-
-
-def end(pid: int, deadline: float) -> int | None:
-    """End what is left of the helper's process group and return the helper's wait status, None when it will not die.
-
-    It is not reaped before the group is killed: until then the number is nobody else's.
-    """
-    if not _ended(pid, min(deadline, time.monotonic() + _GRACE_S)):
-        posix.kill(pid, _SIGKILL)
     try:
-        posix.killpg(pid, _SIGKILL)  # programs that the library started, too
-    except OSError:
-        pass  # all gone
-    return posix.waitpid(pid, 0)[1] if _ended(pid, time.monotonic() + _GRACE_S) else None
-
-
-def _ended(pid: int, deadline: float) -> bool:
-    while posix.waitid(posix.P_PID, pid, posix.WEXITED | posix.WNOHANG | posix.WNOWAIT) is None:
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(0.002)
-    return True
+        return helper.start(NVML_ENTRY, (library, *words))
+    except OSError as e:
+        raise GpuError(f"NVML cannot be asked: {oserror_text(e)}") from None
 
 
 def _answer(data: bytes, status: int | None, library: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import select
 import time
 
 from gpurun.errors import ConfigError, GpuError
-from gpurun.gpu.nvidia.host.nvml import EVENTS, end, start
+from gpurun.gpu.host.helper import end
+from gpurun.gpu.nvidia.host.nvml import EVENTS, start
 from gpurun.linux.files import CHUNK
 from gpurun.oci.reader import as_object, parse_json
 from gpurun.record import Record
