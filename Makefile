@@ -169,9 +169,10 @@ bench: setup-test build
 	PYTHONPATH=src $(PY) -m benchmarks $(BENCH) $(RUNTIMES)
 
 # On a real Kubernetes, from the programs in KUBERNETES_BINARIES (tests/beds/README.md); the chart's pods too, after `make image`.
+CLUSTER := test_cluster.py test_cluster_pods.py test_cluster_chart.py test_cluster_manifests.py test_cluster_features.py test_cluster_makers.py test_dra.py
 test-kubernetes: setup-test build
 	$(PY) tests/beds/kubernetes-bed --gpus 2 $(addprefix --image ,$(wildcard dist/gpurun-image_*.tar)) -- \
-	  $(PY) -m pytest -q tests/kubernetes/test_cluster.py tests/kubernetes/test_cluster_pods.py tests/kubernetes/test_cluster_chart.py tests/kubernetes/test_dra.py
+	  $(PY) -m pytest -q $(addprefix tests/kubernetes/,$(CLUSTER))
 
 # The device plugin on a simulated driver, with the tests' kubelet: two pods, a sick GPU, replicas, a restart.
 demo-kubernetes: setup-test

@@ -16,6 +16,7 @@ from tests.kubernetes import real
 from tests.kubernetes.real import NODE, Object, get, gone, has, kubectl, manifests, offered, pod, run, until
 from tests.kubernetes.test_cluster_pods import (  # noqa: F401
     DRIVER,
+    at_rest,
     chart,
     claim,
     figures,

@@ -55,10 +55,16 @@ def with_driver_root(objects: list[Object]) -> list[Object]:
 
 
 @pytest.fixture
-def node_file() -> Iterator[None]:
-    """The site's file of a node whose driver a container brings, as NVIDIA's operator writes it."""
+def at_rest() -> None:
+    """No pod of an earlier test is about to change the node: `kubectl delete` does not wait for those of a DaemonSet."""
     if not image_is_there():
         pytest.skip("needs the image of the pods on the node: make image; kubernetes-bed --image FILE")
+    until(lambda: not get("pods", "-n", "gpurun")["items"], lambda: get("pods", "-n", "gpurun")["items"], timeout_s=240)
+
+
+@pytest.fixture
+def node_file(at_rest: None) -> Iterator[None]:
+    """The site's file of a node whose driver a container brings, as NVIDIA's operator writes it."""
     path = Path("/etc/nvidia-container-runtime/config.toml")
     path.write_text(f'[nvidia-container-cli]\nroot = "{DRIVER}"\n')
     yield
@@ -117,11 +123,9 @@ def chart(values: Object, directory: Path) -> list[Object]:
     return [one for one in yaml.safe_load_all(done.stdout) if one]
 
 
-def test_mps_outlives_the_plugin_and_all_is_taken_back_at_the_end(tmp_path: Path) -> None:
+def test_mps_outlives_the_plugin_and_all_is_taken_back_at_the_end(at_rest: None, tmp_path: Path) -> None:
     """NVIDIA's programs are in the driver's root only; a pod runs on while everything is deleted."""
-    if not image_is_there():
-        pytest.skip("needs the image of the pods on the node: make image; kubernetes-bed --image FILE")
-    said, before = programs(DRIVER, True, DRIVER), left()
+    said, before = programs(DRIVER, True, DRIVER), list(files())
     shared = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n"
     values = {
         "driverRoot": str(DRIVER), "devicePlugin": {"config": {"shared": shared}, "defaultConfig": "shared"},

@@ -61,7 +61,8 @@ def config_source(invocation: Invocation, env: Mapping[str, str], changed: Calla
         need("kubernetes")
         from gpurun.kubernetes.api import connect
 
-        label = NodeLabel(connect(invocation.option("kubeconfig")), node_name(invocation), LABEL, changed)
+        api, once = connect(invocation.option("kubeconfig")), invocation.flag("oneshot")
+        label = NodeLabel(api, node_name(invocation), LABEL, changed, once)
         path = directory
     base = PluginConfig(fail_on_init_error=not invocation.option("host-root"))
     named = (lambda: label.value) if label else None

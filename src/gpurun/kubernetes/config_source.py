@@ -77,9 +77,9 @@ class ConfigSource:
 
 
 class NodeLabel:
-    """The value of a label of this node, watched by a thread; *changed* is called after each change."""
+    """The value of a label of this node, read *once*, or watched by a thread, which calls *changed* after each change."""
 
-    def __init__(self, api: object, node: str, label: str, changed: Callable[[], None]) -> None:
+    def __init__(self, api: object, node: str, label: str, changed: Callable[[], None], once: bool = False) -> None:
         from gpurun.kubernetes.api import Api
         from gpurun.kubernetes.follow import follow
 
@@ -88,6 +88,8 @@ class NodeLabel:
         self._stop = threading.Event()
         self.value = ""
         self._set(api.node(node))
+        if once:  # a thread that is told of a change while the process ends can abort it
+            return
         arguments = (api, "nodes", f"metadata.name={node}", self._stop, self._begun, self._told, self._failed)
         threading.Thread(target=follow, args=arguments, name="node-label", daemon=True).start()
 
