@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import MakeBundle
 from tests.native.runtime import ENVIRONMENT, Runtime
-from tests.simdriver import VERSION, Options, SimulatedDriver, minor, uuid
+from tests.simdriver import VERSION, Options, SimulatedDriver, bus_id, minor, uuid
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
 HOST = Options(gpus=2)
@@ -64,7 +64,9 @@ def test_the_gpus_of_a_container(runtime: Runtime, bundle: MakeBundle, host: Sim
     part = said.out.partition("GPU: what the container has\n")[2]
     assert f"  GPU 1: {node} {uuid(1)}\n" in part and f"libraries of the driver {VERSION}\n" in part
     told = json.loads(runtime("explain", "--json", "--running", container.id, env=env).out)
-    assert told["gpus"] == [{"shown": "GPU 1", "name": uuid(1), "node": node, "since": "create"}]
+    (gpu,) = told["gpus"]
+    assert (gpu["shown"], gpu["name"], gpu["node"], gpu["since"]) == ("GPU 1", uuid(1), node, "create")
+    assert gpu["key"] == f"nvidia:{bus_id(1)}" and not gpu["given"]
     done = runtime("gpu", "attach", container.id, "0", env=env)
     assert done.rc == 0, done
     out = runtime("explain", "--running", container.id, env=env).out

@@ -22,7 +22,11 @@ PROCESS_ID = -1
 
 
 class DeviceNode(Record):
-    """A device node: *path* in the container, *host_path* on the host (the same when empty)."""
+    """A device node: *path* in the container, *host_path* on the host (the same when empty).
+
+    *gpu* says which GPU or part of one it opens, as MAKER:KEY (:mod:`gpurun.gpu.device`); empty for every other device, and
+    where whoever brought the node did not say.
+    """
 
     path: str
     host_path: str
@@ -34,6 +38,7 @@ class DeviceNode(Record):
     gid: int = 0
     permissions: str = "rw"  # subset of rwm: what the device cgroup is to allow; "" for nothing
     reason: str = ""
+    gpu: str = ""
 
 
 class DeviceClass(Record):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpurun.engine import kept
 from gpurun.engine import state as store
+from gpurun.engine.gpus.attach_view import recorded_units
 from gpurun.engine.gpus.attached import load_attached
 from gpurun.engine.gpus.device_edits import own_environment
 from gpurun.errors import GpurunError
@@ -18,45 +19,60 @@ from gpurun.record import Record
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.gpu.device import GpuDevice
+    from gpurun.gpu.vendors import GivenGpu
 
 
 _OF_GPUS = {vendor.numbers[0]: range(vendor.numbers[1], vendor.numbers[2] + 1) for vendor in VENDORS}
 _NVIDIA = VENDORS[0].numbers[0]
+_GONE = "a GPU that this host does not have now"
 
 
 class ContainerGpu(Record):
-    """A GPU or MIG device: *name* is its UUID, *node* the path that its number usually has.
+    """A GPU or MIG device: *name* is its UUID, *node* the path that its number usually has, *key* what it is among the GPUs
+    of all makers (MAKER:KEY), as far as that is known.
 
-    *since* is ``create``, ``attach``, ``hidden`` for one that it was given and whose node is not in its /dev, or ``inside``
-    for one that it was not given and has a node of.
+    *since* is ``create``, ``attach``, ``hidden`` for one that it was given and whose node is not in its /dev, ``inside``
+    for one that it was not given and has a node of, or ``moved`` for one whose driver has given it the number of the GPU
+    *given* (MAKER:KEY), which is what the container was given.
     """
 
     shown: str
     name: str
     node: str
     since: str
+    key: str = ""
+    given: str = ""
 
 
 def gpus_of_container(root: str, state: store.State, alive: bool) -> tuple[ContainerGpu, ...]:
     """What create has given to the container and attach since.  Raises :class:`GpurunError` for records that are damaged."""
     record = load_attached(root, state.id)
     taken = {(node.major, node.minor) for node in record.denied}
-    made = {*kept.load_gpus(root, state.id)} - taken
+    records = {one.number: one for one in kept.load_given(root, state.id) if one.number not in taken}
+    made = set(records)
     attached = {(node.major, node.minor) for node in record.nodes}
+    owners = {(node.major, node.minor): gpu.key for gpu in record.gpus for node in gpu.nodes}
     now = nodes_of(state.pid, computes=True) if alive else frozenset(made | attached)
     found: list[ContainerGpu] = []
     known: set[tuple[int, int]] = set()
-    for unit in _units(frozenset(made | attached | now)):
+    keys: set[str] = set()
+    for unit in _units(frozenset(made | attached | now), tuple(records.values())):
         numbers = set(unit.numbers)
         known |= numbers
+        keys |= {unit.qualified, f"{unit.vendor}:{unit.gpu_key}", unit.key}
         since = "attach" if numbers & attached else "create" if numbers & made else "inside"
         since = since if numbers <= now else "hidden"
-        found.append(ContainerGpu(unit.label, unit.name, _node(unit), since))
-    for major, minor in sorted((made | attached) - known):  # the host has had another driver since, or none
-        if minor in _OF_GPUS.get(major, ()):
-            since = "attach" if (major, minor) in attached else "create"
-            path = f"/dev/{'nvidia' if major == _NVIDIA else 'dri/renderD'}{minor}"
-            found.append(ContainerGpu("a GPU that this host does not have now", "", path, since))
+        was = [records[number].gpu for number in unit.numbers if number in records and records[number].gpu]
+        moved = was[0] if was and unit.qualified not in was else ""
+        found.append(ContainerGpu(unit.label, unit.name, _node(unit), "moved" if moved else since, unit.qualified, moved))
+    for number in sorted((made | attached) - known):  # the host has had another driver since, or none
+        gpu = records[number].gpu if number in records else ""
+        if number[1] not in _OF_GPUS.get(number[0], ()) or not keys.isdisjoint((gpu, owners.get(number))):
+            continue  # no node of a GPU, or one for drawing of a GPU that has been told
+        keys |= {gpu} if gpu else set()
+        path = f"/dev/{'nvidia' if number[0] == _NVIDIA else 'dri/renderD'}{number[1]}"
+        since = "attach" if number in attached else "create"
+        found.append(ContainerGpu(_GONE, gpu.partition(":")[2], path, since, gpu, gpu))
     return tuple(found)
 
 
@@ -65,18 +81,23 @@ def _node(unit: GpuDevice) -> str:
     return unit.nodes[0].path if unit.nodes[0].minor == unit.minor else f"/dev/nvidia{unit.minor}"
 
 
-def _units(numbers: frozenset[tuple[int, int]]) -> tuple[GpuDevice, ...]:
+def _units(numbers: frozenset[tuple[int, int]], given: tuple[GivenGpu, ...]) -> tuple[GpuDevice, ...]:
     env = own_environment()
     try:
-        return units_of(survey(env, ask=False).units, numbers)
+        units = survey(env, ask=False).units
+        return units_of(units, numbers.union(*[unit.numbers for unit in recorded_units(given, units)]))
     except GpurunError:  # a configuration that cannot be read is the doctor's business
         return ()
 
 
 def gpu_lines(gpus: tuple[ContainerGpu, ...]) -> list[str]:
     """A line for each of *gpus*."""
+
+    def more(gpu: ContainerGpu) -> str:
+        return f", where {gpu.given.partition(':')[2]} was given" if gpu.since == "moved" else words.get(gpu.since, "")
+
     words = {"attach": ", attached since", "hidden": ", whose node is not in its /dev", "inside": ", made in the container"}
-    return [f"{gpu.shown}: {gpu.node} {gpu.name}".rstrip() + words.get(gpu.since, "") for gpu in gpus]
+    return [f"{gpu.shown}: {gpu.node} {gpu.name}".rstrip() + more(gpu) for gpu in gpus]
 
 
 def driver_of_container(pid: int) -> str:

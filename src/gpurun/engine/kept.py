@@ -8,8 +8,10 @@ from gpurun.decimals import decimal
 from gpurun.errors import GpurunError
 from gpurun.linux.files import read_file, write_atomically
 
-#: What an older gpurun, which knew one maker of GPUs, has left out.
-_FIRST_MAJOR = "195"
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpurun.gpu.vendors import GivenGpu
+
 #: The record of a change of GPUs (:class:`gpurun.engine.gpus.attached.GpuChange`).
 CHANGE = "gpu-change"
 
@@ -36,23 +38,29 @@ def is_changing(root: str, container_id: str) -> bool:
     return posix.access(f"{root}/{container_id}/{CHANGE}", posix.F_OK)
 
 
-def save_gpus(root: str, container_id: str, numbers: tuple[tuple[int, int], ...]) -> None:
+def save_gpus(root: str, container_id: str, gpus: tuple[GivenGpu, ...]) -> None:
     """Keep which GPUs the container has, for what it is asked of their use; nothing is written when it has none."""
-    if numbers:
-        text = " ".join([f"{major}:{minor}" for major, minor in numbers])
-        write_atomically(f"{root}/{container_id}/gpus", text.encode(), 0o600)
+    if gpus:
+        text = " ".join([gpu.text for gpu in gpus])
+        write_atomically(f"{root}/{container_id}/gpus", text.encode("utf-8", "surrogateescape"), 0o600)
+
+
+def load_given(root: str, container_id: str) -> tuple[GivenGpu, ...]:
+    """The GPUs that :func:`save_gpus` has kept, or an older gpurun has.  Raises :class:`GpurunError` for a damaged file."""
+    from gpurun.gpu.vendors import read_given
+
+    path = f"{root}/{container_id}/gpus"
+    try:
+        return tuple([read_given(word) for word in read_file(path).decode("utf-8", "surrogateescape").split()])
+    except FileNotFoundError:
+        return ()
+    except ValueError:
+        raise GpurunError(f"{path} is damaged: it does not list GPUs") from None
 
 
 def load_gpus(root: str, container_id: str) -> tuple[tuple[int, int], ...]:
-    """(major, minor) of each that :func:`save_gpus` has kept.  Raises :class:`GpurunError` for a damaged file."""
-    try:
-        data = read_file(f"{root}/{container_id}/gpus")
-    except FileNotFoundError:
-        return ()
-    words = data.decode("utf-8", "surrogateescape").split()
-    pairs = [word.split(":") if ":" in word else [_FIRST_MAJOR, word] for word in words]
-    flat = _numbers(f"{root}/{container_id}/gpus", " ".join([number for pair in pairs for number in pair]))
-    return tuple(zip(flat[::2], flat[1::2], strict=False))
+    """(major, minor) of each of :func:`load_given`."""
+    return tuple([gpu.number for gpu in load_given(root, container_id)])
 
 
 def _numbers(path: str, text: str) -> tuple[int, ...]:

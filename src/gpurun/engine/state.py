@@ -6,7 +6,7 @@
     created     the journal of what gpurun makes in the rootfs for devices, undone by delete (:mod:`gpurun.ns.journal_store`)
     edits       the variables and groups that the container's devices brought, if any: exec gives them too
     exclusive   the CPUs that cgroups above leave to this one, and these cgroups
-    gpus        the numbers (major:minor) of the GPUs' device nodes, if it has any
+    gpus        of each device node of a GPU, if it has any, MAJOR:MINOR=MAKER:KEY (:class:`gpurun.gpu.vendors.GivenGpu`)
     attached    the GPUs that have come while it ran, and those that have gone (:mod:`gpurun.engine.gpus.attached`)
     gpu-change  the attach or detach that is being made, or whose process was killed
     seccomp     the flags and the program of the container's filter, if it has one, for exec

@@ -52,6 +52,11 @@ class GpuDevice(Record):
         return self.names[0] if self.names else self.key
 
     @property
+    def qualified(self) -> str:
+        """The key among the GPUs of all makers: MAKER:KEY."""
+        return f"{self.vendor}:{self.key}"
+
+    @property
     def gpu_key(self) -> str:
         """The key of the GPU that it is, or is a part of."""
         return self.parent or self.key

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posix
 
+from gpurun.decimals import decimal
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 #: The variable that names GPUs of every maker (:mod:`gpurun.gpu.visible`), and the only one for Intel's.
 EVERY_MAKER = "GPURUN_VISIBLE_DEVICES"
 AMD_UNKNOWN = "GPURUN_AMD_UNKNOWN"
+#: What a gpurun that knew one maker of GPUs has left out; one that knew several has written MAJOR:MINOR alone.
+_FIRST_MAJOR = "195"
+#: What MAKER:KEY is made of: a maker's name, a PCI address, numbers of parts.
+_KEY_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_:./-")
 #: The values of a switch that Go's strconv.ParseBool takes for true, as the makers' own tools read theirs.
 GO_TRUE = ("1", "t", "T", "TRUE", "true", "True")
 #: The values of such a variable: devices that the host does not have are an error, or are passed over with a warning.
@@ -76,6 +81,29 @@ class Vendor(Record):
     part: str = "part"
     link: str = "a link of their maker's"
     readings: bool = False
+
+
+class GivenGpu(Record):
+    """A device node of a GPU that a container was given: its numbers, and as MAKER:KEY which GPU that was.
+
+    The numbers say what the container can open, the key which GPU it was given: drivers give numbers anew when a GPU is
+    unbound from its driver and bound again.  *gpu* is empty for a node that somebody else has put into the config, and where
+    an older gpurun made the container.
+    """
+
+    major: int
+    minor: int
+    gpu: str = ""
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """(major, minor)."""
+        return self.major, self.minor
+
+    @property
+    def text(self) -> str:
+        """What :func:`read_given` reads: MAJOR:MINOR=MAKER:KEY, without the last part where that is not known."""
+        return f"{self.major}:{self.minor}" + (f"={self.gpu}" if self.gpu else "")
 
 
 VENDORS = (
@@ -162,15 +190,34 @@ def module(vendor: str, name: str) -> Any:
     return __import__(path, fromlist=[name])
 
 
-def gpu_numbers(nodes: Iterable[Device | DeviceNode | DeviceStep]) -> tuple[tuple[int, int], ...]:
-    """(major, minor) of the GPUs among device *nodes*, each once: by their numbers, for they may have any path."""
+def given_gpus(nodes: Iterable[Device | DeviceNode | DeviceStep]) -> tuple[GivenGpu, ...]:
+    """The GPUs among device *nodes*: of each that is known the node that computes, and every other node with the numbers of
+    a GPU's, for a node may have any path."""
     bounds = {vendor.numbers for vendor in VENDORS}
-    found = [
-        (n.major, n.minor)
-        for n in nodes
-        if n.type in ("c", "u") and any(n.major == major and first <= n.minor <= last for major, first, last in bounds)
-    ]
-    return tuple(dict.fromkeys(found))
+    known: dict[str, GivenGpu] = {}
+    others: dict[tuple[int, int], GivenGpu] = {}
+    cards: set[str] = set()
+    for n in nodes:
+        if n.type not in ("c", "u"):
+            continue
+        gpu: str = getattr(n, "gpu", "")
+        if gpu and (gpu not in known or gpu in cards):
+            known[gpu] = GivenGpu(n.major, n.minor, gpu)
+            cards = (cards - {gpu}) | ({gpu} if n.path.startswith("/dev/dri/card") else set())
+        elif not gpu and any(n.major == major and first <= n.minor <= last for major, first, last in bounds):
+            others[n.major, n.minor] = GivenGpu(n.major, n.minor)
+    numbers = {one.number for one in known.values()}
+    return (*known.values(), *[one for number, one in others.items() if number not in numbers])
+
+
+def read_given(word: str) -> GivenGpu:
+    """The record whose text is *word*, also as older gpuruns wrote it; raises ValueError for one that none has written."""
+    number, _, gpu = word.partition("=")
+    major, _, minor = number.rpartition(":")
+    pair = [decimal(digits) for digits in (major or _FIRST_MAJOR, minor)]
+    if pair[0] is None or pair[1] is None or not _KEY_CHARACTERS.issuperset(gpu):
+        raise ValueError(word)
+    return GivenGpu(pair[0], pair[1], gpu)
 
 
 def place(source: str) -> str:

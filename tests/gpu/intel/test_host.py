@@ -31,7 +31,7 @@ def test_a_container_is_given_nodes_links_and_groups_of_its_gpu_alone(tmp_path: 
     if not host.real_nodes:
         pytest.skip("device nodes need root")
     gpu = intel_gpus(str(tmp_path))[1]
-    made = drm_edits(((gpu.label, gpu.drm),))
+    made = drm_edits(((gpu.label, "intel:0", gpu.drm),))
     assert [(n.path, n.major, n.minor, n.file_mode, n.gid) for n in made.device_nodes] == [
         ("/dev/dri/card1", 226, 1, 0o660, 44),
         ("/dev/dri/renderD129", 226, 129, 0o660, 992),
@@ -41,12 +41,12 @@ def test_a_container_is_given_nodes_links_and_groups_of_its_gpu_alone(tmp_path: 
         ("pci-0000:04:00.0-render", "../renderD129"),
     ]
     assert (made.additional_gids, made.numa_nodes) == ((44, 992), (1,))
-    only = drm_edits(((gpu.label, gpu.drm),), cards=False)
+    only = drm_edits(((gpu.label, "intel:0", gpu.drm),), cards=False)
     assert ([n.path for n in only.device_nodes], only.additional_gids) == (["/dev/dri/renderD129"], (992,))
     assert [link.target for link in only.links] == ["../renderD129"]
     (tmp_path / "dev/dri/renderD129").chmod(0o666)
     gpu = intel_gpus(str(tmp_path))[1]
-    assert drm_edits(((gpu.label, gpu.drm),)).additional_gids == (44,)  # all may open the other one
+    assert drm_edits(((gpu.label, "intel:0", gpu.drm),)).additional_gids == (44,)  # all may open the other one
 
 
 def test_a_node_that_is_another_file_is_refused(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_node_that_is_another_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(node)
     gpu = intel_gpus(str(tmp_path))[0]
     with pytest.raises(GpuError, match=r"renderD128 is not the character device 226:128"):
-        drm_edits(((gpu.label, gpu.drm),), cards=False)
+        drm_edits(((gpu.label, "intel:0", gpu.drm),), cards=False)
 
 
 @pytest.mark.parametrize("text", ["99999999999999999999", "0xzz", "-5", "", "0x" + "f" * 40])

@@ -16,7 +16,7 @@ from gpurun.engine.site_config import read_site, site_path
 from gpurun.errors import ConfigError, StepError
 from gpurun.gpu.request.injected import has_gpus
 from gpurun.gpu.resolve import may_ask, may_share
-from gpurun.gpu.vendors import VENDORS, gpu_numbers
+from gpurun.gpu.vendors import VENDORS, given_gpus
 from gpurun.linux import procfs
 from gpurun.linux.files import read_file
 from gpurun.ns.namespaces import NAMESPACES
@@ -204,8 +204,8 @@ def plan_checked(
         granted += sharing.granted
         sharing.start()
     init = planned[1].init
-    numbers = gpu_numbers((*init.edits.device_nodes, *init.devices))
-    if granted == [] and numbers and posix.access(site_path(posix.environ), posix.F_OK):
+    given = given_gpus((*init.edits.device_nodes, *init.devices))
+    if granted == [] and given and posix.access(site_path(posix.environ), posix.F_OK):
         from gpurun.engine.gpus.leases import record_named_gpus
 
         return planned[0], record_named_gpus(planned[1], config, options.root, own_environment(), granted)

@@ -23,7 +23,7 @@ from gpurun.engine.clone.init import can_clone_init, clone_init
 from gpurun.engine.hook_output import open_outputs
 from gpurun.engine.plan.container import STAYS_WRITABLE, Plan
 from gpurun.errors import ConfigError, GpurunError, oserror_text
-from gpurun.gpu.vendors import gpu_numbers
+from gpurun.gpu.vendors import given_gpus
 from gpurun.launcher.fresh_interpreter import INIT_ENTRY
 from gpurun.linux import process as lp
 from gpurun.linux import procfs
@@ -298,7 +298,7 @@ def record(options: CreateOptions, plan: Plan, data: bytes, rollback: Rollback) 
     store.save(options.root, state)
     write_atomically(f"{directory}/config.json", data, 0o600)
     kept.save_edits(options.root, options.id, plan.init.edits.env, plan.init.edits.additional_gids)
-    kept.save_gpus(options.root, options.id, gpu_numbers((*plan.init.edits.device_nodes, *plan.init.devices)))
+    kept.save_gpus(options.root, options.id, given_gpus((*plan.init.edits.device_nodes, *plan.init.devices)))
     if plan.init.process.seccomp is not None:
         kept.save_seccomp(options.root, options.id, *plan.init.process.seccomp)
     return state

@@ -75,7 +75,7 @@ def map_gpus(
         raise ConfigError("process.env", f"{where} replaces GPUs that {DEVICES} names, and it names none")
     if is_free(value):
         raise ConfigError("process.env", f"{DEVICES}={clean(value)}: free GPUs are chosen anew: leave {where} out")
-    names = {str(index): name for index, name in saved.gpus}
+    names = {str(index): name for index, name in reversed(saved.gpus)}  # NVIDIA's come first, and an index is theirs
     chosen: dict[str, str] = {}
     for old, new in wanted.items():
         if old not in names and old not in names.values():

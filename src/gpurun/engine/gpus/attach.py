@@ -25,7 +25,7 @@ from gpurun.gpu.nvidia.request.records import DRIVER_CAPABILITIES
 from gpurun.gpu.request.free import read_free_request
 from gpurun.gpu.request.share import read_share
 from gpurun.gpu.resolve import Inquiry, gpu_edits, may_share, no_check
-from gpurun.gpu.vendors import VENDORS, Vendor, gpu_numbers, is_free, named, place
+from gpurun.gpu.vendors import VENDORS, Vendor, given_gpus, is_free, named, place
 from gpurun.hook.running import not_there
 from gpurun.linux.files import Fd
 from gpurun.record import replace
@@ -251,7 +251,7 @@ def _each_once(nodes: tuple[DeviceNode, ...]) -> tuple[DeviceNode, ...]:
 
 def _facts(one: Running) -> ExecFacts:
     env, gids = kept.load_edits(one.root, one.id)
-    return ExecFacts(env, gids, kept.load_gpus(one.root, one.id))
+    return ExecFacts(env, gids, kept.load_given(one.root, one.id))
 
 
 def _facts_after(
@@ -271,8 +271,8 @@ def _facts_after(
     gids = {*before.gids, *(edits.additional_gids if edits is not None else ())}
     keys = {unit.gpu_key for unit in having}
     mine = [unit for unit in survey(one.own_env, ask=False).units if unit.key in keys or unit in having]
-    numbers = gpu_numbers([DeviceNode(n.path, "", "c", n.major, n.minor) for unit in mine for n in unit.nodes])
-    return ExecFacts(entries, tuple(sorted(gids)), numbers)
+    nodes = [DeviceNode(n.path, "", "c", n.major, n.minor, gpu=unit.qualified) for unit in mine for n in unit.nodes[-1:]]
+    return ExecFacts(entries, tuple(sorted(gids)), given_gpus(nodes))
 
 
 def _listed_after(

@@ -146,8 +146,8 @@ def write_facts(one: Running, facts: ExecFacts) -> None:
             kept.save_edits(one.root, one.id, facts.env, facts.gids)
         else:
             unlink_if_there(f"{path}/edits")
-        if facts.numbers:
-            kept.save_gpus(one.root, one.id, facts.numbers)
+        if facts.given:
+            kept.save_gpus(one.root, one.id, facts.given)
         else:
             unlink_if_there(f"{path}/gpus")
     except OSError as e:

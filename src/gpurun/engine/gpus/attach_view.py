@@ -35,6 +35,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpurun.gpu.vendors import GivenGpu
+
     Numbers = tuple[int, int]
 
 #: Seconds that another change of the same container may take.
@@ -175,11 +177,29 @@ def units_had(
     keys = leased_keys(state, own_env)
     numbers |= frozenset([number for unit in units if unit.key in keys for number in unit.numbers])
     divided = whole_keys(units)
-    given = set(kept.load_gpus(root, state.id))
-    recorded = [unit for unit in units if unit.key not in divided and unit.nodes and given.issuperset(unit.numbers)]
+    given = kept.load_given(root, state.id)
+    recorded = [unit for unit in recorded_units(given, units) if unit.key not in divided]
     numbers |= frozenset([number for unit in recorded for number in unit.numbers])
     numbers |= nodes_of(state.pid, computes=True)
     return units_of(units, openable(programs, numbers & known))
+
+
+def recorded_units(given: tuple[GivenGpu, ...], units: tuple[GpuDevice, ...]) -> tuple[GpuDevice, ...]:
+    """Those of *units* with nodes that are in the record *given*.
+
+    The numbers say what a container can open.  The key counts beside them for a MIG device: the node of its GPU instance is
+    that of others as well and has none.
+    """
+    numbers = {one.number for one in given}
+    keys = {(one.number, one.gpu) for one in given}
+    return tuple(
+        [
+            unit
+            for unit in units
+            if unit.nodes
+            and (numbers.issuperset(unit.numbers) or any((number, unit.qualified) in keys for number in unit.numbers))
+        ]
+    )
 
 
 def is_called(unit: GpuDevice, word: str) -> bool:

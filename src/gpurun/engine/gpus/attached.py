@@ -16,6 +16,7 @@ from gpurun.engine import kept
 from gpurun.engine import state as store
 from gpurun.errors import GpurunError
 from gpurun.formats.jsontext import dumps
+from gpurun.gpu.vendors import GivenGpu
 from gpurun.linux.files import read_file, unlink_if_there, write_atomically
 from gpurun.oci.reader import as_object, parse_json
 from gpurun.record import Record
@@ -50,11 +51,11 @@ class Attached(Record):
 
 
 class ExecFacts(Record):
-    """What later commands tell of the container's GPUs: the variables and groups of each exec, the numbers for events."""
+    """What later commands tell of the container's GPUs: the variables and groups of each exec, and which GPUs it has."""
 
     env: tuple[str, ...] = ()
     gids: tuple[int, ...] = ()
-    numbers: tuple[tuple[int, int], ...] = ()
+    given: tuple[GivenGpu, ...] = ()
 
 
 class GpuChange(Record):
@@ -174,12 +175,16 @@ def _facts(document: dict[str, Any]) -> ExecFacts:
     return ExecFacts(
         tuple([str(entry) for entry in document["env"]]),
         tuple([_number(gid) for gid in document["gids"]]),
-        tuple([(_number(major), _number(minor)) for major, minor in document["numbers"]]),
+        tuple([GivenGpu(_number(major), _number(minor), *map(str, gpu)) for major, minor, *gpu in document["numbers"]]),
     )
 
 
 def _plain_facts(facts: ExecFacts) -> dict[str, Any]:
-    return {"env": list(facts.env), "gids": list(facts.gids), "numbers": [list(pair) for pair in facts.numbers]}
+    return {
+        "env": list(facts.env),
+        "gids": list(facts.gids),
+        "numbers": [[one.major, one.minor, one.gpu] for one in facts.given],
+    }
 
 
 def _number(value: object) -> int:

@@ -85,7 +85,7 @@ def _edits(gpus: tuple[AmdGpu, ...], asked: Inquiry, source: str) -> ContainerEd
 
 def device_edits(gpus: tuple[AmdGpu, ...], sysroot: str, source: str, cards: bool = True) -> ContainerEdits:
     """The edits of *gpus*, which *source* asked for, without card nodes if *cards* is false.  Raises :class:`GpuError`."""
-    each = tuple({gpu.key: (f"AMD GPU {gpu.index} ({source})", gpu.drm) for gpu in gpus}.values())
+    each = tuple({gpu.key: (f"AMD GPU {gpu.index} ({source})", f"amd:{gpu.key}", gpu.drm) for gpu in gpus}.values())
     made = drm_edits(each, cards)
     kfd = kfd_node(sysroot)
     if kfd is None or not kfd.exists:

@@ -11,35 +11,39 @@ if TYPE_CHECKING:
     from gpurun.gpu.host.reads import HostNode
 
 
-def drm_edits(devices: tuple[tuple[str, DrmDevice], ...], cards: bool = True) -> ContainerEdits:
-    """The edits for *devices*, each with what a reason calls it; without *cards* the render nodes alone, if it has one.
+def drm_edits(devices: tuple[tuple[str, str, DrmDevice], ...], cards: bool = True) -> ContainerEdits:
+    """The edits for *devices*, each with what a reason calls it and its MAKER:KEY; without *cards* the render nodes alone,
+    if it has one.
 
     Raises :class:`GpuError` for a device without its nodes on this host.
     """
     nodes: list[DeviceNode] = []
     links: list[Link] = []
-    for label, device in devices:
+    for label, gpu, device in devices:
         chosen = device.nodes if cards or device.render is None else (device.render,)
         if not chosen:
             raise GpuError(f"{label}: {device.path}/drm has no device node: the driver {device.driver} has not started it")
-        nodes += [host_device(node, label) for node in chosen]
+        nodes += [host_device(node, label, gpu) for node in chosen]
         texts = {f"../{node.path.rpartition('/')[2]}" for node in chosen}
         links += [Link(path, text, f"udev's name of {label}") for path, text in device.by_path if text in texts]
     return ContainerEdits(
         device_nodes=tuple(nodes),
         links=tuple(links),
         additional_gids=groups(nodes),
-        numa_nodes=tuple([device.numa_node for _, device in devices]),
+        numa_nodes=tuple([device.numa_node for _, _, device in devices]),
     )
 
 
-def host_device(node: HostNode, reason: str) -> DeviceNode:
-    """*node* as a container gets it: with the host's mode and group.  Raises :class:`GpuError` where it is not there."""
+def host_device(node: HostNode, reason: str, gpu: str = "") -> DeviceNode:
+    """*node*, which opens *gpu*, as a container gets it: with the host's mode and group.
+
+    Raises :class:`GpuError` where it is not there.
+    """
     if not node.exists:
         where = f"{node.host_path} is not the character device {node.major}:{node.minor}"
         raise GpuError(f"{reason}: {where}: `udevadm trigger` lets udev make it again")
     return DeviceNode(
-        node.path, node.host_path, "c", node.major, node.minor, file_mode=node.mode, gid=node.gid, reason=reason
+        node.path, node.host_path, "c", node.major, node.minor, file_mode=node.mode, gid=node.gid, reason=reason, gpu=gpu
     )
 
 

@@ -22,7 +22,7 @@ def generate(sysroot: str) -> CdiSpec:
         raise GpuError("no GPU of Intel's on this host: a CDI specification needs at least one device")
     devices = []
     for gpu in gpus:
-        edits = cdi_edits(drm_edits(((gpu.label, gpu.drm),)))
+        edits = cdi_edits(drm_edits(((gpu.label, gpu.qualified, gpu.drm),)))
         devices += [CdiDevice(name, edits) for name in gpu.cdi_names]
     spec = CdiSpec("", KIND, tuple(devices))
     return replace(spec, version=minimum_version(spec))

@@ -50,7 +50,7 @@ def cluster_gpus(sysroot: str) -> ClusterGpus:
 def _gpu(gpu: IntelGpu) -> ClusterGpu:
     unit, edits, why = as_device(gpu), None, ""
     try:
-        edits = cdi_edits(drm_edits(((gpu.label, gpu.drm),)))
+        edits = cdi_edits(drm_edits(((gpu.label, gpu.qualified, gpu.drm),)))
     except GpuError as e:
         why = str(e)
     capacity = (("millicores", _MILLICORES),)

@@ -35,6 +35,11 @@ class IntelGpu(Record):
         return self.drm.name
 
     @property
+    def qualified(self) -> str:
+        """Its key among the GPUs of all makers."""
+        return f"intel:{self.key}"
+
+    @property
     def label(self) -> str:
         """What a sentence calls it."""
         what = f"virtual function of {self.drm.physfn}" if self.drm.physfn else "GPU"

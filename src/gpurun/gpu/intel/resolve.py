@@ -48,7 +48,8 @@ def named_edits(asked: Inquiry, names: tuple[str, ...]) -> ContainerEdits:
         listed = ", ".join([gpu.label for gpu in gpus.values()]) or "none"
         raise GpuError(f"'{clean(lacking[0])}' ({place(EVERY_MAKER)}) is no GPU of Intel's on this host: there are {listed}")
     cards = next((entry for entry in reversed(asked.env) if entry.startswith("GPURUN_DRI_CARDS=")), "")
-    return drm_edits(tuple([(gpus[name].label, gpus[name].drm) for name in dict.fromkeys(names)]), not cards.endswith("=0"))
+    chosen = [gpus[name] for name in dict.fromkeys(names)]
+    return drm_edits(tuple([(gpu.label, gpu.qualified, gpu.drm) for gpu in chosen]), not cards.endswith("=0"))
 
 
 def _gpus(asked: Inquiry, value: str) -> ContainerEdits | None:

@@ -100,7 +100,9 @@ def _drm_edits(selected: tuple[Selected, ...]) -> ContainerEdits:
     """The DRM nodes of the GPUs that draw, their names by path, and the groups that may open them."""
     drm = [(s.gpu, n) for s in selected if _draws(s) for n in s.gpu.drm]
     return ContainerEdits(
-        device_nodes=tuple([_device_node(n, f"DRM node of GPU {g.index}, capability graphics or display") for g, n in drm]),
+        device_nodes=tuple(
+            [_device_node(n, f"DRM node of GPU {g.index}, capability graphics or display", gpu=_key(g)) for g, n in drm]
+        ),
         links=tuple([_drm_link(g, n) for g, n in drm]),
         additional_gids=tuple(sorted({n.gid for _, n in drm if n.gid and n.mode & 0o006 != 0o006})),
     )
@@ -156,11 +158,16 @@ def _warnings(driver: Driver, selected: tuple[Selected, ...], extras: tuple[str,
 
 def _gpu_node(selected: Selected, source: str) -> DeviceNode:
     gpu = selected.gpu
-    return _device_node(gpu.node, f"GPU {gpu.index} ({source})" if selected.whole else f"GPU {gpu.index} of a MIG device")
+    reason = f"GPU {gpu.index} ({source})" if selected.whole else f"GPU {gpu.index} of a MIG device"
+    return _device_node(gpu.node, reason, gpu=_key(gpu))
+
+
+def _key(gpu: Gpu) -> str:
+    return f"nvidia:{gpu.bus_id.lower()}"
 
 
 def _mig_nodes(selected: tuple[Selected, ...]) -> list[DeviceNode]:
-    """The capability nodes of the MIG devices, those of a GPU instance that several share once."""
+    """The capability nodes of the MIG devices, those of a GPU instance that several share once: they are of no device."""
     made: dict[str, DeviceNode] = {}
     for s in selected:
         for mig in s.mig:
@@ -169,8 +176,11 @@ def _mig_nodes(selected: tuple[Selected, ...]) -> list[DeviceNode]:
                     f"the MIG device MIG-{s.gpu.uuid}/{mig.gi}/{mig.ci} has no capability nodes: /proc/devices has no "
                     "nvidia-caps, or /proc/driver/nvidia-caps/mig-minors does not list it: run `nvidia-modprobe -m`"
                 )
-            for what, node in zip((f"GPU instance {mig.gi}", f"compute instance {mig.ci}"), mig.nodes, strict=True):
-                made.setdefault(node.path, _device_node(node, f"MIG capability of {what} of GPU {s.gpu.index}", node.mode))
+            of_gi = (f"GPU instance {mig.gi}", "")
+            of_ci = (f"compute instance {mig.ci}", f"{_key(s.gpu)}/{mig.gi}/{mig.ci}")
+            for (what, key), node in zip((of_gi, of_ci), mig.nodes, strict=True):
+                reason = f"MIG capability of {what} of GPU {s.gpu.index}"
+                made.setdefault(node.path, _device_node(node, reason, node.mode, key))
     return list(made.values())
 
 
@@ -194,10 +204,10 @@ def _control_node(node: HostNode) -> DeviceNode:
     return _device_node(node, reasons.get(node.path, "capability compute"), 0o666)
 
 
-def _device_node(node: HostNode, reason: str, mode: int | None = None) -> DeviceNode:
+def _device_node(node: HostNode, reason: str, mode: int | None = None, gpu: str = "") -> DeviceNode:
     gid = node.gid if mode is None else 0
     file_mode = node.mode if mode is None else mode
-    return DeviceNode(node.path, node.host_path, "c", node.major, node.minor, file_mode, 0, gid, "rw", reason)
+    return DeviceNode(node.path, node.host_path, "c", node.major, node.minor, file_mode, 0, gid, "rw", reason, gpu)
 
 
 def _drm_link(gpu: Gpu, node: HostNode) -> Link:
