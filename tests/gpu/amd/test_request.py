@@ -73,6 +73,7 @@ def test_pci_addresses(host: Host, tmp_path: Path) -> None:
         ((), None), (("AMD_VISIBLE_DEVICES=none",), None), (("AMD_VISIBLE_DEVICES=void",), None),
         (("AMD_VISIBLE_DEVICES=",), None), (("AMD_VISIBLE_DEVICES=0", "AMD_VISIBLE_DEVICES=1"), "1"),
         ((f"DOCKER_RESOURCE_GPU=0x{ID0}",), f"0x{ID0}"), (("DOCKER_RESOURCE_GPU=0",), None),
+        (("DOCKER_RESOURCE_AMD_GPU=0-1",), None), (("DOCKER_RESOURCE_AMD_GPU=all",), None),
         (("DOCKER_RESOURCE_GPU=GPU-be3d3f2a", "AMD_VISIBLE_DEVICES=0"), "0"),
         (("AMD_VISIBLE_DEVICES=0", f"DOCKER_RESOURCE_GPU={ID0},{ID1}"), f"{ID0},{ID1}"),
         (("AMD_VISIBLE_DEVICES=0", "DOCKER_RESOURCE_LICENCE=all"), "0"), (("AMD_VISIBLE_DEVICES",), None),

@@ -140,12 +140,20 @@ def test_what_an_environment_asks_for(tmp_path: Path, entry: str, indices: list[
         (("AMD_VISIBLE_DEVICES=all", f"DOCKER_RESOURCE_AMD=0xdeadbeefdeadbeef,{ID1}"), [1]),
         (("AMD_VISIBLE_DEVICES=0", "DOCKER_RESOURCE_GPU=0xdeadbeefdeadbeef"), [0]),
         (("AMD_VISIBLE_DEVICES=1", "DOCKER_RESOURCE_SSD=0"), [1]),
+        (("AMD_VISIBLE_DEVICES=1", "DOCKER_RESOURCE_SSD=all"), [1]),
+        (("AMD_VISIBLE_DEVICES=1", "DOCKER_RESOURCE_AMD_GPU=0"), [0]),
+        (("AMD_VISIBLE_DEVICES=1", "DOCKER_RESOURCE_amd=0-5"), [0, 1]),
+        (("DOCKER_RESOURCE_GPU=all", "AMD_VISIBLE_DEVICES=1"), [1]),
+        (("AMD_VISIBLE_DEVICES=1", "DOCKER_RESOURCE_GPU=all"), [0, 1]),
+        (("AMD_VISIBLE_DEVICES=1", f"DOCKER_RESOURCE_GPU=0,{ID1},7"), [0, 1]),
+        (("AMD_VISIBLE_DEVICES=1", "DOCKER_RESOURCE_GPU=0,GPU-be3d3f2a"), [1]),
+        (("AMD_VISIBLE_DEVICES=1", "DOCKER_RESOURCE_GPU=all,0"), [1]),
     ],
 )
 def test_swarms_variables_where_unknown_ids_are_passed_over(
     tmp_path: Path, env: tuple[str, ...], indices: list[int]
 ) -> None:
-    """A variable of Swarm's counts if it names ids alone and one of them is a GPU of this host."""
+    """A variable of Swarm's counts if it names ids alone and one is a GPU of this host; by index if it is of GPUs."""
     host = Host(tmp_path)
     for index, (pci, unique) in enumerate(((FIRST, ID0), (SECOND, ID1))):
         amd.gpu(host, index, pci, 128 + index, 0x74A1, {}, 0, unique_id=int(unique, 16))

@@ -1,8 +1,10 @@
 """Which of AMD's GPUs a container asks for: AMD_VISIBLE_DEVICES and Swarm's DOCKER_RESOURCE_*, with AMD's meaning.  Pure.
 
 Of these variables the last one in the environment counts, as with amd-container-runtime.  A variable of Swarm's may be
-about anything, so one counts only when all its words name GPUs of this host by unique id or PCI address.  PCI addresses are
-gpurun's addition: indices and render minors may change when the host starts again.
+about anything, so one counts only when all its words name GPUs of this host by unique id or PCI address.  AMD's runtime
+takes any variable of Swarm's, and indices: where unknown devices are passed over, gpurun does so for those whose names
+speak of GPUs or of AMD, so DOCKER_RESOURCE_SSD=3 is no GPU.  PCI addresses are gpurun's addition: indices and render minors
+may change when the host starts again.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 VARIABLE, SWARM = "AMD_VISIBLE_DEVICES", "DOCKER_RESOURCE_"
 #: Longer values are refused unread: the image writes them, and no host has that many GPUs.
 MAX_VALUE = 64 * 1024
+#: Resources of Swarm's with one of these in their names are GPUs: AMD's documents call theirs AMD_GPU.
+_GPU_RESOURCES = ("GPU", "AMD")
 _ALL = ("all", "All", "ALL")
 _NONE = ("", "none", "void")
 _INDEX_DIGITS = 8  # more hexadecimal digits are a unique id
@@ -44,14 +48,18 @@ def read_request(env: tuple[str, ...], gpus: tuple[AmdGpu, ...], ignore_unknown:
             continue
         if name == VARIABLE and len(value) > MAX_VALUE:
             raise ConfigError(place(name), f"is {len(value)} characters long, more than {MAX_VALUE} are not read")
-        if name == VARIABLE or _is_of_amd(value, gpus, ignore_unknown):
+        by_index = ignore_unknown and any(word in name[len(SWARM) :].upper() for word in _GPU_RESOURCES)
+        if name == VARIABLE or _is_of_amd(value, gpus, ignore_unknown, by_index):
             found = AmdRequest(value, name)
     return found if found is not None and found.value.strip() not in _NONE else None
 
 
-def _is_of_amd(value: str, gpus: tuple[AmdGpu, ...], ignore_unknown: bool) -> bool:
+def _is_of_amd(value: str, gpus: tuple[AmdGpu, ...], ignore_unknown: bool, by_index: bool) -> bool:
+    if by_index and value in _ALL:
+        return bool(gpus)
     words = value.split(",") if len(value) <= MAX_VALUE else []
-    there = [bool(_meant(word, gpus)) for word in words if _is_unique_id(word) or ":" in word]
+    devices = [word for word in words if _is_unique_id(word) or ":" in word or (by_index and _is_index(word))]
+    there = [bool(_meant(word, gpus)) for word in devices]
     return len(there) == len(words) and (any(there) if ignore_unknown else bool(there) and all(there))
 
 
@@ -95,6 +103,12 @@ def _meant(word: str, gpus: tuple[AmdGpu, ...]) -> list[AmdGpu]:
     if low is None or high is None:
         return []
     return [gpu for gpu in gpus if low <= gpu.index <= high]
+
+
+def _is_index(word: str) -> bool:
+    """Whether *word* is an index or a range of them."""
+    first, dash, last = word.partition("-")
+    return decimal(first) is not None and (not dash or decimal(last) is not None)
 
 
 def _is_unique_id(word: str) -> bool:
