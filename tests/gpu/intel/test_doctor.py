@@ -44,7 +44,9 @@ def test_a_healthy_host(arc: Host) -> None:
         ("Intel's GPUs", "note"),
         ("Intel's device nodes", "ok"),
         ("groups of Intel's nodes", "ok"),
+        ("limits of GPU memory", "note"),
     ]
+    assert "`uname -r`" in found[-1].text
     assert found[1].text.startswith(f"3: 0 = Intel Arc A770 ({intel.A770}), 1 = Intel Arc B580 ({intel.B580}), 2 = ")
     assert found[2].text == f"{intel.PF} is divided: containers get its virtual functions (1), not itself"
 
@@ -57,6 +59,48 @@ def test_a_healthy_host_with_accelerators(gaudi: Host) -> None:
         ("groups of Gaudi's nodes", "ok"),
     ]
     assert found[0].text == "2: 0 = 0000:19:00.0, 1 = 0000:1a:00.0"
+
+
+def test_limits_of_memory(arc: Host) -> None:
+    gpus = (intel.A770, intel.B580, intel.VF)
+    arc.write("sys/fs/cgroup/dmem.capacity", "\n".join([f"drm/{pci}/vram0 {1 << 33}" for pci in gpus[1:]]))
+    found = said(arc)["limits of GPU memory"]
+    assert f"does not count the memory of {intel.A770}: amdgpu and xe have it do so" in found.text
+    arc.write("sys/fs/cgroup/dmem.capacity", "\n".join([f"drm/{pci}/vram0 {1 << 33}" for pci in gpus]))
+    assert "limits of GPU memory" not in said(arc)
+
+
+def test_a_card_that_the_loaded_driver_does_not_take(arc: Host) -> None:
+    for pci, kind, driver in (
+        ("0000:09:00.0", "0x030000", ""),
+        ("0000:0a:00.0", "0x020000", ""),
+        ("0000:0b:00.0", "0x038000", "v"),
+    ):
+        for name, content in (("vendor", "0x8086"), ("device", "0xfd80"), ("class", kind)):
+            arc.write(f"sys/bus/pci/devices/{pci}/{name}", content)
+        if driver:
+            arc.link(f"sys/bus/pci/devices/{pci}/driver", "sys/bus/pci/drivers/vfio-pci")
+    notes = [one.text for one in examine(str(arc.path)) if "no driver" in one.text]
+    assert len(notes) == 1 and notes[0].startswith("0000:09:00.0 (device fd80)") and "`xe.force_probe=fd80`" in notes[0]
+
+
+def test_gpus_that_do_not_work(arc: Host) -> None:
+    quiet = len(examine(str(arc.path)))
+    i915, xe = (arc.path / f"sys/bus/pci/drivers/{path}" for path in (f"i915/{intel.A770}", f"xe/{intel.B580}"))
+    (i915 / "drm/card0/error").write_text("No error state collected\n")
+    (arc.path / "sys/class/devcoredump/devcd1").mkdir(parents=True)
+    (arc.path / "sys/class/devcoredump/devcd1/failing_device").symlink_to("../../../0000:99:00.0")
+    assert len(examine(str(arc.path))) == quiet
+    (i915 / "drm/card0/error").write_text("GPU HANG: ecode 12:1:85dffffb\n")
+    (xe / "survivability_mode").write_text("")
+    (arc.path / "sys/class/devcoredump/devcd1/failing_device").unlink()
+    (arc.path / "sys/class/devcoredump/devcd1/failing_device").symlink_to(f"../../../{intel.B580}")
+    texts = [f"{one.verdict}: {one.text}" for one in examine(str(arc.path)) if one.subject == "Intel's GPUs"]
+    assert any(text.startswith(f"note: {intel.A770} has hung") and "`echo 1 > " in text for text in texts)
+    assert any(
+        text.startswith(f"fail: {intel.B580} is in survivability mode") and "`fwupdmgr update`" in text for text in texts
+    )
+    assert any(text.startswith(f"note: {intel.B580} was reset within") for text in texts)
 
 
 def _without_drm(dev: Path) -> None:

@@ -9,6 +9,7 @@ from gpurun.gpu.host.drm import devices_of_driver
 from gpurun.gpu.host.finding import Finding
 from gpurun.gpu.host.node_doctor import examine_groups, examine_nodes
 from gpurun.gpu.host.reads import read_attribute
+from gpurun.gpu.leases.limits_doctor import examine_limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def examine(sysroot: str) -> list[Finding]:
     computing = [gpu.drm.render for gpu in gpus if gpu.drm.render is not None] + ([kfd] if kfd is not None else [])
     # ROCm opens all nodes but the cards before it chooses among the GPUs.
     nodes = examine_nodes(_NODES, computing, cards, _TRIGGER, _RULE, _CLOSED)
-    return [*found, *nodes, examine_groups(_GROUPS, computing, _RULE)]
+    groups = examine_groups(_GROUPS, computing, _RULE)
+    return [*found, *nodes, groups, examine_limits(sysroot, [gpu.pci for gpu in gpus])]
 
 
 def _kfd(kfd: HostNode | None) -> Finding:
