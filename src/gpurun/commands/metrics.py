@@ -13,8 +13,11 @@ from gpurun.commands.kubernetes_options import ended_by_late_gpus, host_of, list
 from gpurun.errors import GpurunError, strerror_lower
 from gpurun.gpu.nvidia.host.nvml import METRICS, find_nvml, query
 from gpurun.gpu.nvidia.host.nvml_watch import XidEvent
+from gpurun.gpu.readings import Readers
+from gpurun.gpu.vendors import present
 from gpurun.invocation import Invocation
 from gpurun.kubernetes.extra import need
+from gpurun.kubernetes.makers import NVIDIA
 from gpurun.output import write_stdout
 
 TYPE_CHECKING = False
@@ -41,6 +44,9 @@ class Reader:
         self._host = host_of(invocation)
         self._pods = invocation.option("pod-resources")
         self._counters = _counters(invocation)
+        self._sysroot = self._host.roots.sysroot
+        self._env = {"GPURUN_SYSROOT": self._sysroot}
+        self._readers = Readers(self._env, _TIMEOUT_S, self._say, figures=True)
         #: What the API server knows of pods, where it is to be asked.
         self.pods = _pods(invocation, self._say)
         self._name = invocation.option("node-name") or os.environ.get("NODE_NAME", "") or socket.gethostname()
@@ -49,6 +55,8 @@ class Reader:
         self._read_at = -1e9
         #: The last Xid of each GPU; None while nobody watches.
         self.xids: dict[str, int] | None = None
+        #: Called when there is a driver that tells of Xids.
+        self.watch_xids: Callable[[], None] = lambda: None
 
     def __call__(self) -> list[Sample]:
         """The samples of now, or of a moment ago."""
@@ -69,13 +77,24 @@ class Reader:
         from gpurun.kubernetes.pod_resources import SOCKET, owners
         from gpurun.metrics.fields import words
         from gpurun.metrics.gpus import gpu_samples
+        from gpurun.metrics.makers import kubelet_names, maker_samples
 
         counters = self._counters.now() if self._counters is not None else None
         asked = words(frozenset([one.field for one in counters.metrics])) if counters is not None else ()
-        try:
-            answer = query(find_nvml(self._host.roots), METRICS, _TIMEOUT_S, asked)
-        except GpurunError as e:
-            self._say(str(e))
+        here = [row.name for row in present(self._env)]
+        answer = None
+        if NVIDIA in here:
+            self.watch_xids()
+            try:
+                answer = query(find_nvml(self._host.roots), METRICS, _TIMEOUT_S, asked)
+            except GpurunError as e:
+                self._say(str(e))
+        elif not here:
+            self._say(
+                "no GPU: no driver of NVIDIA's, AMD's or Intel's is loaded on this host; `gpurun gpu doctor` says more"
+            )
+        found = self._readers.read()
+        if answer is None and not found.measured:
             return []
         try:
             having = owners(self._pods or SOCKET)
@@ -83,9 +102,11 @@ class Reader:
             self._say(str(e))
             having = ()
         having = self.pods.known(having) if self.pods is not None else having
-        if counters is None:
-            return gpu_samples(answer, self._name, having, self.xids)
-        return counters.chosen(gpu_samples(answer, self._name, having, self.xids, counters.labels))
+        names = kubelet_names(frozenset([one.vendor for one in having]) & frozenset(here) - {NVIDIA}, self._sysroot)
+        made = maker_samples(found, self._name, having, names)
+        labels = () if counters is None else (counters.labels,)
+        nvidia = gpu_samples(answer, self._name, having, self.xids, *labels) if answer is not None else []
+        return [*nvidia, *made] if counters is None else counters.chosen([*nvidia, *made])
 
     def _say(self, text: str) -> None:
         if text not in self._said:
@@ -121,7 +142,9 @@ def metrics(invocation: Invocation) -> int:
         ) from None
     reader.xids = {}
     watch = XidWatch(reader._host.roots, reader.xid)
-    watch.start()
+    reader.watch_xids = watch.begin
+    if NVIDIA in [row.name for row in present(reader._env)]:
+        watch.begin()
     if reader.pods is not None:
         reader.pods.start()
     shown = f"[{address}]" if ":" in address else address
@@ -157,9 +180,10 @@ def _counters(invocation: Invocation) -> CountersFile | None:
     """The file of ``--collectors``; None: everything that is served without one.  Raises :class:`GpurunError`."""
     from gpurun.metrics.counters import CountersFile
     from gpurun.metrics.fields import FIELDS, LABEL_FIELDS
+    from gpurun.metrics.makers import maker_fields
 
     path = invocation.option("collectors")
-    return CountersFile(path, FIELDS, LABEL_FIELDS) if path else None
+    return CountersFile(path, FIELDS | maker_fields(), LABEL_FIELDS) if path else None
 
 
 def _web(invocation: Invocation) -> Callable[[], Web]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from gpurun import log
 from gpurun.errors import GpurunError
@@ -29,6 +30,12 @@ class XidWatch:
     def start(self) -> None:
         """Begin to watch, in a thread that never keeps the process alive."""
         self._thread.start()
+
+    def begin(self) -> None:
+        """:meth:`start`, unless it has begun already."""
+        if self._thread.ident is None:
+            with suppress(RuntimeError):  # another thread was faster
+                self.start()
 
     def stop(self) -> None:
         """End it, and NVML's process; returns within seconds."""

@@ -19,7 +19,9 @@ from gpurun.record import Record, replace
 _LIMIT = 1 << 20  # bytes
 _FIELD = r'"(?:[^"]|"")*"|[^",]*'
 _LINE = re.compile(rf"({_FIELD}),({_FIELD}),({_FIELD})")
-_NAME = re.compile(r"DCGM_(FI|EXP)_[A-Z0-9_]+", re.ASCII)
+_NAME = re.compile(r"DCGM_(FI|EXP)_[A-Z0-9_]+|(gpu|pcie|hw)_[a-z0-9_]+", re.ASCII)
+#: What the names of one maker's figures begin with.
+_MAKERS = (("DCGM_",), ("gpu_", "pcie_"), ("hw_",))
 #: Names of dcgm-exporter 1.x → of today.
 LEGACY = {
     "dcgm_sm_clock": "DCGM_FI_DEV_SM_CLOCK",
@@ -49,17 +51,27 @@ class Counter(Record):
 
 
 class Counters(Record):
-    """A file: the metrics, the fields that are labels of all of them, and what was left out, as sentences."""
+    """A file: the metrics, the fields that are labels of all of them, what was left out, as sentences, and all fields that
+    it names."""
 
     metrics: tuple[Counter, ...]
     labels: tuple[str, ...]
     warnings: tuple[str, ...]
+    named: frozenset[str] = frozenset()
+
+    def _chosen_prefixes(self) -> tuple[str, ...]:
+        """Those of DCGM, which it always chooses, and of the makers of which it names some."""
+        chosen = [one for one in _MAKERS[1:] if any(name.startswith(one) for name in self.named)]
+        return (*_MAKERS[0], *[prefix for one in chosen for prefix in one])
 
     def chosen(self, samples: Iterable[Sample]) -> list[Sample]:
-        """Those of *samples* that the file names, in its order and words; what is no field of DCGM's stays as it is."""
+        """Those of *samples* that the file names, in its order and words.
+
+        What is no field of DCGM's stays as it is, unless the file names figures of that maker's exporter.
+        """
         found: dict[str, list[Sample]] = {}
         for sample in samples:
-            found.setdefault(sample.name if sample.name.startswith("DCGM_") else "", []).append(sample)
+            found.setdefault(sample.name if sample.name.startswith(self._chosen_prefixes()) else "", []).append(sample)
         made = [
             replace(sample, name=one.name, kind=one.kind, help=one.help)
             for one in self.metrics
@@ -81,6 +93,7 @@ def counters(data: bytes, source: str, metrics: Collection[str], labels: Collect
     made: list[Counter] = []
     kept: list[str] = []
     warnings: list[str] = []
+    named: set[str] = set()
     for number, line in enumerate(text.split("\n"), 1):
         line = line.removesuffix("\r")
         if not line or line.startswith("#"):
@@ -98,9 +111,12 @@ def counters(data: bytes, source: str, metrics: Collection[str], labels: Collect
             raise ConfigError(where, f'"{clean(name, 80)}" is no field of DCGM')
         if kind not in ("gauge", "counter", "label"):
             raise ConfigError(where, f'"{clean(kind, 80)}" is not gauge, counter or label')
+        named.add(field)
         if field not in (labels if kind == "label" else metrics):
             other = field in (metrics if kind == "label" else labels)
-            why = ("is no label here" if kind == "label" else "is only a label") if other else "cannot be had without DCGM"
+            why = f"cannot be had without {'DCGM' if field.startswith(_MAKERS[0]) else 'the library of its maker'}"
+            if other:
+                why = "is no label here" if kind == "label" else "is only a label"
             warnings.append(f"{where}: {name} {why} and is left out")
         elif name in [one.name for one in made] or (kind == "label" and field in kept):
             warnings.append(f"{where}: {name} is there already, this line is left out")
@@ -110,7 +126,7 @@ def counters(data: bytes, source: str, metrics: Collection[str], labels: Collect
             made.append(Counter(name, field, kind, help_text))
     if not made and not warnings:
         raise ConfigError(source, "names no field")
-    return Counters(tuple(made), tuple(kept), tuple(warnings))
+    return Counters(tuple(made), tuple(kept), tuple(warnings), frozenset(named))
 
 
 def _unquoted(text: str) -> str:

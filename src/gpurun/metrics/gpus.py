@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gpurun.kubernetes.makers import NVIDIA
 from gpurun.kubernetes.pod_resources import Owner
 from gpurun.metrics.fields import COPY, FREE, LABEL_FIELDS, LOAD, RESERVED, SENSORS, TOTAL, TRAFFIC, USED, XID
 from gpurun.metrics.samples import Sample
@@ -62,7 +63,7 @@ def _bus(bus_id: str) -> str:
 
 
 def _owned(common: Labels, names: set[str], owners: tuple[Owner, ...]) -> list[Labels]:
-    having = [owner for owner in owners if owner.device in names]
+    having = [owner for owner in owners if owner.vendor == NVIDIA and owner.device in names]
     return [(*common, ("container", o.container), ("namespace", o.namespace), ("pod", o.pod), *o.more) for o in having] or [
         common
     ]
