@@ -19,6 +19,7 @@ from tests.native.runtime import Runtime
 pytestmark = pytest.mark.native
 
 OLD = pytest.mark.not_on("runc 1.1", reason="has no id-mapped mounts")
+MAPPED = pytest.mark.takes("mount_setattr", "there are no id-mapped mounts")
 STAT = "stat -c '%u:%g' "
 
 
@@ -53,6 +54,7 @@ def mapped(bundle: Bundle, source: Path, *options: str, uid: Any = None, gid: An
     return bundle
 
 
+@MAPPED
 @OLD
 def test_own_maps_without_a_user_namespace(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
     b = bundle().capabilities("CAP_DAC_OVERRIDE").sh(STAT + "/tmp/file; touch /tmp/made")
@@ -64,6 +66,7 @@ def test_own_maps_without_a_user_namespace(runtime: Runtime, bundle: MakeBundle,
     assert (found.st_uid, found.st_gid) == (7, 8)
 
 
+@MAPPED
 @OLD
 @pytest.mark.parametrize("option", ["idmap", "ridmap"])
 def test_map_of_the_containers_user_namespace(runtime: Runtime, bundle: MakeBundle, source: Path, option: str) -> None:
@@ -76,6 +79,7 @@ def test_without_the_option_ids_stay(runtime: Runtime, bundle: MakeBundle, sourc
     assert runtime.output(mapped(bundle().user_namespace().sh(STAT + "/tmp/file"), source)) == "65534:65534\n"
 
 
+@MAPPED
 @OLD
 def test_one_source_with_two_maps(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
     b = bundle().user_namespace().sh(STAT + "/tmp/file; " + STAT + "/var/file")
@@ -85,6 +89,7 @@ def test_one_source_with_two_maps(runtime: Runtime, bundle: MakeBundle, source: 
     assert runtime.output(b).split() == ["1000:1001", "2000:3001"]
 
 
+@MAPPED
 @OLD
 @pytest.mark.parametrize("user_namespace", [False, True])
 def test_a_source_that_an_earlier_mount_has_made(
@@ -107,6 +112,7 @@ def test_a_late_source_that_is_not_there(runtime: Runtime, bundle: MakeBundle) -
     assert said in runtime.refused(b)
 
 
+@MAPPED
 @OLD
 def test_map_of_a_joined_user_namespace(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
     first = runtime.create(bundle().user_namespace())
@@ -120,6 +126,7 @@ def test_map_of_a_joined_user_namespace(runtime: Runtime, bundle: MakeBundle, so
 RUNC_LACKS = pytest.mark.not_on("runc", reason="has no such options: they are crun's, and Podman documents them")
 
 
+@MAPPED
 @RUNC_LACKS
 @pytest.mark.parametrize(
     ("option", "seen"),
@@ -134,6 +141,7 @@ def test_maps_among_the_options(runtime: Runtime, bundle: MakeBundle, source: Pa
     assert runtime.output(mapped(bundle().sh(STAT + "/tmp/file"), source, "rbind", option)) == f"{seen}\n"
 
 
+@MAPPED
 @RUNC_LACKS
 @pytest.mark.parametrize(
     ("option", "seen"),
@@ -147,6 +155,7 @@ def test_maps_relative_to_the_containers(runtime: Runtime, bundle: MakeBundle, s
     assert runtime.output(mapped(bundle().user_namespace().sh(STAT + "/tmp/file"), source, "rbind", option)) == f"{seen}\n"
 
 
+@MAPPED
 @RUNC_LACKS
 def test_a_relative_map_over_several_ranges(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
     b = bundle().user_namespace().sh(STAT + "/tmp/file")
@@ -155,6 +164,7 @@ def test_a_relative_map_over_several_ranges(runtime: Runtime, bundle: MakeBundle
     assert runtime.output(b) == "1000:1001\n"
 
 
+@MAPPED
 @RUNC_LACKS
 @pytest.mark.parametrize(("option", "below"), [("idmap", "0:0"), ("ridmap", "100000:100000")])
 def test_only_ridmap_maps_what_is_below_with_maps_among_the_options(
@@ -170,6 +180,7 @@ def test_only_ridmap_maps_what_is_below_with_maps_among_the_options(
         in_bed("umount", str(source / "below"))
 
 
+@MAPPED
 @RUNC_LACKS
 def test_mappings_of_the_mount_go_before_those_of_an_option(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
     b = bundle().sh(STAT + "/tmp/file")
@@ -177,6 +188,7 @@ def test_mappings_of_the_mount_go_before_those_of_an_option(runtime: Runtime, bu
     assert runtime.output(b) == "101000:201001\n"
 
 
+@MAPPED
 @OLD
 @pytest.mark.parametrize(("option", "below"), [("idmap", "0:0"), ("ridmap", "100000:100000")])
 def test_only_ridmap_maps_what_is_mounted_below(

@@ -61,6 +61,7 @@ def check(runtime: Runtime, b: Bundle, upper: Path) -> None:
     assert (upper / "upper/new").read_text() == "new\n"
 
 
+@pytest.mark.takes("fsconfig", "the options of an overlay must fit one page")
 @pytest.mark.not_on("runc", reason="gives mount(2) more than a page")
 @pytest.mark.skipif(KERNEL < (6, 7), reason="this kernel has no lowerdir+")
 @pytest.mark.parametrize("user_namespace", [False, True])

@@ -13,8 +13,9 @@ from tests.conftest import REPOSITORY, MakeBundle
 from tests.native.execs import FOREVER
 from tests.native.leaks import Leaks
 from tests.native.refusing import refuse
-from tests.native.runtime import Runtime
-from tests.simdriver import SimulatedDriver
+from tests.native.runtime import ENVIRONMENT, Runtime
+from tests.native.waiting import wait_until
+from tests.simdriver import SimulatedDriver, minor
 
 pytestmark = pytest.mark.native
 
@@ -155,3 +156,40 @@ def test_a_mount_on_another_ones_root(runtime: Runtime, bundle: MakeBundle) -> N
     seen = [line.split()[3].split(",") for line in done.out.splitlines()]
     assert len(seen) == 3 and "ro" in seen[0] and "ro" in seen[-1] and "size=128k" in seen[-1], done.text
     assert "Read-only file system" in done.err
+
+
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM])
+def test_exec_where_the_container_has_cgroups_of_its_own(runtime: Runtime, bundle: MakeBundle, error: int) -> None:
+    """Its cgroup itself can take no process then, whether one is born there or moved: the first process's takes it."""
+    if runtime.name == "runc":
+        pytest.skip("its threads cannot be made with EPERM, and on a hybrid machine it looks elsewhere")
+    container = runtime.start(bundle().sh(FOREVER))
+    path = container.cgroup()
+    directory = runtime.bed.cgroup(path)
+    (directory / "init").mkdir()
+    (directory / "init/cgroup.procs").write_text(str(container.pid))
+    wait_until(lambda: (directory / "cgroup.procs").read_text() == "")  # a sleep of the loop has ended
+    (directory / "cgroup.subtree_control").write_text("+hugetlb")
+    done = runtime("exec", container.id, "cat", "/proc/self/cgroup", preexec=refuse(("clone3",), error))
+    assert done.rc == 0 and "/init\n" in done.out, done
+
+
+@pytest.mark.gpurun_only
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM])
+def test_a_gpu_comes_and_goes(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver, error: int) -> None:
+    """The host's mounts stay as they are: our root directory is the host's then, and our mount namespace the container's."""
+    if not host.real_nodes:
+        pytest.skip("device nodes need root")
+    env = ENVIRONMENT | host.env
+    before, mounts = refuse(STOOD_IN, error), runtime.bed.mounts()
+    container = runtime.start(bundle().sh(FOREVER), env=env, preexec=before)
+    look = "ls /dev; grep 'libnvidia-ml.so' /proc/mounts; ls /proc/driver/nvidia/gpus | wc -l"
+    assert "nvidia" not in runtime("exec", container.id, "ls", "/dev").out
+    done = runtime("gpu", "attach", container.id, "0", env=env, preexec=before)
+    assert done.rc == 0, done
+    seen = runtime("exec", container.id, "sh", "-c", look).out
+    assert f"nvidia{minor(0, 2)}\n" in seen and f"nvidia{minor(1, 2)}\n" not in seen and " ro," in seen, seen
+    assert seen.endswith("\n1\n"), "what is masked of the other GPU is seen"
+    assert runtime("gpu", "detach", container.id, "0", env=env, preexec=before).rc == 0
+    assert f"nvidia{minor(0, 2)}\n" not in runtime("exec", container.id, "ls", "/dev").out
+    assert runtime.bed.mounts() == mounts

@@ -130,6 +130,7 @@ def _exists(root_fd: int, path: str) -> bool:
 
 def _open_sources(edits: ContainerEdits, bind_nodes: bool) -> _Sources:
     """Raises :class:`StepError` for what the host does not have."""
+    import_stand_ins()
     mounts: list[int] = []
     nodes: list[int] = []
     binds: list[tuple[int, ...]] = []
@@ -160,7 +161,10 @@ def _as_child(
 ) -> None:
     """In the container's mount namespace from here on: nothing is imported any more, and no program is run."""
     mount_fd, user_fd, host_fd, journal_fd = fds
-    import_stand_ins()
+    if lm.is_older_needed():
+        from gpurun.linux import older_mounts
+
+        older_mounts.root_namespace = posix.open("/proc/self/ns/mnt", posix.O_RDONLY | O_CLOEXEC)
     end_imports()
     prctl(PR_SET_DUMPABLE, 0)
     try:

@@ -18,7 +18,7 @@ from gpurun.linux import mount as lm
 from gpurun.linux.files import O_CLOEXEC, Fd
 from gpurun.linux.fs import O_DIRECTORY, O_PATH, PROC_SUPER_MAGIC, fstatfs_type, mount_id
 from gpurun.linux.mountinfo import mounts
-from gpurun.linux.process import CLONE_NEWNS, unshare
+from gpurun.linux.process import CLONE_NEWNS, setns, unshare
 from gpurun.linux.scm_rights import receive_with, send_with
 
 TYPE_CHECKING = False
@@ -54,6 +54,9 @@ OPTION_FLAGS = {
 _LABELS = ("context", "fscontext", "defcontext", "rootcontext")
 #: A directory and a file that every host has: where a child has the mount meanwhile.
 _DIRECTORY, _FILE = "/proc/fs", "/proc/version"
+
+#: A descriptor of the mount namespace that our root directory is of, where that is not our own; -1 where it is.
+root_namespace = -1
 
 
 def new_filesystem(
@@ -204,14 +207,33 @@ def _flags(fd: int, attr_set: int, attr_clr: int) -> int:
     return flags
 
 
+def _enter_own_namespace() -> None:
+    """A mount namespace of this process alone, from which nothing gets to another one.
+
+    Its root directory is of that namespace then.  Were it another's (:data:`root_namespace`), the kernel would cut *its*
+    mounts off: that takes no more than CAP_SYS_ADMIN there (mount(2), MS_PRIVATE).  Raises OSError, EOPNOTSUPP for that.
+    """
+    if root_namespace >= 0:
+        setns(root_namespace, CLONE_NEWNS)
+    before = _root_mount()
+    unshare(CLONE_NEWNS)
+    if _root_mount() == before:  # a copy has another number
+        raise OSError(EOPNOTSUPP, posix.strerror(EOPNOTSUPP), "/")
+    lm.mount("", "/", "", lm.MS_PRIVATE | lm.MS_REC)
+
+
+def _root_mount() -> str:
+    with Fd(posix.open("/", O_PATH | O_DIRECTORY | O_CLOEXEC)) as root:
+        return mount_id(root)
+
+
 def _in_own_namespace(make: Callable[[], tuple[int, int]]) -> tuple[int, int]:
     """What *make* returns, a descriptor and an errno, called in a child in a mount namespace of its own.  Raises OSError."""
     ours, its = socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC)
     pid = posix.fork()
     if pid == 0:
         try:
-            unshare(CLONE_NEWNS)
-            lm.mount("", "/", "", lm.MS_PRIVATE | lm.MS_REC)
+            _enter_own_namespace()
             fd, errno = make()
             send_with(its, bytes([errno]), (fd,))
         except OSError as e:

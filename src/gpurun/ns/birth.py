@@ -9,6 +9,7 @@ goes the same way.
 from __future__ import annotations
 
 import posix
+from errno import EBUSY, ENODEV, ENOENT, EOPNOTSUPP
 
 from gpurun.linux.files import O_CLOEXEC, Fd
 from gpurun.linux.process import BornElsewhere, clone3
@@ -16,6 +17,9 @@ from gpurun.linux.process import BornElsewhere, clone3
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+#: What the kernel says of a cgroup that can take no process: controllers are on for those below it, or it has been removed.
+CANNOT_TAKE = (EBUSY, ENOENT, ENODEV, EOPNOTSUPP)
 
 
 def clone_into(flags: int, cgroup_fd: int, move: Callable[[int, int], None]) -> tuple[int, int]:

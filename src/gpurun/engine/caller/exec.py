@@ -14,7 +14,7 @@ from gpurun.cgroup import control
 from gpurun.engine import kept, messages
 from gpurun.engine import state as store
 from gpurun.engine.caller.children import end_all_children, kill_child
-from gpurun.engine.caller.exec_cgroup import open_cgroups, without_way_up
+from gpurun.engine.caller.exec_cgroup import move_process, open_cgroups, without_way_up
 from gpurun.engine.caller.lifecycle import wait_foreground
 from gpurun.engine.clone.setter import clone_setter, may_clone_setter
 from gpurun.engine.signals import block_signals
@@ -143,14 +143,12 @@ class _Exec:
                 cgroups[name] = -1
 
         def move(name: str, pid: int, dead: int) -> None:
-            from gpurun.cgroup.manager import add_process
-
             self.made.append(pid)
             if dead:  # else none was born where it belongs (gpurun.ns.birth)
                 posix.waitpid(dead, 0)
             found = dict(zip(cgroups, open_cgroups(state, self.options.cgroup), strict=True))
             try:
-                add_process(found[name], pid, state.cgroup)
+                move_process(found, name, pid, state.cgroup)
             finally:
                 for fd in found.values():
                     if fd >= 0:
@@ -299,13 +297,11 @@ class _Conversation:
         others do."""
         if self.setter:
             return False
-        from gpurun.cgroup.manager import add_process
-
         moved, dead, index = numbers
         self.made.append(messages.check_child(moved))
         if dead:  # else none was born where it belongs (gpurun.ns.birth)
             posix.waitpid(messages.check_child(dead), 0)
-        add_process(self.cgroups[self.files[index]], moved, self.state.cgroup)
+        move_process(self.cgroups, self.files[index], moved, self.state.cgroup)
         return True
 
     def _child(self, numbers: tuple[int, ...]) -> bool:

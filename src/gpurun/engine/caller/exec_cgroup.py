@@ -17,6 +17,7 @@ from gpurun.linux.fs import (
 )
 from gpurun.linux.mount import MOUNT_ATTR_RDONLY
 from gpurun.linux.procfs import cgroups
+from gpurun.ns.birth import CANNOT_TAKE
 from gpurun.ns.mount import import_stand_ins, private_copy
 
 TYPE_CHECKING = False
@@ -54,6 +55,23 @@ def open_cgroups(state: store.State, sub: str) -> tuple[int, int]:
         if cgroup < 0:
             raise StepError("open the cgroup", state.cgroup, ENOENT) from None
         return cgroup, -1
+
+
+def move_process(cgroups: dict[str, int], name: str, pid: int, path: str) -> None:
+    """Move the process *pid* into the cgroup *name* of *cgroups*, where it could not be born; *path* is the container's, for
+    the error.
+
+    As at a birth, it goes to ``other_cgroup`` where the container's own can take none.  Raises :class:`StepError`.
+    """
+    from gpurun.cgroup.manager import add_process  # the usual process is born there
+
+    try:
+        add_process(cgroups[name], pid, path)
+    except StepError as e:
+        other = cgroups.get("other_cgroup", -1)
+        if name != "cgroup" or other < 0 or e.errno not in CANNOT_TAKE:
+            raise
+        add_process(other, pid, path)
 
 
 def without_way_up(cgroup: int) -> int:

@@ -16,7 +16,6 @@ moment, in any runtime; here they gain nothing by that: it has been born with wh
 from __future__ import annotations
 
 import posix
-from errno import EBUSY, ENODEV, ENOENT, EOPNOTSUPP
 
 from gpurun.engine import messages
 from gpurun.engine.inside.enter_process import (
@@ -37,7 +36,7 @@ from gpurun.linux import sched
 from gpurun.linux.files import O_CLOEXEC
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.process import join_session_keyring
-from gpurun.ns.birth import clone_into
+from gpurun.ns.birth import CANNOT_TAKE, clone_into
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -151,7 +150,7 @@ def clone_into_cgroup(fds: ExecDescriptors, relation: int, move: Callable[[str, 
             try:
                 return clone("cgroup", fds.cgroup)
             except OSError as e:
-                if fds.other_cgroup < 0 or e.errno not in (EBUSY, ENOENT, ENODEV, EOPNOTSUPP):
+                if fds.other_cgroup < 0 or e.errno not in CANNOT_TAKE:
                     raise
         return clone("other_cgroup", fds.other_cgroup)
 
