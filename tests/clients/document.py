@@ -50,12 +50,13 @@ ROOTLESS_TEXT = """\
 The same operations, by `make test-clients-rootless`: each `podman`, and the Docker daemon, is a user's with ids of its own
 in /etc/subuid. Podman's user has a cgroup delegated, without controllers; without systemd Docker gives a user's containers
 none. A test fails where crun or runc passes and gpurun or gpurun-fast does not, where no runtime passes, and where their
-lines are not those of runc but for a listed difference.
+lines are not those of runc but for a listed difference. **-** in the last column: not compared, or runc does not pass.
 """
 NESTED_TEXT = """\
 The same operations, by `make test-clients-nested`, in a privileged container that gpurun runs: a CI runner's docker:dind,
 and with a user namespace of its own what sysbox makes. The daemons, the clients and the runtimes are in there. The rules are
-those of the part above. With GPUs through both layers: `tests/clients/test_nested.py`.
+those of the part above. crun 1.8.1 fails in all of them on a host whose root lacks CAP_SYS_RESOURCE: it raises a limit for
+its device program. With GPUs through both layers: `tests/clients/test_nested.py`.
 """
 TITLES = {"docker": "Docker", "podman": "Podman", "cri": "A kubelet's containerd (CRI)"}
 #: Outer container (tests/clients/nested_bed.py) → the title of its tables.
@@ -114,8 +115,12 @@ def table(title: str, version: str, mine: list[dict[str, Any]], planned: int) ->
     for o in run:
         reasons = o.get("reasons") or []
         compared = "but for: " + "; ".join(reasons) if reasons else "same"
-        if o["outcome"] != "passed" or o.get("peer") != "pass":
-            compared = "-" if o["outcome"] == "passed" else "**differs**"
+        if all(o.get(key) == "fail" for key in columns):
+            compared = "-"
+        elif o["outcome"] != "passed":
+            compared = "**differs**"
+        elif o.get("peer") != "pass" or "reasons" not in o:
+            compared = "-"
         lines.append(f"| {' | '.join([escape(o['name']), *[o.get(key, '-') for key in columns], escape(compared)])} |")
     left: dict[str, list[str]] = {}
     for o in mine:
