@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     interruptible = False
     try:
         interruptible = _raise_interrupts()
-        code = _told(words[0].rpartition("/")[2] if words else "", words[1:])
+        code = _run_reporting_errors(words[0].rpartition("/")[2] if words else "", words[1:])
     except KeyboardInterrupt:
         code = 130
     if interruptible:
@@ -41,14 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _told(name: str, words: list[str]) -> int:
-    """:func:`_called`; what it raises is told.  Raises KeyboardInterrupt alone."""
+def _run_reporting_errors(name: str, words: list[str]) -> int:
+    """:func:`_run_program`; what it raises is told.  Raises KeyboardInterrupt alone."""
     try:
-        return _called(name, words)
+        return _run_program(name, words)
     except KeyboardInterrupt:
         raise
     except BaseException as e:
-        return _failed(e)
+        return _report_error(e)
 
 
 def _raise_interrupts() -> bool:
@@ -65,7 +65,7 @@ def _raise_interrupts() -> bool:
     return True
 
 
-def _called(name: str, words: list[str]) -> int:
+def _run_program(name: str, words: list[str]) -> int:
     """Run the command line *words* of the program *name*."""
     site = None
     if name.startswith(("nvidia-", "amd-")):  # a link with the name of a maker's program; each has a command line of its own
@@ -110,7 +110,7 @@ def _run(words: list[str], site: tuple[Any, str] | None) -> int:
     if log.debugging():  # words after the first may be secrets
         log.debug(f"{invocation.command} {' '.join(invocation.args[:1])} (state in {invocation.globals.root})")
     if invocation.command in _BY_NAME and (not invocation.globals.root_given or "gpus" in invocation.options):
-        invocation = _named(invocation)
+        invocation = _resolve_name(invocation)
     try:
         return handler(invocation.command)(invocation)
     except ContainerNotFound as e:
@@ -125,7 +125,7 @@ def _run(words: list[str], site: tuple[Any, str] | None) -> int:
         raise GpurunError(f"{e}{place}") from None
 
 
-def _named(invocation: Invocation) -> Invocation:
+def _resolve_name(invocation: Invocation) -> Invocation:
     """*invocation* with the id in the place of a name that a person has typed: looked up where no container has that id."""
     word, root = invocation.args[0], invocation.globals.root
     if not word or invocation.flag("regex") or ("/" not in word and posix.access(f"{root}/{word}", posix.F_OK)):
@@ -157,7 +157,7 @@ def open_standard_descriptors() -> None:
             posix.set_inheritable(posix.open("/dev/null", posix.O_RDWR), True)  # the lowest free number: *fd*
 
 
-def _failed(error: BaseException) -> int:
+def _report_error(error: BaseException) -> int:
     """Tell *error* to the log and stderr, and return the exit code."""
     if log.debugging() and not isinstance(error, (GpurunError, SystemExit)):
         log.debug(_traceback(error))

@@ -197,7 +197,7 @@ def oserror_text(error: OSError) -> str:
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
-def escaped(text: str, keep: str = "") -> str:
+def escape(text: str, keep: str = "") -> str:
     """*text* on one line, without what a terminal or a reader of records would take for its own, or would not show: control
     and format characters (also those that change the direction of a text), other blanks than the space, bytes that are no
     UTF-8, ``"`` and ``\\``.  What is in *keep* stays as it is."""
@@ -217,7 +217,7 @@ def _escape(c: str) -> str:
 
 def clean(text: str, limit: int = 200) -> str:
     """*text* of an image, clean enough for a message or a log: control characters escaped, cut at *limit* characters."""
-    found = escaped(text, keep='"')
+    found = escape(text, keep='"')
     return found if len(found) <= limit else found[:limit] + "..."
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import posix
 import time
 
-from gpurun.errors import GpurunError, escaped, oserror_text
+from gpurun.errors import GpurunError, escape, oserror_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def error(message: str, bare: bool = False, kind: str = "") -> None:
     if not bare:
         _put("error", message)
     if bare or elsewhere:
-        _write(_STDERR, escaped(message, keep='"\\') + "\n")
+        _write(_STDERR, escape(message, keep='"\\') + "\n")
 
 
 def warning(message: str) -> None:
@@ -137,7 +137,7 @@ def record(level: str, message: str) -> str:
 
         return f'{{"level":"{level}","msg":{quote(message)},"time":"{now()}"}}\n'
     if _Log.fd == _STDERR and posix.isatty(_STDERR):
-        shown = escaped(message, keep='"\\')
+        shown = escape(message, keep='"\\')
         if posix.environ.get(b"NO_COLOR") or posix.environ.get(b"TERM") == b"dumb":  # https://no-color.org
             return f"{_TTY_NAMES[level]}[0000] {shown}\n"
         return f"\x1b[{_COLOURS[level]}m{_TTY_NAMES[level]}\x1b[0m[0000] {shown}\n"
@@ -145,7 +145,7 @@ def record(level: str, message: str) -> str:
 
 
 def _text(level: str, message: str) -> str:
-    return f'time="{now()}" level={level} msg="{escaped(message)}"\n'
+    return f'time="{now()}" level={level} msg="{escape(message)}"\n'
 
 
 def _copy(level: str, message: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.errors import GpurunError, escaped, strerror_lower
+from gpurun.errors import GpurunError, escape, strerror_lower
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def write_stdout(text: str) -> None:
     For texts whose lines are known (JSON, help).  Lines that hold what others have written go through :func:`write_lines`.
     Raises :class:`GpurunError` when the reader is gone or the disk is full.
     """
-    write_document(escaped(text, _KEPT))
+    write_document(escape(text, _KEPT))
 
 
 def write_lines(lines: Iterable[str]) -> None:
@@ -53,7 +53,7 @@ def write_stderr(text: str) -> None:
 
 def one_line(text: str) -> str:
     """*text* as people are shown it: on one line, control and format characters escaped."""
-    return escaped(text, '"\\')
+    return escape(text, '"\\')
 
 
 def _write(data: bytes) -> None:

@@ -208,7 +208,7 @@ def test_files_that_are_mapped(made: tuple[list[str], list[str]]) -> None:
     text = "".join(f"7f00-7f01 r-xp 00000000 08:01 7   {path}\n" for path in mapped)
     data = ("7ffe-7fff rw-p 00000000 00:00 0   [stack]\n" + text).encode("utf-8", "surrogateescape")
     with patch.object(checkpoint_devices, "read_file", lambda path, limit: data):
-        used = checkpoint_devices._used((0,), points)
+        used = checkpoint_devices._points_in_use((0,), points)
     assert used == tuple(p for p in points if any(path == p or path.startswith(p + "/") for path in mapped))
 
 

@@ -20,7 +20,7 @@ from gpurun.commands import gpu, gpu_explain, gpu_leases, gpu_list, tables
 from gpurun.commands.all_containers import Listed, as_json, rows
 from gpurun.commands.control import ps_lines
 from gpurun.commands.stats import row, stats_table
-from gpurun.errors import clean, escaped
+from gpurun.errors import clean, escape
 from gpurun.formats.jsontext import dumps, quote, visible
 from gpurun.gpu.host.finding import Finding
 from gpurun.gpu.leases.lease import Lease, Leased
@@ -270,7 +270,7 @@ def test_json_says_the_same_by_other_characters(c: str) -> None:
     assert json.loads(quote(f"a{c}b")) == f"a{c}b" and quote(c).isprintable()
     document = json.dumps({"k": f"a{c}"}, ensure_ascii=False)
     assert visible(document).isprintable() and json.loads(visible(document)) == {"k": f"a{c}"}
-    assert escaped(c).isprintable() and escaped(c) != c
+    assert escape(c).isprintable() and escape(c) != c
 
 
 def test_bytes_that_are_no_utf_8(capfd: pytest.CaptureFixture[str]) -> None:

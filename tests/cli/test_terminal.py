@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.cli.terminal import folded
+from gpurun.cli.terminal import fold
 from tests.native.bundle import base_config
 from tests.simdriver import Options, SimulatedDriver, make
 
@@ -133,7 +133,7 @@ def test_no_color(env: dict[str, str], coloured: bool) -> None:
 
 
 def test_folded() -> None:
-    assert folded("a b\n", 0) == "a b\n" and folded("a b\n", 3) == "a b\n"
-    assert folded("  mounts  /a/very/long/path   (why)\n", 20) == "  mounts\n      /a/very/long/path\n      (why)\n"
-    assert folded("x\n\nlong words here\n", 10, 2) == "x\n\nlong words\n  here\n"
-    assert folded("--one-option-name-with-hyphens\n", 10) == "--one-option-name-with-hyphens\n"
+    assert fold("a b\n", 0) == "a b\n" and fold("a b\n", 3) == "a b\n"
+    assert fold("  mounts  /a/very/long/path   (why)\n", 20) == "  mounts\n      /a/very/long/path\n      (why)\n"
+    assert fold("x\n\nlong words here\n", 10, 2) == "x\n\nlong words\n  here\n"
+    assert fold("--one-option-name-with-hyphens\n", 10) == "--one-option-name-with-hyphens\n"

@@ -109,8 +109,8 @@ def test_an_id_that_is_there_is_looked_up_nowhere(engine: Runtime, web: Containe
 
     monkeypatch.setattr(containers, "with_name", with_name)
     there = Invocation("state", (web.id,), {}, Globals(str(engine.root)))
-    assert __main__._named(there) is there and not asked
+    assert __main__._resolve_name(there) is there and not asked
     regex = Invocation("kill", ("web.*",), {"regex": True}, Globals(str(engine.root)))
-    assert __main__._named(regex) is regex and not asked
+    assert __main__._resolve_name(regex) is regex and not asked
     missing = Invocation("state", ("web",), {}, Globals(str(engine.root)))
-    assert __main__._named(missing) is missing and asked == [missing]
+    assert __main__._resolve_name(missing) is missing and asked == [missing]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import GpuError
-from gpurun.gpu.offers import generate_advice, idle_cards, no_card, offered
+from gpurun.gpu.offers import generate_advice, idle_cards, no_card, offers_text
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from gpurun.gpu.vendors import named
 from tests.simcards import Host, amd, intel
@@ -76,7 +76,7 @@ def test_a_mistake_about_a_makers_own_gpus_tells_of_no_others(tmp_path: Path) ->
             gpu_edits(Inquiry((asked,), {}, False, host.env))
         assert "ask with" not in str(raised.value)
     both = "; this host has 2 GPUs of NVIDIA's (ask with NVIDIA_VISIBLE_DEVICES) and 2 GPUs of AMD's"
-    assert offered(host.env).startswith(both)
+    assert offers_text(host.env).startswith(both)
 
 
 def test_cards_that_no_driver_has(tmp_path: Path) -> None:

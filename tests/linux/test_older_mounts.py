@@ -38,6 +38,6 @@ def test_options(
         made.append((given, more))
         return 7
 
-    monkeypatch.setattr(older_mounts, "mounted", mounted)
+    monkeypatch.setattr(older_mounts, "mount_detached", mounted)
     assert older_mounts.new_filesystem("tmpfs", options, 0, "tmpfs") == 7
     assert made == [(("tmpfs", flags, data, 0, "tmpfs"), {"layers": ()})]

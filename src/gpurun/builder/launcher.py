@@ -96,7 +96,7 @@ def read_sources(package: Path = PACKAGE) -> dict[str, bytes]:
     return found
 
 
-def packed(sources: Mapping[str, bytes]) -> bytes:
+def pack_sources(sources: Mapping[str, bytes]) -> bytes:
     """*sources* as the launcher carries them, for a Python that its bytecode is not for."""
     return zlib.compress(marshal.dumps(dict(sources), 2), 9)  # version 2 is read by every Python 3
 
@@ -164,7 +164,7 @@ def assemble(
         more, which = compile_library(name, sources)
         library |= {n: (*body.add(marshal.dumps(code)), which[n], ()) for n, code in more.items()}
 
-    carried = packed(sources)
+    carried = pack_sources(sources)
     build = build_name(sources)
     tag = tag or str(sys.implementation.cache_tag)
 

@@ -68,11 +68,11 @@ def _closure(files: dict[str, Path], roots: tuple[str, ...]) -> set[str]:
         if module in found or module not in files:
             continue
         found.add(module)
-        todo += [module.rpartition(".")[0], *_imported(module, files[module])]
+        todo += [module.rpartition(".")[0], *_imports_of(module, files[module])]
     return found
 
 
-def _imported(module: str, path: Path) -> Iterator[str]:
+def _imports_of(module: str, path: Path) -> Iterator[str]:
     """What *module* imports anywhere in its text: names of modules, and some of what is in them."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(path.read_bytes())):

@@ -123,7 +123,7 @@ def _spec(value: Any) -> CdiSpec:
     if version not in VERSIONS:
         raise ConfigError("cdiVersion", f'invalid version "{version}", known are {VERSIONS[2]} to {VERSIONS[-1]}')
     kind = _text(obj, "kind", "", required=True)
-    _named("kind", kind_problem(kind))
+    _refuse("kind", kind_problem(kind))
     devices = get_array(obj, "devices", "", _device)
     if not devices:
         raise ConfigError("devices", "is empty, a specification needs at least one device")
@@ -142,7 +142,7 @@ def _spec(value: Any) -> CdiSpec:
 def _device(value: Any, where: str) -> CdiDevice:
     obj = _object(value, where, ("name", "annotations", "containerEdits"))
     name = _text(obj, "name", where, required=True)
-    _named(child(where, "name"), device_problem(name))
+    _refuse(child(where, "name"), device_problem(name))
     edits = _edits(obj, where)
     if edits == CdiEdits():
         raise ConfigError(child(where, "containerEdits"), "is empty, a device must edit something")
@@ -253,7 +253,7 @@ def _annotations(parent: dict[str, Any], where: str) -> tuple[tuple[str, str], .
     obj = _object(value, path)
     pairs = []
     for key in obj:
-        _named(child(path, key), annotation_problem(key))
+        _refuse(child(path, key), annotation_problem(key))
         pairs.append((key, _as_text(obj[key], child(path, key))))
     if sum([len(k.encode()) + len(v.encode("utf-8", "replace")) for k, v in pairs]) > _MAX_ANNOTATIONS:
         raise ConfigError(path, f"is larger than {_MAX_ANNOTATIONS // 1024} KiB")
@@ -282,7 +282,7 @@ def _is_name(text: str, middle: str, longest: int) -> bool:
     )
 
 
-def _named(where: str, problem: str) -> None:
+def _refuse(where: str, problem: str) -> None:
     if problem:
         raise ConfigError(where, problem)
 

@@ -190,13 +190,13 @@ def combine(first: ContainerEdits, second: ContainerEdits) -> ContainerEdits:
     values: dict[str, Any] = {}
     for name in ContainerEdits._fields:
         one, two = getattr(first, name), getattr(second, name)
-        values[name] = _joined(one + two) if isinstance(one, tuple) else two or one
+        values[name] = _join(one + two) if isinstance(one, tuple) else two or one
     if first.image_files and second.image_files:
         values["image_files"] = conf_files(values["ldcache"])  # each has files of its own libraries alone
     return ContainerEdits(**values)
 
 
-def _joined(items: tuple[Any, ...]) -> tuple[Any, ...]:
+def _join(items: tuple[Any, ...]) -> tuple[Any, ...]:
     found: dict[Any, Any] = {}
     for item in items:
         key = item
@@ -208,6 +208,6 @@ def _joined(items: tuple[Any, ...]) -> tuple[Any, ...]:
             key = replace(item, reason="")
         before = found.get(key)
         if isinstance(item, ProcTree) and before is not None:  # what either lets through is to be seen
-            item = replace(item, files=_joined(before.files + item.files), binds=_joined(before.binds + item.binds))
+            item = replace(item, files=_join(before.files + item.files), binds=_join(before.binds + item.binds))
         found[key] = item
     return tuple(found.values())

@@ -98,7 +98,7 @@ def read_spec_file(path: str) -> CdiSpec:
         stat = posix.fstat(fd)
         if not S_ISREG(stat.st_mode):
             raise ConfigError(path, "is not a file")
-        if stat.st_mode & 0o002 or not _trusted(stat.st_uid):
+        if stat.st_mode & 0o002 or not _is_trusted(stat.st_uid):
             # Who writes here mounts what he likes into containers and runs hooks as root.
             raise ConfigError(path, "may be written by others than root: chown root it, chmod o-w it")
         data = read_fd(fd, _MAX_FILE + 1)
@@ -107,7 +107,7 @@ def read_spec_file(path: str) -> CdiSpec:
     return parse_spec(data, path)
 
 
-def _trusted(uid: int) -> bool:
+def _is_trusted(uid: int) -> bool:
     """Whether a file of *uid* may say what containers get: root's or our own, if root is to be seen at all."""
     if uid in (0, posix.geteuid()):
         return True

@@ -74,7 +74,7 @@ def inject(names: tuple[str, ...], registry: Registry, advice: Callable[[str], s
     hooks: list[Hook] = []
     gids: list[int] = []
     rdt: dict[str, Any] | None = None
-    for path, reason, edits in _ordered(resolve(names, registry, advice)):
+    for path, reason, edits in _in_order(resolve(names, registry, advice)):
         for entry in edits.env:
             env[entry.partition("=")[0]] = entry
         for node in edits.device_nodes:
@@ -106,7 +106,7 @@ def inject(names: tuple[str, ...], registry: Registry, advice: Callable[[str], s
     )
 
 
-def _ordered(found: tuple[Found, ...]) -> list[tuple[str, str, CdiEdits]]:
+def _in_order(found: tuple[Found, ...]) -> list[tuple[str, str, CdiEdits]]:
     """(file, reason, edits) in the order of application."""
     ordered = []
     begun = set()

@@ -113,7 +113,7 @@ def run(code: bytes, kind: int, access: int, major: int, minor: int) -> bool:
         kind_of = opcode & _CLASS
         value = registers[source] if opcode & _SOURCE else immediate & 0xFFFFFFFFFFFFFFFF
         if kind_of in (_ALU32, _ALU64):
-            registers[target] = _computed(opcode & 0xF0, registers[target], value, kind_of == _ALU32)
+            registers[target] = _compute(opcode & 0xF0, registers[target], value, kind_of == _ALU32)
         elif opcode == 0x05 or (kind_of in (_JMP, _JMP32) and _jumps(opcode, registers[target], value)):
             at += offset
         elif kind_of not in (_JMP, _JMP32):
@@ -121,7 +121,7 @@ def run(code: bytes, kind: int, access: int, major: int, minor: int) -> bool:
     raise NotUnderstood
 
 
-def _computed(operation: int, old: int, value: int, narrow: bool) -> int:
+def _compute(operation: int, old: int, value: int, narrow: bool) -> int:
     """What BPF_ALU and BPF_ALU64 make of a register; a copy of the pointer to the context stays that."""
     mask = 0xFFFFFFFF if narrow else 0xFFFFFFFFFFFFFFFF
     if operation == 0xB0:

@@ -316,7 +316,7 @@ def attach_devices(fd: int, program_fd: int, beside: bool = False) -> None:
     step = "BPF_PROG_QUERY"
     old: list[int] = []
     try:
-        old = [] if beside else _attached(fd)
+        old = [] if beside else _attached_programs(fd)
         step = "BPF_PROG_ATTACH"
         if len(old) == 1:
             bpf.prog_attach(fd, program_fd, old[0])
@@ -332,7 +332,7 @@ def attach_devices(fd: int, program_fd: int, beside: bool = False) -> None:
             posix.close(one)
 
 
-def _attached(fd: int) -> list[int]:
+def _attached_programs(fd: int) -> list[int]:
     """Descriptors of the device programs on the cgroup; those of others that we may not touch stay as they are."""
     found: list[int] = []
     for prog_id in bpf.prog_query(fd):

@@ -259,10 +259,10 @@ def cpu_quota(quota: int, period: int) -> int:
 def as_systemd_rounds(writes: tuple[CgroupWrite, ...]) -> tuple[CgroupWrite, ...]:
     """*writes* with the quotas of CPU time that systemd will keep (:func:`cpu_quota`), as runc writes them since 1.3: so the
     value in force does not change when systemd next applies what it knows."""
-    return tuple([_rounded(write) if write.file == "cpu.max" else write for write in writes])
+    return tuple([_round_quota(write) if write.file == "cpu.max" else write for write in writes])
 
 
-def _rounded(write: CgroupWrite) -> CgroupWrite:
+def _round_quota(write: CgroupWrite) -> CgroupWrite:
     quota, length = _number(write.value.partition(" ")[0]), _number(write.value.partition(" ")[2] or "100000")
     if quota is None or quota == _UINT64_MAX or not length:
         return write

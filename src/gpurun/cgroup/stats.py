@@ -93,14 +93,14 @@ def _number(text: str, none: int = UNLIMITED) -> int:
     return int(word) if word.isdigit() else 0
 
 
-def _keyed(text: str) -> dict[str, int]:
+def _read_keyed(text: str) -> dict[str, int]:
     """The lines ``key number`` of a flat keyed file."""
     pairs = [line.split() for line in text.splitlines()]
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
 def _cpu(read: Read) -> dict[str, Any]:
-    usec = _keyed(read("cpu.stat"))
+    usec = _read_keyed(read("cpu.stat"))
     made: dict[str, Any] = {
         "usage": {
             "total": usec.get("usage_usec", 0) * 1000,
@@ -137,7 +137,7 @@ def _cpuset(read: Read) -> dict[str, Any]:
 
 
 def _memory(read: Read) -> dict[str, Any]:
-    raw = _keyed(read("memory.stat"))
+    raw = _read_keyed(read("memory.stat"))
     usage = _usage(read, "memory")
     swap = _usage(read, "memory.swap")
     # runc's "swap" is memory and swap together, as cgroup v1 counted; the highest usage of both together is not known.
@@ -160,7 +160,7 @@ def _memory(read: Read) -> dict[str, Any]:
 
 
 def _usage(read: Read, prefix: str) -> dict[str, int]:
-    events = _keyed(read(f"{prefix}.events"))
+    events = _read_keyed(read(f"{prefix}.events"))
     return {
         "limit": _number(read(f"{prefix}.max")),
         "usage": _number(read(f"{prefix}.current")),
@@ -171,8 +171,8 @@ def _usage(read: Read, prefix: str) -> dict[str, int]:
 
 def _dmem(read: Read) -> dict[str, dict[str, int]]:
     """The memory of GPUs by region of the dmem controller, which runc does not have: bytes."""
-    limits = _keyed(read("dmem.max"))
-    used = _keyed(read("dmem.current"))
+    limits = _read_keyed(read("dmem.max"))
+    used = _read_keyed(read("dmem.current"))
     told = [name for name, size in used.items() if size or name in limits]
     return {name: _with_limit({"usage": used[name]}, "limit", limits.get(name, 0)) for name in told}
 
@@ -180,7 +180,7 @@ def _dmem(read: Read) -> dict[str, dict[str, int]]:
 def _hugetlb(read: Read, size: str) -> dict[str, int]:
     """The highest usage is not known to cgroup v2: 0."""
     usage = _number(read(f"hugetlb.{size}.current"))
-    return {"usage": usage, "max": 0, "failcnt": _keyed(read(f"hugetlb.{size}.events")).get("max", 0)}
+    return {"usage": usage, "max": 0, "failcnt": _read_keyed(read(f"hugetlb.{size}.events")).get("max", 0)}
 
 
 def _blkio(read: Read) -> dict[str, Any]:

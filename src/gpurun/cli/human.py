@@ -106,7 +106,7 @@ class Formatter(click.HelpFormatter):
             if paragraph.startswith("\b"):  # as it is
                 self.write(textwrap.indent(paragraph[1:].strip("\n"), indent) + "\n")
             else:
-                self.write("".join([f"{indent}{line}\n" for line in _wrapped(paragraph, self.width - self.current_indent)]))
+                self.write("".join([f"{indent}{line}\n" for line in _wrap(paragraph, self.width - self.current_indent)]))
 
     def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
         """Write *rows* of (term, description) in two columns; widths are in characters."""
@@ -114,7 +114,7 @@ class Formatter(click.HelpFormatter):
         column = min(max(len(first) for first, _ in rows), col_max) + col_spacing + indent
         for first, second in rows:
             line = " " * indent + first
-            wrapped = _wrapped(second, max(self.width - column, 10)) or [""]
+            wrapped = _wrap(second, max(self.width - column, 10)) or [""]
             if len(line) > column - col_spacing:
                 self.write(f"{line}\n")
                 line = ""
@@ -122,7 +122,7 @@ class Formatter(click.HelpFormatter):
             self.write("".join([" " * column + more + "\n" for more in wrapped[1:]]))
 
 
-def _wrapped(text: str, width: int) -> list[str]:
+def _wrap(text: str, width: int) -> list[str]:
     return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)
 
 

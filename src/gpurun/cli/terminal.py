@@ -36,12 +36,12 @@ def coloured(text: str, colour: str) -> str:
     return f"\x1b[{colour}m{text}\x1b[0m"
 
 
-def write_folded(lines: Iterable[str], indent: int = 4) -> None:
+def write_wrapped(lines: Iterable[str], indent: int = 4) -> None:
     """Write each of *lines* to stdout as one line, escaped, and folded to the terminal's width.  Raises GpurunError."""
-    write_document(folded("".join([f"{one_line(line)}\n" for line in lines]), width(), indent))
+    write_document(fold("".join([f"{one_line(line)}\n" for line in lines]), width(), indent))
 
 
-def folded(text: str, columns: int, indent: int = 4) -> str:
+def fold(text: str, columns: int, indent: int = 4) -> str:
     """*text* in lines of at most *columns* (0: any number), broken between words alone: a path can still be copied.
 
     What continues a line stands *indent* columns to the right of where it began.

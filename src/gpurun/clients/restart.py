@@ -53,7 +53,7 @@ def consequences(words: tuple[str, ...]) -> str:
     )
 
 
-def not_reloaded(words: tuple[str, ...], whole: bool) -> str:
+def what_reload_misses(words: tuple[str, ...], whole: bool) -> str:
     """What the client does not know yet after the command *words*."""
     if whole and words[-2:] == ("reload", "docker"):
         return "Docker looks for what `--gpus` needs, and reads `features`, only when it is started"

@@ -63,7 +63,7 @@ def containers_in(root: str) -> list[Listed]:
     for name in names:
         for runtime, read in _READERS.items():
             try:
-                listed = _listed(root, runtime, name, read(root, name))
+                listed = _describe(root, runtime, name, read(root, name))
             except (GpurunError, OSError, ValueError, KeyError, TypeError, AttributeError):
                 continue  # another runtime's, or damaged, or just being deleted
             found.append(listed)
@@ -73,7 +73,7 @@ def containers_in(root: str) -> list[Listed]:
 
 def of_gpurun(root: str, name: str) -> Listed:
     """The container *name* of the state directory *root*; raises GpurunError, OSError, ValueError."""
-    return _listed(root, "gpurun", name, _read_gpurun(root, name))
+    return _describe(root, "gpurun", name, _read_gpurun(root, name))
 
 
 class _Saved(Record):
@@ -134,7 +134,7 @@ def _exists(path: str) -> bool:
     return posix.access(path, posix.F_OK)
 
 
-def _listed(root: str, runtime: str, name: str, saved: _Saved) -> Listed:
+def _describe(root: str, runtime: str, name: str, saved: _Saved) -> Listed:
     mounts = [mount for mount in (saved.mounts or () if is_ours(root) else ()) if isinstance(mount, dict)]
     pairs = tuple([(str(mount.get("source", "")), str(mount.get("destination", ""))) for mount in mounts])
     texts = {key: value for key, value in saved.annotations.items() if isinstance(value, str)}

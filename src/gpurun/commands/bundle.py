@@ -29,13 +29,13 @@ def bundle(invocation: Invocation) -> int:
         source, output, tuple(command), invocation.option("tag"), invocation.option("architecture"),
         Limits(_bytes(size)) if size else Limits(), site_labels(os.environ),
     )  # fmt: skip
-    signal.signal(signal.SIGTERM, _ended)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
     for warning in make_bundle(asked, os.environ):
         log.warning(warning)
     return 0
 
 
-def _ended(number: int, _: object) -> None:
+def _exit_on_signal(number: int, _: object) -> None:
     """What was made is taken back, and the program that made it is ended."""
     raise SystemExit(128 + number)
 

@@ -21,7 +21,7 @@ from gpurun.gpu.nvidia.cdi.stale import stale_files
 from gpurun.gpu.nvidia.host.roots import roots_from_environment
 from gpurun.gpu.nvidia.platforms.platform import detect
 from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
-from gpurun.gpu.offers import counted, generate_advice, offered
+from gpurun.gpu.offers import counted, generate_advice, offers_text
 from gpurun.gpu.vendors import VENDORS
 from gpurun.output import write_lines, write_stderr, write_stdout
 
@@ -108,7 +108,7 @@ def _advice(dirs: tuple[str, ...], env: Mapping[str, str]) -> str:
     if not makers and detect(roots_from_environment(env)):
         makers = [VENDORS[0]]  # whose GPU is no PCI card there
     said = [generate_advice(dirs, vendor) for vendor in makers]
-    return ", ".join(said) or f"this host has no GPU that a CDI file could describe{offered(env)}"
+    return ", ".join(said) or f"this host has no GPU that a CDI file could describe{offers_text(env)}"
 
 
 def configured_dirs(env: Mapping[str, str], given: tuple[str, ...] = ()) -> tuple[str, ...]:

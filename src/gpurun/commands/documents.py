@@ -54,11 +54,11 @@ def features(invocation: Invocation) -> int:
     if form == "json":
         write_stdout(dumps(document, 4) + "\n")
     else:
-        from gpurun.cli.terminal import write_folded
+        from gpurun.cli.terminal import write_wrapped
 
         lines = members(document)
         column = max([len(name) for name, _ in lines]) + 2
-        write_folded([f"{name.ljust(column)}{value}" for name, value in lines], column)
+        write_wrapped([f"{name.ljust(column)}{value}" for name, value in lines], column)
     return 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.cli.terminal import coloured, folded, width, write_folded
+from gpurun.cli.terminal import coloured, fold, width, write_wrapped
 from gpurun.commands.explain_gpus import driver_of_container, gpu_lines, gpus_of_container
 from gpurun.decimals import decimal
 from gpurun.engine import kept
@@ -42,20 +42,20 @@ def explain(invocation: Invocation) -> int:
     if len(invocation.args) > (2 if diff else 0 if running else 1):
         raise UsageError("explain: one bundle, or --diff with two, or --running with the id of a container")
     if diff:
-        one, other = [_planned(invocation, bundle) for bundle in invocation.args]
+        one, other = [_plan_for(invocation, bundle) for bundle in invocation.args]
         return _diff(one, other, form)
     if running:
         return _running(invocation, running, form)
-    plan = _planned(invocation, invocation.args[0] if invocation.args else invocation.option("bundle", "."))
+    plan = _plan_for(invocation, invocation.args[0] if invocation.args else invocation.option("bundle", "."))
     problems = host_problems(plan)
     if form == "json":
         write_stdout(dumps({**plain_plan(plan), "problems": list(problems)}, 2) + "\n")
     else:
-        write_folded(_lines(plan, [f"create would fail: {problem}" for problem in problems]))
+        write_wrapped(_lines(plan, [f"create would fail: {problem}" for problem in problems]))
     return 1 if problems else 0
 
 
-def _planned(invocation: Invocation, bundle: str) -> Plan:
+def _plan_for(invocation: Invocation, bundle: str) -> Plan:
     options = CreateOptions(
         "ID",
         invocation.globals.root,
@@ -84,7 +84,7 @@ def _running(invocation: Invocation, container_id: str, form: str) -> int:
     )
     plan = plan_saved(options, read_file(f"{root}/{container_id}/config.json", store.MAX_SAVED_CONFIG))
     alive = now != "stopped"
-    changed = _changed(plan, state) if alive else []
+    changed = _list_changes(plan, state) if alive else []
     gpus = gpus_of_container(root, state, alive)
     if form == "json":
         more = {"status": now, "pid": state.pid, "changed": changed, "gpus": [to_plain(gpu) for gpu in gpus]}
@@ -93,17 +93,17 @@ def _running(invocation: Invocation, container_id: str, form: str) -> int:
     process = f", process {state.pid}" if now != "stopped" else ""
     first = [f"container {container_id}: {now}{process}, created {state.created or 'just now'}"]
     first += [f"since changed: {text}" for text in changed]
-    write_folded(_lines(plan, first, "; ".join([f"{gpu.shown}, {gpu.node}" for gpu in gpus]) or "none"))
+    write_wrapped(_lines(plan, first, "; ".join([f"{gpu.shown}, {gpu.node}" for gpu in gpus]) or "none"))
     if gpus:
         variables, groups = kept.load_edits(root, container_id)
         driver = driver_of_container(state.pid) if alive else ""
         lines = [*gpu_lines(gpus), *([f"libraries of the driver {driver}"] if driver else [])]
         lines += [f"env {variable}" for variable in variables] + [f"group {gid}" for gid in groups]
-        write_folded(["GPU: what the container has", *[f"  {line}" for line in lines]])
+        write_wrapped(["GPU: what the container has", *[f"  {line}" for line in lines]])
     return 0
 
 
-def _changed(plan: Plan, state: store.State) -> list[str]:
+def _list_changes(plan: Plan, state: store.State) -> list[str]:
     """The limits that the cgroup has now, where they are not those of the config; rounded values are the same."""
     found = []
     for write in plan.cgroup.writes:
@@ -137,7 +137,7 @@ def _diff(one: Plan, other: Plan, form: str) -> int:
     for title, first, second in found:
         lines += [title, *[f"  - {item}" for item in first], *[f"  + {item}" for item in second]]
         lines += [] if first or second else ["  (the same, in another order)"]
-    text = folded("".join([f"{one_line(line)}\n" for line in lines]), width())
+    text = fold("".join([f"{one_line(line)}\n" for line in lines]), width())
     colours = {"-": "31", "+": "32"}
     write_document("".join([coloured(line, colours.get(line.strip()[:1], "")) + "\n" for line in text.splitlines()]))
     return 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.cli.table import GROUPS
-from gpurun.cli.terminal import write_folded
+from gpurun.cli.terminal import write_wrapped
 from gpurun.commands.groups import check_options
 from gpurun.errors import UsageError
 from gpurun.formats.jsontext import dumps
@@ -73,7 +73,7 @@ def _doctor(invocation: Invocation, env: dict[str, str], form: str) -> int:
     if form == "json":
         write_stdout(dumps([to_plain(f) for f in findings], 2) + "\n")
     else:
-        write_folded([f"{f.verdict:4}  {f.subject}: {f.text}" for f in findings], _VERDICT)
+        write_wrapped([f"{f.verdict:4}  {f.subject}: {f.text}" for f in findings], _VERDICT)
     return 1 if any(f.verdict == "fail" for f in findings) else 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from gpurun.cdi.edits import ContainerEdits
-from gpurun.cli.terminal import write_folded
+from gpurun.cli.terminal import write_wrapped
 from gpurun.engine.gpus.device_edits import with_site
 from gpurun.errors import GpurunError, UsageError
 from gpurun.formats.jsontext import dumps
@@ -55,7 +55,7 @@ def explain(words: tuple[str, ...], env: Mapping[str, str], form: str) -> int:
     if form == "json":
         write_stdout(dumps(answer, 2) + "\n")
     else:
-        write_folded(lines_of(answer))
+        write_wrapped(lines_of(answer))
     return 1 if answer["error"] else 0
 
 

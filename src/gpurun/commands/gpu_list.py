@@ -13,7 +13,7 @@ nothing.  What is not known is null.
 
 from __future__ import annotations
 
-from gpurun.cli.terminal import folded, width
+from gpurun.cli.terminal import fold, width
 from gpurun.commands.all_containers import of_gpurun, short_id
 from gpurun.commands.gpu_leases import row as lease_row
 from gpurun.commands.gpu_list_makers import add_readings, maker_row, other_makers
@@ -34,7 +34,7 @@ from gpurun.gpu.nvidia.host.roots import PROC
 from gpurun.gpu.nvidia.platforms.platform import TEGRA, WSL, detect
 from gpurun.gpu.nvidia.request.settings import Settings, roots_of, site_settings
 from gpurun.gpu.nvidia.survey import survey_below
-from gpurun.gpu.offers import cards, idle_cards, no_card, offered
+from gpurun.gpu.offers import cards, idle_cards, no_card, offers_text
 from gpurun.gpu.request.share import share_text
 from gpurun.gpu.vendors import VENDORS, present
 from gpurun.output import one_line, write_stderr, write_stdout
@@ -107,7 +107,7 @@ def _none_of_any(sysroot: str) -> str:
     env = {"GPURUN_SYSROOT": sysroot}
     idle = "; ".join(idle_cards(env))
     loaded = " and ".join([f"a driver of {row.title}'s is loaded and has no GPU to give" for row in present(env)])
-    return f"no GPU: {idle or loaded or no_card(sysroot)}{offered(env)}; `gpurun gpu doctor` looks further"
+    return f"no GPU: {idle or loaded or no_card(sysroot)}{offers_text(env)}; `gpurun gpu doctor` looks further"
 
 
 def site_roots(env: Mapping[str, str]) -> Roots:
@@ -248,7 +248,7 @@ def fitting(answer: Row, columns: int) -> str:
     text = table(answer)
     if not columns or all(len(line) <= columns for line in text.splitlines()):
         return text
-    return folded(blocks(answer), columns)
+    return fold(blocks(answer), columns)
 
 
 def blocks(answer: Row) -> str:

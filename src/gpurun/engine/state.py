@@ -214,12 +214,12 @@ def load(root: str, container_id: str) -> State:
     try:
         if len(data) > MAX_BYTES:
             raise ValueError
-        return _typed(values)
+        return _parse_values(values)
     except (KeyError, ValueError):
         raise DamagedState(path, _left(container_id, values)) from None
 
 
-def _typed(values: dict[str, str]) -> State:
+def _parse_values(values: dict[str, str]) -> State:
     """Raises KeyError for a field that is missing, ValueError for what is no number."""
     typed: dict[str, Any] = {name: values[name] for name in State._fields}
     for name in _NUMBERS:

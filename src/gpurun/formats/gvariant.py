@@ -46,7 +46,7 @@ def _parse(text: str, wanted: str) -> tuple[str, Any, str]:
         return _parse(text, kind)
     if text[:1] in ("'", '"'):
         value, rest = _string(text)
-        return _checked(wanted or "s", value, "sog"), value, rest
+        return _check(wanted or "s", value, "sog"), value, rest
     if text[:1] == "[":
         return _array(text[1:], wanted)
     if text[:1] == "(":
@@ -54,13 +54,13 @@ def _parse(text: str, wanted: str) -> tuple[str, Any, str]:
     size = next((i for i, c in enumerate(text) if c in " \t\n,]()[@'\""), len(text))
     word, rest = text[:size], text[size:]
     if word in ("true", "false"):
-        return _checked(wanted or "b", word, "b"), word == "true", rest
+        return _check(wanted or "b", word, "b"), word == "true", rest
     if word in _KEYWORDS:
         return _parse(rest, _KEYWORDS[word])
     return _number(word, wanted, rest)
 
 
-def _checked(kind: str, value: str, allowed: str) -> str:
+def _check(kind: str, value: str, allowed: str) -> str:
     if kind not in tuple(allowed):
         raise ValueError(f'{value!r} is not of type "{kind}"')
     return kind
@@ -69,7 +69,7 @@ def _checked(kind: str, value: str, allowed: str) -> str:
 def _number(word: str, wanted: str, rest: str) -> tuple[str, Any, str]:
     if wanted == "d" or (not wanted and "." in word and not word.startswith("0x")):
         return "d", float(word), rest
-    kind = _checked(wanted or "i", word, "".join(_RANGES))
+    kind = _check(wanted or "i", word, "".join(_RANGES))
     octal = len(word.lstrip("+-")) > 1 and word.lstrip("+-").isdigit() and word.lstrip("+-")[0] == "0"
     value = int(word, 8 if octal else 0)
     sign, bits = _RANGES[kind]

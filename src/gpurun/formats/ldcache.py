@@ -127,9 +127,9 @@ def _begins_with(table: _Table, added: Sequence[Entry]) -> bool:
     there: dict[str, list[tuple[str, int]]] = {name: [] for name in wanted}
     text = table.strings
     for flags, key, value, _, _ in table.entries:
-        name = keys.get(_bounded(text, key, _NAME_MAX))
+        name = keys.get(_string_within(text, key, _NAME_MAX))
         if name is not None and len(there[name]) < len(wanted[name]):
-            there[name].append((_bounded(text, value, _PATH_MAX).decode("utf-8", "surrogateescape"), flags))
+            there[name].append((_string_within(text, value, _PATH_MAX).decode("utf-8", "surrogateescape"), flags))
     return all(there[name][: len(first)] == first for name, first in wanted.items())
 
 
@@ -165,7 +165,7 @@ def _place(
         offset = entries[middle][1]
         found = keys.get(offset)
         if found is None:
-            found = keys[offset] = sort_key(_bounded(strings, offset, _NAME_MAX))
+            found = keys[offset] = sort_key(_string_within(strings, offset, _NAME_MAX))
         if found > key:
             low = middle + 1
         else:
@@ -173,7 +173,7 @@ def _place(
     return low
 
 
-def _bounded(strings: bytes | bytearray, offset: int, most: int) -> bytes:
+def _string_within(strings: bytes | bytearray, offset: int, most: int) -> bytes:
     """The string at *offset*; one that is longer than *most* bytes makes it no cache that is read."""
     end = strings.find(0, offset, offset + most + 1)
     if end < 0:

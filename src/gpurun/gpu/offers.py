@@ -83,7 +83,7 @@ def offers(own_env: Mapping[str, str]) -> tuple[str, ...]:
     return (*gpus, *others)
 
 
-def offered(own_env: Mapping[str, str]) -> str:
+def offers_text(own_env: Mapping[str, str]) -> str:
     """:func:`offers` as the end of a sentence: ``; this host has …``.  Empty where it has nothing."""
     there = offers(own_env)
     return f"; this host has {' and '.join(there)}" if there else ""

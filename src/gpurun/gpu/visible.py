@@ -31,7 +31,7 @@ def makers_words(env: tuple[str, ...], own_env: Mapping[str, str]) -> tuple[str,
     value = values[-1].strip() if values else ""
     if not value:
         return env
-    names = _free(value, own_env) if is_free(value) else _named(value, own_env)
+    names = _free(value, own_env) if is_free(value) else _names_by_vendor(value, own_env)
     without = tuple([entry for entry in env if not entry.startswith(tuple([f"{v.variable}=" for v in VENDORS]))])
     asked = [f"{vendor.variable}={names[vendor.name]}" for vendor in VENDORS if vendor.name in names]
     # An image that says nothing but CUDA_VERSION asks for GPUs as well.
@@ -55,7 +55,7 @@ def _free(value: str, own_env: Mapping[str, str]) -> dict[str, str]:
     return {vendor or makers[0]: value}
 
 
-def _named(value: str, own_env: Mapping[str, str]) -> dict[str, str]:
+def _names_by_vendor(value: str, own_env: Mapping[str, str]) -> dict[str, str]:
     """Vendor → the names that its GPUs have in its own variable."""
     if value in _NONE:
         return {}
@@ -81,10 +81,10 @@ def _named(value: str, own_env: Mapping[str, str]) -> dict[str, str]:
 
 def _nothing(own_env: Mapping[str, str]) -> str:
     """That this host has no GPU, and what it has instead or could have."""
-    from gpurun.gpu.offers import idle_cards, offered
+    from gpurun.gpu.offers import idle_cards, offers_text
 
     idle = "".join([f"; {text}" for text in idle_cards(own_env)])
-    return f"this host has no GPU that gpurun knows{offered(own_env)}{idle}"
+    return f"this host has no GPU that gpurun knows{offers_text(own_env)}{idle}"
 
 
 def _find(word: str, units: tuple[GpuDevice, ...], own_env: Mapping[str, str]) -> GpuDevice:

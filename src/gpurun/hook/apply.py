@@ -14,7 +14,7 @@ from errno import EBUSY, EEXIST, EINVAL, ELOOP, ENOENT, ENOTDIR, EXDEV
 from gpurun.errors import StepError
 from gpurun.hook.device_steps import node_step
 from gpurun.hook.loaders import tell_loaders
-from gpurun.hook.private_mounts import PreparedTree, bind_source, failed, mask_tree, prepare_tree
+from gpurun.hook.private_mounts import PreparedTree, bind_source, mask_tree, prepare_tree, step_error
 from gpurun.hook.rootfs_target import Target
 from gpurun.linux import mount as lm
 from gpurun.linux.files import Fd
@@ -108,7 +108,7 @@ def _open_host_node(node: DeviceNode) -> int:
     except FileNotFoundError:
         return -1
     except OSError as e:
-        raise failed(_BIND_NODE, path, e) from None
+        raise step_error(_BIND_NODE, path, e) from None
 
 
 def source_openers(edits: ContainerEdits) -> tuple[Callable[[], int], ...]:
@@ -190,7 +190,7 @@ def _device_node(target: Target, node: DeviceNode, source: int) -> None:
                     posix.lstat(host_path)
             except OSError as e:
                 # Neither mknod(2) nor the host's own: nvidia-modprobe, or any first use of the driver, makes it.
-                raise failed(_BIND_NODE, host_path, e) from None
+                raise step_error(_BIND_NODE, host_path, e) from None
         target.with_room(node.path, lambda: make_device(target.places, step, host_path, target.in_user_namespace, source))
 
 
@@ -198,7 +198,7 @@ def _is_outside(target: Target, path: str) -> bool:
     try:
         return target.is_outside(path)
     except OSError as e:
-        raise failed("create", path, e) from None
+        raise step_error("create", path, e) from None
 
 
 def _mount_all(target: Target, mounts: tuple[EditMount, ...], trees: list[int]) -> set[tuple[int, int]]:
@@ -229,7 +229,7 @@ def _tree(mount: EditMount) -> int:
             AT_FDCWD, mount.host_path, options.attr_set, options.attr_clr, options.recursive and mount.kind == "dir"
         )
     except OSError as e:
-        raise failed("mount", mount.host_path, e) from None
+        raise step_error("mount", mount.host_path, e) from None
 
 
 def _mount(target: Target, mount: EditMount, tree: int) -> tuple[int, int]:
@@ -242,7 +242,7 @@ def _mount(target: Target, mount: EditMount, tree: int) -> tuple[int, int]:
         _attach(target, mount.container_path, tree, is_directory)
         found = target.places.look(mount.container_path)
     except OSError as e:
-        raise failed("mount", mount.container_path, e) from None
+        raise step_error("mount", mount.container_path, e) from None
     # A last look: what a process in the container finds at the path is what was mounted.
     if (found.st_dev, found.st_ino) != (stat.st_dev, stat.st_ino):
         raise StepError("mount", mount.container_path, EEXIST)
@@ -282,7 +282,7 @@ def _link(target: Target, link: Link, sources: set[tuple[int, int]]) -> None:
             if not _says(parent, name, link.target):
                 _bind_over(target, link, directory, sources)
     except OSError as e:
-        raise failed(step, link.path, e) from None
+        raise step_error(step, link.path, e) from None
 
 
 def _put_in_place(parent: int, name: str, text: str) -> None:
@@ -354,6 +354,6 @@ def _chmod(target: Target, chmod: Chmod) -> None:
     except OSError as e:
         if e.errno in (ENOENT, ENOTDIR, ELOOP, EXDEV):
             return
-        raise failed("change the mode of", chmod.path, e) from None
+        raise step_error("change the mode of", chmod.path, e) from None
     with Fd(fd):
         posix.chmod(f"/proc/self/fd/{fd}", chmod.mode & 0o7777)

@@ -75,13 +75,13 @@ class Container(Record):
 def main(argv: list[str]) -> int:
     """The program with NVIDIA's command line (*argv* without the program name); returns the exit code."""
     try:
-        return _called(tuple(argv))
+        return _run_hook(tuple(argv))
     except (GpurunError, OSError) as e:
         write_stderr(f"nvidia-cdi-hook: {error_text(e)}")
         return 1
 
 
-def _called(words: tuple[str, ...]) -> int:
+def _run_hook(words: tuple[str, ...]) -> int:
     while words and words[0] in ("-d", "--debug", "-q", "--quiet"):
         words = words[1:]
     if words and words[0] in ("-v", "--version"):

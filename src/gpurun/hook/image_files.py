@@ -11,7 +11,7 @@ from __future__ import annotations
 import posix
 from errno import EACCES, ELOOP, ENOENT, ENOTDIR, EPERM, EROFS, EXDEV
 
-from gpurun.hook.private_mounts import failed, private_file
+from gpurun.hook.private_mounts import private_file, step_error
 from gpurun.linux.files import O_CLOEXEC, Fd, read_fd, write_all
 from gpurun.linux.fs import (
     O_DIRECTORY,
@@ -54,7 +54,7 @@ def rewrite(target: Target, path: str, compose: Compose, step: str) -> None:
         if target.readonly or not rewrite_in_place(target, path, compose, parents=True):
             _mount_over(target, path, compose)
     except OSError as e:
-        raise failed(step, path, e) from None
+        raise step_error(step, path, e) from None
 
 
 def rewrite_in_place(target: Target, path: str, compose: Compose, parents: bool) -> bool:

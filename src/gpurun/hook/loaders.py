@@ -47,12 +47,12 @@ def tell_loaders(
         entries, files = newer + entries, more + files
     if not entries:
         return  # an image without a cache stays without one
-    rewrite(target, _LD_CACHE, lambda image: composed(image, entries), _STEP)
+    rewrite(target, _LD_CACHE, lambda image: compose_cache(image, entries), _STEP)
     for file in files:
         put_in_image(target, file)
 
 
-def composed(image: bytes | None, entries: tuple[CacheEntry, ...]) -> bytes:
+def compose_cache(image: bytes | None, entries: tuple[CacheEntry, ...]) -> bytes:
     """*image* with *entries* in it; one that the image's own loader would not read either counts as none."""
     try:
         return compose(image, entries)

@@ -36,7 +36,7 @@ _MASK = "mask"
 _PRIVATE = lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NODEV | lm.MOUNT_ATTR_NOEXEC
 
 
-def failed(step: str, path: str, error: OSError) -> StepError:
+def step_error(step: str, path: str, error: OSError) -> StepError:
     """*error* of the kernel as the failure of *step* on *path*."""
     return StepError(step, path, error.errno or EINVAL)
 
@@ -92,7 +92,7 @@ def prepare_tree(tree: ProcTree, label: str, prefix: str | None = None, sources:
                 posix.close(fd)
         if isinstance(e, StepError):
             raise
-        raise failed(_MASK, tree.path, e) from None
+        raise step_error(_MASK, tree.path, e) from None
     return PreparedTree(prefix, mount, tuple(binds))
 
 
@@ -117,7 +117,7 @@ def mask_tree(rootfs: Target, tree: ProcTree, prepared: PreparedTree | None = No
                 with Fd(posix.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=prepared.mount)) as place:
                     attach(source, place)
     except OSError as e:
-        raise failed(_MASK, tree.path, e) from None
+        raise step_error(_MASK, tree.path, e) from None
     finally:
         for fd in sources:
             posix.close(fd)
@@ -209,7 +209,7 @@ def bind_source(bind: EditMount) -> int:
     try:
         source = private_copy(AT_FDCWD, bind.host_path, options.attr_set, options.attr_clr, options.recursive)
     except OSError as e:
-        raise failed("mount", bind.host_path, e) from None
+        raise step_error("mount", bind.host_path, e) from None
     if not (S_ISDIR if bind.kind == "dir" else S_ISREG)(posix.fstat(source).st_mode):
         posix.close(source)
         raise StepError("mount", bind.host_path, EINVAL)

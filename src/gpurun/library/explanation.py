@@ -77,12 +77,12 @@ def sections(plan: Plan) -> dict[str, list[str]]:
     if not plan.cgroup.path:
         found["cgroup"][0] = "none of its own: no limit of linux.resources applies, and nothing is measured"
     rules = _rules(plan)
-    unfiltered = _unfiltered(plan)
+    unfiltered = _why_no_filter(plan)
     if unfiltered:
         rules.append(f"({unfiltered})")
     found["devices that may be used, later rules win"] = rules
     found["mounts"] = [
-        f"{m.destination}  {m.kind} {m.source}  {_options(m.options)}".rstrip() + _mapped(m) for m in plan.init.mounts
+        f"{m.destination}  {m.kind} {m.source}  {_options(m.options)}".rstrip() + _idmap_text(m) for m in plan.init.mounts
     ]
     nodes = [f"{d.path}  {d.type} {d.major}:{d.minor} {d.mode:04o} {d.uid}:{d.gid}" for d in plan.init.devices]
     found["device nodes"] = ["(none: /dev is bound)"] if plan.init.dev_is_bind else nodes
@@ -98,7 +98,7 @@ def sections(plan: Plan) -> dict[str, list[str]]:
     return {title: items for title, items in found.items() if items}
 
 
-def _unfiltered(plan: Plan) -> str:
+def _why_no_filter(plan: Plan) -> str:
     """Why no device program filters what the container opens, and what decides then; "" where one does."""
     if not plan.cgroup.path:
         return (
@@ -157,7 +157,7 @@ def _namespaces(plan: Plan) -> list[str]:
     return [*items, f"the host's: {' '.join(shared)}"] if shared else items
 
 
-def _mapped(step: MountStep) -> str:
+def _idmap_text(step: MountStep) -> str:
     if step.idmap is None:
         return ""
     ids = [", ".join(lines.splitlines()) for lines in (step.idmap.uid_map, step.idmap.gid_map)]

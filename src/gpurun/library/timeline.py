@@ -84,14 +84,14 @@ def timeline(calls: Iterable[Call]) -> list[Step]:
     if not by_process:
         return []
     begin = min(call.at for own in by_process.values() for call in own)
-    names = _named(by_process)
+    names = _name_processes(by_process)
     found: list[Step] = []
     for pid, own in by_process.items():
         found += _steps(names[pid], _launch(names[pid], own), begin)
     return sorted(found, key=lambda step: step.start)
 
 
-def _named(by_process: dict[int, list[Call]]) -> dict[int, str]:
+def _name_processes(by_process: dict[int, list[Call]]) -> dict[int, str]:
     caller = next(iter(by_process))
     names, hooks = {caller: "caller"}, 0
     for pid, own in by_process.items():

@@ -46,13 +46,13 @@ def parse_mounts(text: str) -> list[MountEntry]:
             try:
                 mount_id, parent, device, root, point = before.split(" ", 5)[:5]
                 fstype = after.partition(" ")[0]
-                found.append(MountEntry(mount_id, _unescaped(root), _unescaped(point), fstype, device, parent))
+                found.append(MountEntry(mount_id, _unescape(root), _unescape(point), fstype, device, parent))
             except ValueError:
                 raise GpurunError(f'mountinfo has a line that is not as the kernel writes it: "{line[:200]}"') from None
     return found
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     r"""*text* without the escapes of space, tab, newline and backslash: a ``\`` and three octal digits."""
     if "\\" not in text:
         return text

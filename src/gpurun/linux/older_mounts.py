@@ -67,7 +67,7 @@ def new_filesystem(
     layers: tuple[int, ...] = (),
 ) -> int:
     """A detached mount of a new file system, as fsopen(2), fsconfig(2) and fsmount(2) make it.  *layers*: see
-    :func:`mounted`.  Raises OSError.
+    :func:`mount_detached`.  Raises OSError.
     """
     flags = 0
     words = []
@@ -76,7 +76,7 @@ def new_filesystem(
             flags |= OPTION_FLAGS[key]
         else:
             words.append(key if value is None else option(key, value))
-    return mounted(fstype, flags, ",".join(words), attributes, source, layers=layers)
+    return mount_detached(fstype, flags, ",".join(words), attributes, source, layers=layers)
 
 
 def option(key: str, value: str) -> str:
@@ -84,7 +84,7 @@ def option(key: str, value: str) -> str:
     return f'{key}="{value}"' if key in _LABELS and "," in value else f"{key}={value}"
 
 
-def mounted(
+def mount_detached(
     fstype: str, flags: int, data: str, attributes: int, source: str, directory: str = "", layers: tuple[int, ...] = ()
 ) -> int:
     """A detached mount of what mount(2) makes; relative paths in *data* are of *directory*.  Raises OSError.

@@ -36,7 +36,7 @@ def clone_into(flags: int, cgroup_fd: int, move: Callable[[int, int], None]) -> 
     except BornElsewhere:
         posix.close(read)
         posix.close(write)
-        return _moved(flags, move, 0)
+        return _start_moved(flags, move, 0)
     if dead == 0:
         try:
             posix.close(read)
@@ -51,10 +51,10 @@ def clone_into(flags: int, cgroup_fd: int, move: Callable[[int, int], None]) -> 
     if alive:
         return dead, pidfd
     posix.close(pidfd)
-    return _moved(flags, move, dead)
+    return _start_moved(flags, move, dead)
 
 
-def _moved(flags: int, move: Callable[[int, int], None], dead: int) -> tuple[int, int]:
+def _start_moved(flags: int, move: Callable[[int, int], None], dead: int) -> tuple[int, int]:
     """A child that does nothing until it has been moved; *dead* is the one before it, 0 for none."""
     read, write = posix.pipe2(O_CLOEXEC)
     pid, pidfd = clone3(flags)

@@ -65,10 +65,10 @@ def tidy(lines: str) -> str:
 
 def same_map(first: str, second: str) -> bool:
     """Whether two maps are the same, however they are cut into lines."""
-    return _merged(first) == _merged(second)
+    return _merge(first) == _merge(second)
 
 
-def _merged(lines: str) -> list[tuple[int, int, int]]:
+def _merge(lines: str) -> list[tuple[int, int, int]]:
     merged: list[tuple[int, int, int]] = []
     for inside, outside, count in sorted([tuple([int(word) for word in line.split()]) for line in lines.splitlines()]):
         if merged:

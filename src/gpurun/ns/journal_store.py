@@ -151,7 +151,7 @@ def _still_it(path: str, rootfs: str, rest: bytes) -> bool:
     """Whether *rootfs* is the directory that a journal of an earlier boot tells of; one of this boot need not be asked."""
     from gpurun.ns.journal_disk import is_of_this_boot
 
-    kept = _linked(path)
+    kept = _link_target(path)
     if not kept or is_of_this_boot(kept):
         return True
     try:
@@ -161,7 +161,7 @@ def _still_it(path: str, rootfs: str, rest: bytes) -> bool:
         return False
 
 
-def _linked(path: str) -> str:
+def _link_target(path: str) -> str:
     """The journal that *path* links to; "" for one that lies in the state directory itself."""
     try:
         return posix.readlink(path)
@@ -186,7 +186,7 @@ def _forget(undone: str, force: bool) -> tuple[str, ...]:
     from gpurun.ns.journal_disk import remove
 
     stays: tuple[str, ...] = ()
-    kept = _linked(undone)
+    kept = _link_target(undone)
     try:
         if kept:
             remove(kept)

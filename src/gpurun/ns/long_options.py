@@ -13,7 +13,7 @@ from errno import EINVAL
 
 from gpurun.errors import GpurunError
 from gpurun.linux.mount import is_older_needed
-from gpurun.linux.older_mounts import OPTION_FLAGS, mounted, option
+from gpurun.linux.older_mounts import OPTION_FLAGS, mount_detached, option
 from gpurun.ns.mount import FSCONFIG_BYTES, filesystem, fits_fsconfig
 from gpurun.ns.options import split_escaped
 
@@ -50,7 +50,7 @@ def with_single_layers(options: tuple[Option, ...]) -> tuple[Option, ...] | None
         names = split_escaped(value, ":")
         for i, name in enumerate(names):
             if name:
-                found.append((single, _unescaped(name)))
+                found.append((single, _unescape(name)))
             elif not 0 < i < len(names) - 1 or not names[i - 1]:
                 return None
             else:
@@ -58,7 +58,7 @@ def with_single_layers(options: tuple[Option, ...]) -> tuple[Option, ...] | None
     return tuple(found)
 
 
-def _unescaped(name: str) -> str:
+def _unescape(name: str) -> str:
     if "\\" not in name:
         return name
     out, at = "", 0
@@ -81,7 +81,7 @@ def _by_mount2(fstype: str, options: tuple[Option, ...], attributes: int, source
         else:
             words.append((key, option(key, value)))
     directory, data = within_a_page(fstype, words)
-    return mounted(fstype, flags, data, attributes, source, directory)
+    return mount_detached(fstype, flags, data, attributes, source, directory)
 
 
 def within_a_page(fstype: str, words: list[tuple[str, str]]) -> tuple[str, str]:
@@ -104,7 +104,7 @@ def within_a_page(fstype: str, words: list[tuple[str, str]]) -> tuple[str, str]:
             f"its options are {_size(data)} bytes; mount(2) takes {limit}, "
             f"and each of them by itself would have to be at most {FSCONFIG_BYTES}"
         )
-    return _unescaped(directory), shorter
+    return _unescape(directory), shorter
 
 
 def _layers(word: str) -> list[str]:

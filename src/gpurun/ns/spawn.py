@@ -101,7 +101,7 @@ def _spawn(
             posix.close(fd)
         return -1
     except OSError as e:
-        raise StepError("clone3(2) a process", _wanted(plan), e.errno, _remedy(plan, e.errno)) from None
+        raise StepError("clone3(2) a process", _describe_place(plan), e.errno, _remedy(plan, e.errno)) from None
     if pid == 0:
         try:
             posix.close(ask_r)
@@ -136,7 +136,7 @@ def _late(plan: NamespacePlan, helper: bool) -> int:
     return CLONE_NEWCGROUP | owned
 
 
-def _wanted(plan: NamespacePlan) -> str:
+def _describe_place(plan: NamespacePlan) -> str:
     return f"in new namespaces ({_names(plan.new)})" if plan.new else "in the container's cgroup"
 
 

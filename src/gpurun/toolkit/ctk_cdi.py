@@ -91,7 +91,7 @@ def without_globals(words: list[str]) -> tuple[list[str], str]:
 
 def translate_options(words: list[str], env: dict[str, str]) -> list[str]:
     """*words* with gpurun's names of the options, and with what *env* says of those that are not among them."""
-    made = [_translated(word) for word in words]
+    made = [_translate_option(word) for word in words]
     given = {_name(word) for word in made}
     for option, variable in VARIABLES.get(made[0] if made else "", {}).items():
         value = env.get(variable, "")
@@ -102,7 +102,7 @@ def translate_options(words: list[str], env: dict[str, str]) -> list[str]:
     return made
 
 
-def _translated(word: str) -> str:
+def _translate_option(word: str) -> str:
     name = _name(word)
     return f"--{ALIASES[name]}{word.lstrip('-')[len(name) :]}" if name in ALIASES else word
 

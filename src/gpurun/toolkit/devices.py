@@ -86,7 +86,7 @@ def _number(text: str | None, default: int) -> int:
 def create_control_nodes(root: str, dev_root: str, dry_run: bool) -> list[str]:
     """Make the control nodes that are not there; returns a line for each.  Raises :class:`GpurunError` and OSError."""
     base = own_sysroot()
-    dev = Path(_joined(base, dev_root or root)) / "dev"
+    dev = Path(_join(base, dev_root or root)) / "dev"
     said = []
     for node in control_nodes(Roots(sysroot=base)):
         path = dev / node.name
@@ -106,8 +106,8 @@ def create_control_nodes(root: str, dev_root: str, dry_run: bool) -> list[str]:
 def create_links(root: str, *, dev_root: str, dev_char_path: str, create_all: bool, dry_run: bool) -> list[str]:
     """Make the links that are not there; returns a line for each.  Raises :class:`GpurunError` and OSError."""
     base = own_sysroot()
-    dev = Path(_joined(base, dev_root or root)) / "dev"
-    links = Path(_joined(base, dev_char_path))
+    dev = Path(_join(base, dev_root or root)) / "dev"
+    links = Path(_join(base, dev_char_path))
     nodes = {name: numbers for pattern in _PATTERNS for name, numbers in _existing(dev, pattern)}
     if create_all:
         nodes |= {node.name: (node.major, node.minor) for node in all_nodes(Roots(sysroot=base))}
@@ -147,7 +147,7 @@ def own_sysroot() -> str:
     return os.environ.get("GPURUN_SYSROOT", "").rstrip("/")
 
 
-def _joined(sysroot: str, path: str) -> str:
+def _join(sysroot: str, path: str) -> str:
     return sysroot + ("" if path == "/" else path.rstrip("/")) or "/"
 
 

@@ -55,7 +55,7 @@ def install(invocation: Invocation) -> int:
         write_stdout(runtime_class(invocation.option("name") or "gpurun"))
         return 0
     what, setup = _setup(invocation)
-    asked = _asked(invocation, {setup.client})
+    asked = _read_restart(invocation, {setup.client})
     no_names = invocation.flag("no-names") or invocation.flag("user") or setup.client not in _ASK_FOR_GPUS
     with ledger.alone():
         changes = plan_install(setup)
@@ -110,7 +110,7 @@ def uninstall(invocation: Invocation) -> int:
     if invocation.args[0] != ALL:
         what, setup = _setup(invocation)
         _uninstall(
-            invocation, setup, _asked(invocation, {setup.client}), own_path() if is_one_file() else setup.entry.binary
+            invocation, setup, _read_restart(invocation, {setup.client}), own_path() if is_one_file() else setup.entry.binary
         )
         if what == KUBERNETES:
             _say(f"in the cluster: kubectl delete runtimeclass {setup.entry.name}")
@@ -122,7 +122,7 @@ def uninstall(invocation: Invocation) -> int:
     if not noted:
         _say("nothing is noted that `install` of this program has told a client")
         return 0
-    asked = _asked(invocation, {"docker"} if invocation.flag(restart.RELOAD) else {entry.client for entry in noted})
+    asked = _read_restart(invocation, {"docker"} if invocation.flag(restart.RELOAD) else {entry.client for entry in noted})
     failed = []
     for entry in noted:
         try:
@@ -188,7 +188,7 @@ def _names_to_go(setup: Setup, changes: tuple[Change, ...]) -> list[str]:
     return [path for target in sorted(targets) for path in links_to(NAMES_DIRECTORY, target)]
 
 
-def _asked(invocation: Invocation, clients: set[str]) -> str:
+def _read_restart(invocation: Invocation, clients: set[str]) -> str:
     """What the client is to be made to do afterwards: ``restart``, ``reload``, or nothing.  Raises :class:`GpurunError`."""
     if invocation.flag(restart.RESTART) and invocation.flag(restart.RELOAD):
         raise UsageError("--restart and --reload exclude each other")
@@ -269,7 +269,7 @@ def _show_restart(client: str, needed: bool, whole: bool, asked: str) -> None:
         return
     done = "would be run" if asked else "is for you to run"
     write_stdout(f"# `{' '.join(command)}` {done}\n")
-    for line in (restart.consequences(command), restart.not_reloaded(command, whole)):
+    for line in (restart.consequences(command), restart.what_reload_misses(command, whole)):
         if line:
             write_stdout(f"# {line}\n")
 
@@ -279,7 +279,7 @@ def _restart(client: str, whole: bool, asked: str) -> bool:
     command = restart.command(client, whole, asked)
     if not command:
         return True
-    ends, later = restart.consequences(command), restart.not_reloaded(command, whole)
+    ends, later = restart.consequences(command), restart.what_reload_misses(command, whole)
     if not asked:
         _say(f"{client} reads it after: {' '.join(command)}{f' ({ends})' if ends else ''}")
         return False

@@ -72,4 +72,4 @@ def test_a_descriptor_that_is_closed_hides_no_other(monkeypatch: pytest.MonkeyPa
 def test_maps_that_cannot_be_read_are_not_empty(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(checkpoint_devices, "read_file", failing(name))
     with pytest.raises(StepError, match=rf"^see what the process has mapped: {US[0]}: "):
-        checkpoint_devices._used(US, [])
+        checkpoint_devices._points_in_use(US, [])

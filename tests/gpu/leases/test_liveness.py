@@ -65,7 +65,7 @@ def test_when_its_init_has_ended_the_cgroup_counts(
         looked.append((path, inode))
         return True
 
-    monkeypatch.setattr(liveness, "_populated", populated)
+    monkeypatch.setattr(liveness, "_is_populated", populated)
     ended = replace(lease, pid=NO_PID, start_time=1, cgroup=cgroup, cgroup_inode=7)
     assert is_live(ended, foreign) is counts and looked == ([(cgroup, 7)] if counts else [])
 

@@ -68,20 +68,20 @@ def _kernel_flags(plan: SeccompPlan) -> int:
     without = plan.flags & ~ls.SECCOMP_FILTER_FLAG_SPEC_ALLOW
     if plan.default_flags and ls.flags_supported(without):
         return without
-    missing = [name for name, flag in FLAGS.items() if flag & plan.flags and not _flag_supported(flag)]
+    missing = [name for name, flag in FLAGS.items() if flag & plan.flags and not _is_flag_supported(flag)]
     if not missing:
         raise ConfigError(plan.where, "this kernel cannot notify an agent of system calls (SCMP_ACT_NOTIFY)")
     raise ConfigError(f"{plan.where}.flags", f"this kernel does not know {', '.join(missing)}")
 
 
-def _flag_supported(flag: int) -> bool:
+def _is_flag_supported(flag: int) -> bool:
     listener = ls.SECCOMP_FILTER_FLAG_NEW_LISTENER if flag == ls.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV else 0
     return ls.flags_supported(flag | listener)
 
 
 def supported_flags() -> list[str]:
     """The names of the flags that this kernel takes."""
-    return [name for name, flag in FLAGS.items() if _flag_supported(flag)]
+    return [name for name, flag in FLAGS.items() if _is_flag_supported(flag)]
 
 
 def send_listener(plan: SeccompPlan, pid: int, listener: int, state: str) -> None:

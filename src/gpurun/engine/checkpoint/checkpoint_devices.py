@@ -77,7 +77,7 @@ def saved_devices(root: str, state: store.State, config: Config, foreign: Outsid
         mounts=points,
         trees=tuple(dict.fromkeys([one.point for one in ours if _is_tree(one)])),
         nodes=nodes,
-        used=_used(pids, [point for point, _ in points]),
+        used=_points_in_use(pids, [point for point, _ in points]),
         computing=_computing(pids, frozenset(nodes), found.numbers),
     )
 
@@ -143,7 +143,7 @@ def _kind(root_fd: int, one: MountEntry) -> str:
         return "dir" if S_ISDIR(posix.fstat(fd).st_mode) else "file"
 
 
-def _used(pids: tuple[int, ...], points: list[str]) -> tuple[str, ...]:
+def _points_in_use(pids: tuple[int, ...], points: list[str]) -> tuple[str, ...]:
     """Those of *points* that a process has open or mapped: itself, or what is below it."""
     paths: set[str] = set()
     for pid in pids:

@@ -193,7 +193,7 @@ def _apply(
     swrk = _start_criu(options, plan, replace(asked, request=request))
     cgroup.release(placeholder)
     stages = Stages(options, plan, state, program_fd, rollback, devices)
-    _have_restored(swrk, request, stages, f"{options.criu.work_path or options.criu.image_path}/{LOG}")
+    _run_criu(swrk, request, stages, f"{options.criu.work_path or options.criu.image_path}/{LOG}")
     stages.check_label()  # an old criu says nothing of resuming
     posix.rmdir(root)
     remove_placeholders(directory)
@@ -217,7 +217,7 @@ def _start_criu(options: RestoreOptions, plan: Plan, asked: _Asked) -> Swrk:
         return Swrk(asked.criu, directories(options.criu), cgroup_fd, asked.namespaces, before_exec)
 
 
-def _have_restored(swrk: Swrk, request: rpc.Options, stages: Stages, log: str) -> None:
+def _run_criu(swrk: Swrk, request: rpc.Options, stages: Stages, log: str) -> None:
     """Let CRIU do what *request* says, and wait for its end; raises :class:`GpurunError`, which names its *log*."""
     answer = None
     try:

@@ -124,7 +124,7 @@ def undo_failed(one: Running, begun: GpuChange, journal: int = -1) -> None:
 
 def first_code(attached: Attached) -> bytes:
     """The instructions that stand first in the device program of a container with that record."""
-    return verdicts(allowed(attached), attached.denied)
+    return verdicts(allowed_nodes(attached), attached.denied)
 
 
 def known_codes(begun: GpuChange) -> tuple[bytes, ...]:
@@ -132,7 +132,7 @@ def known_codes(begun: GpuChange) -> tuple[bytes, ...]:
     return (*begun.before.verdicts, first_code(begun.before), first_code(begun.after))
 
 
-def allowed(attached: Attached) -> tuple[DeviceNode, ...]:
+def allowed_nodes(attached: Attached) -> tuple[DeviceNode, ...]:
     """The nodes to be allowed: reading and writing, which is what GPUs always have."""
     return tuple([replace(node, permissions="rw") for node in attached.nodes])
 

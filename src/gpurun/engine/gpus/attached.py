@@ -82,7 +82,7 @@ class GpuChange(Record):
 def load_attached(root: str, container_id: str) -> Attached:
     """What is recorded; raises :class:`GpurunError` for a damaged record."""
     document = _document(f"{store.directory(root, container_id)}/attached")
-    return Attached() if document is None else _read(document, f"{root}/{container_id}/attached", _attached)
+    return Attached() if document is None else _read(document, f"{root}/{container_id}/attached", _read_attached_document)
 
 
 def save_attached(root: str, container_id: str, attached: Attached) -> None:
@@ -138,7 +138,7 @@ def _write(path: str, document: dict[str, Any]) -> None:
     write_atomically(path, dumps(document).encode("utf-8", "surrogateescape"), 0o600)
 
 
-def _attached(document: dict[str, Any]) -> Attached:
+def _read_attached_document(document: dict[str, Any]) -> Attached:
     return Attached(
         tuple([AttachedGpu(g["key"], g["name"], _nodes(g["nodes"])) for g in document["gpus"]]),
         _nodes(document["denied"]),
@@ -158,8 +158,8 @@ def _plain_attached(attached: Attached) -> dict[str, Any]:
 
 def _change(document: dict[str, Any]) -> GpuChange:
     return GpuChange(
-        _attached(document["before"]),
-        _attached(document["after"]),
+        _read_attached_document(document["before"]),
+        _read_attached_document(document["after"]),
         _facts(document["facts_before"]),
         _facts(document["facts_after"]),
         _nodes(document["nodes"]),

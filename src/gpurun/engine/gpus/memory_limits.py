@@ -25,7 +25,7 @@ def set_limits(root: str, cgroup: str, limits: tuple[MemoryLimit, ...], director
     """
     if any(limit.soft for limit in limits):
         record = f"{directory}/{RECORD}"
-        gpus = dict.fromkeys([*_recorded(record)[3:], *[limit.gpu for limit in limits]])
+        gpus = dict.fromkeys([*_read_record(record)[3:], *[limit.gpu for limit in limits]])
         text = "\n".join([limits[0].library, root, cgroup, *gpus])
         write_atomically(record, text.encode("utf-8", "surrogateescape"), 0o600)
     try:
@@ -36,7 +36,7 @@ def set_limits(root: str, cgroup: str, limits: tuple[MemoryLimit, ...], director
 
 def take_away(directory: str) -> tuple[str, ...]:
     """Take back what :func:`set_limits` has recorded in *directory*, as long as the cgroup is there; returns warnings."""
-    library, root, cgroup, *gpus = _recorded(f"{directory}/{RECORD}") or ("", "", "")
+    library, root, cgroup, *gpus = _read_record(f"{directory}/{RECORD}") or ("", "", "")
     try:
         posix.stat(cgroup)
     except FileNotFoundError:
@@ -48,7 +48,7 @@ def take_away(directory: str) -> tuple[str, ...]:
     return ()
 
 
-def _recorded(record: str) -> list[str]:
+def _read_record(record: str) -> list[str]:
     """The library, the root of the tree, the cgroup, and the GPUs; nothing where none are recorded."""
     try:
         return read_file(record).decode("utf-8", "surrogateescape").split("\n")

@@ -14,7 +14,7 @@ from errno import EACCES, EINVAL, EPERM, EROFS
 from gpurun.engine.inside.lookup import check_cwd, find_executable, home_directory
 from gpurun.engine.messages import report
 from gpurun.engine.signals import default_signals, end_on_signals
-from gpurun.errors import GpurunError, Step, StepError, error_text, escaped, oserror_text, strerror_lower
+from gpurun.errors import GpurunError, Step, StepError, error_text, escape, oserror_text, strerror_lower
 from gpurun.linux import process as lp
 from gpurun.linux.files import O_CLOEXEC, Fd, write_all
 from gpurun.linux.fs import (
@@ -67,7 +67,7 @@ def fail(channel: int, command: str, error: BaseException) -> NoReturn:
         try:
             report(channel, "failed", text)
         except OSError:
-            posix.write(2, f"gpurun {command}: {escaped(text)}\n".encode())
+            posix.write(2, f"gpurun {command}: {escape(text)}\n".encode())
     posix._exit(1)
 
 
@@ -313,5 +313,5 @@ def close_listener(listener: int, flags: int) -> None:
 
 def _last_words(path: str, e: OSError) -> NoReturn:
     what = "install the seccomp filter" if e.filename == "seccomp" else f"exec {path}"
-    posix.write(2, f"{escaped(what)}: {strerror_lower(e.errno)}\n".encode())
+    posix.write(2, f"{escape(what)}: {strerror_lower(e.errno)}\n".encode())
     posix._exit(255)

@@ -111,7 +111,7 @@ def plan_exec(
     if options.process is None:
         given = _from_options(options, config.process)
     else:
-        given = _completed(read_process(options.process, "process"), config.process)
+        given = _complete(read_process(options.process, "process"), config.process)
     env = given.env + edits[0]
     if options.process is None:
         env += options.env
@@ -137,7 +137,7 @@ def plan_exec(
     return plan, warnings
 
 
-def _completed(process: Process, base: Process) -> Process:
+def _complete(process: Process, base: Process) -> Process:
     """The file's *process* with what it does not say taken from the container's own; but for limits, which are then the
     caller's, as under runc and crun."""
     changes: dict[str, Any] = {

@@ -35,7 +35,7 @@ def merge_into_config(config: Config, edits: ContainerEdits) -> tuple[Config, Co
     if edits == ContainerEdits():
         return config, edits
     user = config.process.user
-    nodes = tuple([_owned(node, user) for node in edits.device_nodes])
+    nodes = tuple([_with_owner(node, user) for node in edits.device_nodes])
     paths = {node.path for node in nodes}
     linux = config.linux
     linux = replace(
@@ -98,7 +98,7 @@ def _is_shared(mount: Mount, root_shared: bool) -> bool:
     return root_shared and (mount.type == "bind" or "bind" in mount.options or "rbind" in mount.options)
 
 
-def _owned(node: DeviceNode, user: User) -> DeviceNode:
+def _with_owner(node: DeviceNode, user: User) -> DeviceNode:
     """*node*, that of the container's process where it is to be the process' own."""
     if PROCESS_ID not in (node.uid, node.gid):
         return node

@@ -96,7 +96,7 @@ def _numbers(text: str, where: str) -> frozenset[int]:
     return numbers
 
 
-def _named(table: dict[str, int], name: str, where: str) -> int:
+def _look_up(table: dict[str, int], name: str, where: str) -> int:
     if name not in table:
         raise ConfigError(where, f'"{name}" is unknown, it must be one of {", ".join(table)}')
     return table[name]
@@ -105,7 +105,7 @@ def _named(table: dict[str, int], name: str, where: str) -> int:
 def _flags(obj: dict[str, Any], table: dict[str, int], where: str) -> int:
     flags = 0
     for i, name in enumerate(get_strings(obj, "flags", where)):
-        flags |= _named(table, name, f"{where}.flags[{i}]")
+        flags |= _look_up(table, name, f"{where}.flags[{i}]")
     return flags
 
 
@@ -113,7 +113,7 @@ def _scheduler(obj: dict[str, Any], where: str) -> tuple[int, int, int, int, int
     name = get_string(obj, "policy", where)
     if not name:
         raise ConfigError(f"{where}.policy", "is missing, scheduler policy is required")
-    policy = _named(SCHED_POLICIES, name, f"{where}.policy")
+    policy = _look_up(SCHED_POLICIES, name, f"{where}.policy")
     nice = get_int(obj, "nice", where, -(1 << 31), (1 << 31) - 1) or 0
     priority = get_int(obj, "priority", where, -(1 << 31), (1 << 31) - 1) or 0
     if name in ("SCHED_OTHER", "SCHED_BATCH") and not -20 <= nice <= 19:
@@ -146,7 +146,7 @@ def _check_deadline(runtime: int, deadline: int, period: int, where: str) -> Non
 
 
 def _io_priority(obj: dict[str, Any], where: str) -> int:
-    number = _named(IOPRIO_CLASSES, get_string(obj, "class", where), f"{where}.class")
+    number = _look_up(IOPRIO_CLASSES, get_string(obj, "class", where), f"{where}.class")
     level = get_int(obj, "priority", where)
     if level is not None and not 0 <= level <= 7:
         raise ConfigError(f"{where}.priority", f"{level} is out of range, it must be from 0 to 7")
@@ -155,7 +155,7 @@ def _io_priority(obj: dict[str, Any], where: str) -> int:
 
 def _personality(obj: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
     where = "linux.personality"
-    persona = _named(PERSONALITIES, get_string(obj, "domain", where), f"{where}.domain")
+    persona = _look_up(PERSONALITIES, get_string(obj, "domain", where), f"{where}.domain")
     # The specification defines no flag yet; runc warns, and so must a runtime whose configs it shares.
     flags = get_strings(obj, "flags", where)
     return persona, (f"ignoring unsupported personality flags: {', '.join(flags)}",) if flags else ()
@@ -164,7 +164,7 @@ def _personality(obj: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
 def _memory_policy(obj: dict[str, Any]) -> tuple[int, int]:
     where = "linux.memoryPolicy"
     name = get_string(obj, "mode", where)
-    mode = _named(MEMORY_POLICIES, name, f"{where}.mode")
+    mode = _look_up(MEMORY_POLICIES, name, f"{where}.mode")
     nodes = _numbers(get_string(obj, "nodes", where), f"{where}.nodes")
     if name in ("MPOL_DEFAULT", "MPOL_LOCAL") and nodes:
         raise ConfigError(f"{where}.nodes", f"{name} takes no nodes")

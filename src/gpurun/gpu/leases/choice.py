@@ -131,13 +131,13 @@ def _score(
         -sum([1 for unit in chosen if unit.numa_node in near]),
         len(nodes),
         sum([1 for unit in chosen for peer in unit.peers if peer in outside]),
-        tuple(sorted([there[_shared(unit)] for unit in chosen])),
+        tuple(sorted([there[_connection_key(unit)] for unit in chosen])),
         tuple(sorted([used.get(unit.key, 0) for unit in chosen], reverse=True)),
         tuple([(unit.index, unit.key) for unit in chosen]),
     )
 
 
-def _shared(unit: GpuDevice) -> str:
+def _connection_key(unit: GpuDevice) -> str:
     """The key of the GPU of a part that links lead from; MIG devices have none, and each stands for itself."""
     return unit.gpu_key if unit.links else unit.key
 
@@ -146,7 +146,7 @@ def _parts(units: Iterable[GpuDevice]) -> dict[str, int]:
     """How many of *units* each GPU has."""
     found: dict[str, int] = {}
     for unit in units:
-        found[_shared(unit)] = found.get(_shared(unit), 0) + 1
+        found[_connection_key(unit)] = found.get(_connection_key(unit), 0) + 1
     return found
 
 
@@ -187,7 +187,7 @@ def _grown(units: tuple[GpuDevice, ...], count: int, fixed: tuple[GpuDevice, ...
             inside, mine = frozenset([unit.index for unit in chosen]), _parts(chosen)
 
             def worth(u: GpuDevice) -> tuple[int, ...]:
-                gpu, alike = _shared(u), u.numa_node == first.numa_node  # noqa: B023
+                gpu, alike = _connection_key(u), u.numa_node == first.numa_node  # noqa: B023
                 return len(inside & peers[u.key]), mine.get(gpu, 0), alike, -there[gpu], -u.index  # noqa: B023
 
             chosen.append(max(rest, key=worth))

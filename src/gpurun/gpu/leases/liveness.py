@@ -45,7 +45,7 @@ def is_live(lease: Lease, foreign: bool = False) -> bool:
         return True
     if foreign and (not lease.cgroup.startswith(_CGROUPS) or ".." in lease.cgroup.split("/")):
         return False
-    return _populated(lease.cgroup, lease.cgroup_inode)
+    return _is_populated(lease.cgroup, lease.cgroup_inode)
 
 
 def lives(pid: int, start_time: int) -> bool:
@@ -84,7 +84,7 @@ def open_process(pid: int, start_time: int) -> int:
     return -1
 
 
-def _populated(cgroup: str, inode: int) -> bool:
+def _is_populated(cgroup: str, inode: int) -> bool:
     """Whether there are processes in the *cgroup*, if that is still the one with this *inode*."""
     if not cgroup or "\0" in cgroup:
         return False

@@ -10,7 +10,7 @@ from gpurun.errors import GpuError
 from gpurun.gpu.host.access import closed_by_job
 from gpurun.gpu.nvidia.host.device_numbers import node_minors
 from gpurun.gpu.nvidia.host.roots import dev_root
-from gpurun.gpu.nvidia.request.selection import identified, select
+from gpurun.gpu.nvidia.request.selection import identify, select
 from gpurun.gpu.nvidia.request.settings import roots_of
 from gpurun.gpu.vendors import place
 from gpurun.record import Record, replace
@@ -76,7 +76,7 @@ def _cuda_names(request: GpuRequest, driver: Driver, resolver: Resolver) -> str:
     """The UUIDs of the GPUs and MIG devices of *request*, as CUDA takes them."""
     gpus = driver.gpus
     if any("?" in gpu.uuid or gpu.mig for gpu in gpus):
-        gpus = identified(gpus, resolver())
+        gpus = identify(gpus, resolver())
     names: list[str] = []
     for one in select(request, gpus):
         names += [mig.uuid or f"MIG-{one.gpu.uuid}/{mig.gi}/{mig.ci}" for mig in one.mig] or [one.gpu.uuid]

@@ -31,7 +31,7 @@ def edits_of(asked: Inquiry) -> ContainerEdits | None:
     """The edits of NVIDIA's part of a container, None for none.  Raises as :func:`gpurun.gpu.resolve.gpu_edits`."""
     injected = asked.injected
     taken = take_over(injected, asked.own_env) if injected is not None and has_hooks(VENDOR, injected) else None
-    made = both(taken, _requested(asked))
+    made = both(taken, _edits_of_request(asked))
     if made is not None and made.forward_compat is not None:
         made = _without_compat(made, taken, asked)
     if injected is not None and not asked.privileged and has_gpus(injected, VENDOR) and injected.mount_namespace:
@@ -95,7 +95,7 @@ def _with_filter(made: ContainerEdits | None, injected: Injected, asked: Inquiry
     return with_filter(made, injected, roots_of(asked.own_env, settings))
 
 
-def _requested(asked: Inquiry) -> ContainerEdits | None:
+def _edits_of_request(asked: Inquiry) -> ContainerEdits | None:
     """What the container's own request brings."""
     asking = any(e.startswith(VENDOR.prefixes) for e in asked.env)
     if asked.settings is None and not asking and not has_settings(VENDOR, asked.own_env):
@@ -133,7 +133,7 @@ def _answer(asked: Inquiry) -> GpuAnswer:
 
     request = read_request(asked.env, asked.annotations, asked.privileged, settings.policy, asked.mounts)
     if request is None or not request.devices or not is_free(request.devices[0]):
-        return _with_warnings(_served(asked, request, settings), settings)
+        return _with_warnings(_answer_request(asked, request, settings), settings)
     if asked.allocate is None:
         raise GpuError(NO_LESSOR)
     from gpurun.gpu.request.free import read_free_request
@@ -143,7 +143,7 @@ def _answer(asked: Inquiry) -> GpuAnswer:
         return GpuAnswer(module(free.vendor, "resolve").free_edits(asked, free))
     names, warnings = asked.allocate(free)
     request = replace(request, devices=names, warnings=request.warnings + warnings)
-    made = _served(asked, request, settings).edits
+    made = _answer_request(asked, request, settings).edits
     if made is None:
         return GpuAnswer()
     made = replace(made, env=(*made.env, f"{DEVICES}={','.join(request.devices)}"))
@@ -158,7 +158,7 @@ def _with_warnings(answer: GpuAnswer, settings: Settings) -> GpuAnswer:
     return replace(answer, edits=replace(made, warnings=made.warnings + settings.warnings))
 
 
-def _served(asked: Inquiry, request: GpuRequest | None, settings: Settings) -> GpuAnswer:
+def _answer_request(asked: Inquiry, request: GpuRequest | None, settings: Settings) -> GpuAnswer:
     """As :func:`_answer`, the request being read: by CDI files, by the driver, or by both."""
     from gpurun.gpu.nvidia.request.environment import names_capabilities
     from gpurun.gpu.nvidia.request.settings import roots_of

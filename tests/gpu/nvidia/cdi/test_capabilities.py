@@ -8,7 +8,7 @@ import pytest
 
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.cdi.write import to_text
-from gpurun.gpu.nvidia.cdi.capabilities import claimed
+from gpurun.gpu.nvidia.cdi.capabilities import needed_for
 from gpurun.gpu.nvidia.cdi.generate import generate
 from gpurun.gpu.nvidia.cdi.generated import GenerateOptions
 from gpurun.gpu.nvidia.host.roots import Roots
@@ -79,7 +79,7 @@ def test_procfs_is_filtered_also_without_the_hook(host: SimulatedDriver, capabil
 
 
 def test_what_is_not_known_stays() -> None:
-    assert claimed("/opt/vendor/libother.so.1") == () == claimed("/etc/some.json") == claimed("/usr/bin/tool")
-    assert claimed("/usr/lib64/libcuda.so.1.2.3") == ("compute",) and claimed("/usr/bin/nvidia-smi") == ("utility",)
-    assert set(claimed("/usr/lib64/libnvidia-allocator.so.1.2.3")) == {"compute", "graphics"}
-    assert claimed("/run/nvidia-persistenced/socket") == ("utility",) and claimed("/tmp/nvidia-mps") == ("compute",)
+    assert needed_for("/opt/vendor/libother.so.1") == () == needed_for("/etc/some.json") == needed_for("/usr/bin/tool")
+    assert needed_for("/usr/lib64/libcuda.so.1.2.3") == ("compute",) and needed_for("/usr/bin/nvidia-smi") == ("utility",)
+    assert set(needed_for("/usr/lib64/libnvidia-allocator.so.1.2.3")) == {"compute", "graphics"}
+    assert needed_for("/run/nvidia-persistenced/socket") == ("utility",) and needed_for("/tmp/nvidia-mps") == ("compute",)

@@ -17,7 +17,7 @@ from gpurun.gpu.nvidia.host.mig import read_minors
 from gpurun.gpu.nvidia.host.nodes import read_majors
 from gpurun.gpu.nvidia.host.roots import roots_from_environment
 from gpurun.gpu.nvidia.request.records import GpuRequest
-from gpurun.gpu.nvidia.request.selection import find_mig, identified, is_mig, select
+from gpurun.gpu.nvidia.request.selection import find_mig, identify, is_mig, select
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from tests.nvml import compile_stub
 from tests.simdriver import VERSION, Options, SimulatedDriver, bus_id, make, mig_minor, mig_uuid, minor, uuid
@@ -204,9 +204,9 @@ def test_identities_of_other_devices_are_nobodys(host: SimulatedDriver) -> None:
         GpuIdentity("0000:aa:00.0", "GPU-x", mig=(MigIdentity(0, 1, 0, "MIG-x"),)),
         GpuIdentity(bus_id(0), "GPU-y", mig=(MigIdentity(0, 6, 0, "MIG-y"),)),
     )
-    assert identified(gpus, other) == gpus
+    assert identify(gpus, other) == gpus
     with pytest.raises(GpuError):
-        find_mig("MIG-x", identified(gpus, other))
+        find_mig("MIG-x", identify(gpus, other))
 
 
 def test_a_uuid_is_resolved_by_the_drivers_own_nvml(tmp_path: Path) -> None:

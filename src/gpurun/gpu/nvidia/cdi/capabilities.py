@@ -21,7 +21,7 @@ def concerns(names: tuple[str, ...]) -> bool:
     return any(name.startswith(_PREFIXES) for name in names)
 
 
-def claimed(path: str) -> tuple[str, ...]:
+def needed_for(path: str) -> tuple[str, ...]:
     """The capabilities that need the driver's file *path* (in the container); none for what is not known."""
     name = path.rpartition("/")[2]
     stem = name.partition(".so")[0] if ".so" in name else ""
@@ -43,14 +43,14 @@ def _is(name: str, pattern: str) -> bool:
 def with_files_of(edits: ContainerEdits, capabilities: tuple[str, ...]) -> ContainerEdits:
     """*edits* of CDI devices without the files and nodes that none of *capabilities* needs; hooks are still to be done."""
     needed = library_capabilities(capabilities)
-    mounts = tuple([m for m in edits.mounts if _wanted(claimed(m.container_path), needed)])
-    nodes = tuple([n for n in edits.device_nodes if _node_wanted(n.path, needed, capabilities)])
+    mounts = tuple([m for m in edits.mounts if _is_wanted(needed_for(m.container_path), needed)])
+    nodes = tuple([n for n in edits.device_nodes if _is_node_wanted(n.path, needed, capabilities)])
     left_out = {n.gid for n in edits.device_nodes if n not in nodes} - {n.gid for n in nodes}
     return replace(
         edits,
         mounts=mounts,
         device_nodes=nodes,
-        config_mounts=tuple([m for m in edits.config_mounts if _wanted(claimed(m.destination), needed)]),
+        config_mounts=tuple([m for m in edits.config_mounts if _is_wanted(needed_for(m.destination), needed)]),
         additional_gids=tuple([gid for gid in edits.additional_gids if gid not in left_out]),
     )
 
@@ -75,11 +75,11 @@ def without_loose_ends(edits: ContainerEdits, before: ContainerEdits, capabiliti
     )
 
 
-def _wanted(of: tuple[str, ...], needed: tuple[str, ...]) -> bool:
+def _is_wanted(of: tuple[str, ...], needed: tuple[str, ...]) -> bool:
     return not of or any(capability in needed for capability in of)
 
 
-def _node_wanted(path: str, needed: tuple[str, ...], capabilities: tuple[str, ...]) -> bool:
+def _is_node_wanted(path: str, needed: tuple[str, ...], capabilities: tuple[str, ...]) -> bool:
     if path.startswith("/dev/nvidia-uvm"):
         return "compute" in needed
     if path == "/dev/nvidia-modeset":

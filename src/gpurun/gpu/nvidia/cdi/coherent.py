@@ -32,7 +32,7 @@ def by_coherence(made: Generated, all_device: bool = True) -> tuple[tuple[str, C
     return tuple(found)
 
 
-def annotated(spec: CdiSpec, coherent: dict[str, bool]) -> CdiSpec:
+def annotate(spec: CdiSpec, coherent: dict[str, bool]) -> CdiSpec:
     """*spec* whose devices say whether they are coherent, as far as *coherent* has their names."""
     devices = [
         replace(d, annotations=((ANNOTATION, "true" if coherent[d.name] else "false"),)) if d.name in coherent else d

@@ -22,7 +22,7 @@ from gpurun.gpu.nvidia.host.file_names import CAPABILITIES, COMPAT_ROOT
 from gpurun.gpu.nvidia.host.identity import ask
 from gpurun.gpu.nvidia.host.roots import Roots, bus_order
 from gpurun.gpu.nvidia.request.records import GpuRequest
-from gpurun.gpu.nvidia.request.selection import find_gpu, find_mig, identified, is_mig
+from gpurun.gpu.nvidia.request.selection import find_gpu, find_mig, identify, is_mig
 from gpurun.record import replace
 
 TYPE_CHECKING = False
@@ -84,7 +84,7 @@ def generate(roots: Roots, options: GenerateOptions, own_env: Mapping[str, str])
             without = ["MIG devices are named as far as can be"] if divided else []
             without += ["no device says whether it is coherent"] if COHERENT in options.features else []
             warnings += (f"{e}: {' and '.join(without)} without it",)
-        driver = replace(driver, gpus=identified(driver.gpus, identities))
+        driver = replace(driver, gpus=identify(driver.gpus, identities))
     none = nvidia_edits(GpuRequest((), CAPABILITIES), driver)
     if next((device for device in options.devices if device in ("none", "all")), "") == "none":
         spec = assemble(none, ((("none",), none),), replace(options, all_device=False), own_env)
@@ -92,7 +92,7 @@ def generate(roots: Roots, options: GenerateOptions, own_env: Mapping[str, str])
         return Generated(replace(spec, devices=(CdiDevice("none", CdiEdits(env=("NVCT_EMPTY_DEVICE=",))),)), warnings)
     if not driver.gpus:
         raise GpuError("no GPU on this host: a CDI specification needs at least one device")
-    wanted = _wanted(options.devices, driver.gpus)
+    wanted = _select_devices(options.devices, driver.gpus)
     made: list[tuple[tuple[str, ...], ContainerEdits]] = []
     for gpu, mig in wanted:
         names = device_names(gpu, mig, options.strategies)
@@ -106,12 +106,12 @@ def generate(roots: Roots, options: GenerateOptions, own_env: Mapping[str, str])
         raise GpuError("; ".join(["no device could be named", *warnings]))
     spec = assemble(none, tuple(made), options, own_env)
     if COHERENT in options.features:
-        from gpurun.gpu.nvidia.cdi.coherent import annotated
+        from gpurun.gpu.nvidia.cdi.coherent import annotate
 
         coherent = {bus_order(i.bus_id): i.coherent for i in identities}
         gpus = [gpu for gpu, mig in wanted if not mig]
         whole = [(device_names(gpu, None, options.strategies), coherent.get(bus_order(gpu.bus_id))) for gpu in gpus]
-        spec = annotated(spec, {name: known for names, known in whole if known is not None for name in names})
+        spec = annotate(spec, {name: known for names, known in whole if known is not None for name in names})
     return Generated(spec, warnings)
 
 
@@ -156,7 +156,7 @@ def _libcuda_dir(entries: tuple[CacheEntry, ...]) -> tuple[str, ...]:
     return (f"NVIDIA_CTK_LIBCUDA_DIR={':'.join(directories((*first, *entries)))}",) if first else ()
 
 
-def _wanted(ids: tuple[str, ...], gpus: tuple[Gpu, ...]) -> list[tuple[Gpu, MigDevice | None]]:
+def _select_devices(ids: tuple[str, ...], gpus: tuple[Gpu, ...]) -> list[tuple[Gpu, MigDevice | None]]:
     """The devices to describe: whole GPUs, and the MIG devices of those that are divided."""
     every: list[tuple[Gpu, MigDevice | None]] = []
     for gpu in gpus:
@@ -221,11 +221,11 @@ def _device_edits(
         links=tuple([link for link in edits.links if link not in common.links]),
     )
     hooks = []
-    if own.links and _enabled("create-symlinks", options):
+    if own.links and _is_enabled("create-symlinks", options):
         words = [word for link in own.links for word in ("--link", f"{link.target}::{link.path}")]
         hooks.append(_hook("create-symlinks", words, options, own_env))
     folders = sorted({n.path.rpartition("/")[0] for n in own.device_nodes if n.path.count("/") > 2})
-    if folders and _enabled("chmod", options):
+    if folders and _is_enabled("chmod", options):
         words = ["--mode", "755", *[word for folder in folders for word in ("--path", folder)]]
         hooks.append(_hook("chmod", words, options, own_env))
     gids = () if NO_GIDS in options.features else edits.additional_gids
@@ -252,7 +252,7 @@ def _common_hooks(
         [
             _hook(name, more, options, own_env)
             for name, more in words.items()
-            if more is not None and _enabled(name, options) and name in COMMANDS
+            if more is not None and _is_enabled(name, options) and name in COMMANDS
         ]
     )
 
@@ -263,7 +263,7 @@ def _compat_words(compat: ForwardCompat) -> list[str]:
     return words + ([f"--cuda-compat-container-root={compat.directory}"] if compat.directory != COMPAT_ROOT else [])
 
 
-def _enabled(name: str, options: GenerateOptions) -> bool:
+def _is_enabled(name: str, options: GenerateOptions) -> bool:
     if name in options.enabled_hooks:
         return True
     return name != "chmod" and name not in options.disabled_hooks and "all" not in options.disabled_hooks

@@ -210,7 +210,7 @@ def cdi_edits(
     Raises :class:`GpurunError`.
     """
     registry = read_registry(spec_dirs(settings, own_env))
-    stale = stale_files(_used(names, registry), roots)
+    stale = stale_files(_only_files_of(names, registry), roots)
     try:
         whole = inject(names, registry, lambda kind: _advice(kind, registry.dirs))
         if capabilities is not None and concerns(names):
@@ -238,6 +238,6 @@ def _with_proc_filter(edits: ContainerEdits, own_env: Mapping[str, str]) -> Cont
     return replace(edits, proc_trees=edits.proc_trees + tuple(proc_filter(edits.device_nodes, own_env)))
 
 
-def _used(names: tuple[str, ...], registry: Registry) -> Registry:
+def _only_files_of(names: tuple[str, ...], registry: Registry) -> Registry:
     paths = {registry.devices[name].file.path for name in names if name in registry.devices}
     return replace(registry, files=tuple([file for file in registry.files if file.path in paths]))

@@ -52,11 +52,11 @@ def edits(request: GpuRequest, driver: Driver, resolver: Resolver | None = None)
         _check_requirements(request, driver, gpus, resolver)
     needed = library_capabilities(request.capabilities)
     graphics = "graphics" in needed
-    libraries = _library_edits([lib for lib in driver.libraries if _wanted(lib, needed, request.capabilities)], needed)
+    libraries = _library_edits([lib for lib in driver.libraries if _is_wanted(lib, needed, request.capabilities)], needed)
     drm = _drm_edits(selected) if graphics else ContainerEdits()
     files = _file_edits([f for f in driver.files if f.capability in needed or (f.kind == "firmware" and gpus)])
     nodes = [
-        _control_node(n) for n in driver.nodes if _control_wanted(n, "compute" in needed, "display" in request.capabilities)
+        _control_node(n) for n in driver.nodes if _needs_control(n, "compute" in needed, "display" in request.capabilities)
     ]
     nodes += [_gpu_node(s, request.source) for s in selected]
     nodes += _mig_nodes(selected)
@@ -189,11 +189,11 @@ def _draws(selected: Selected) -> bool:
     return not selected.mig or any(mig.profile.endswith("gfx") for mig in selected.mig)
 
 
-def _wanted(library: Library, needed: tuple[str, ...], capabilities: tuple[str, ...]) -> bool:
+def _is_wanted(library: Library, needed: tuple[str, ...], capabilities: tuple[str, ...]) -> bool:
     return any(c in needed for c in library.capabilities) and (not library.compat32 or "compat32" in capabilities)
 
 
-def _control_wanted(node: HostNode, compute: bool, display: bool) -> bool:
+def _needs_control(node: HostNode, compute: bool, display: bool) -> bool:
     if node.path.startswith("/dev/nvidia-uvm"):
         return compute
     return node.path != "/dev/nvidia-modeset" or display

@@ -62,10 +62,10 @@ def with_filter(made: ContainerEdits | None, injected: Injected, roots: Roots) -
             selected.append(Selected(gpu, not mig, mig))
     tree = proc_tree(files, f"{roots.sysroot}{PROC}", tuple(selected))
     near = tuple(dict.fromkeys([*edits.numa_nodes, *[s.gpu.numa_node for s in selected]]))
-    return replace(edits, proc_trees=_merged(edits.proc_trees, tree), numa_nodes=near)
+    return replace(edits, proc_trees=_merge_tree(edits.proc_trees, tree), numa_nodes=near)
 
 
-def _merged(trees: tuple[ProcTree, ...], tree: ProcTree) -> tuple[ProcTree, ...]:
+def _merge_tree(trees: tuple[ProcTree, ...], tree: ProcTree) -> tuple[ProcTree, ...]:
     """*trees* with what *tree* shows besides; files that are there already are not written again."""
     if not any(one.path == PROC_PATH for one in trees):
         return (*trees, replace(tree, reason=_REASON))

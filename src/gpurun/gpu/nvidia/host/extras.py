@@ -73,7 +73,7 @@ def _feature(root: DriverRoot, dev: str, name: str) -> Extra:
     reason = f"{subject} ({_VARIABLES[name]})"
     nodes = []
     for entry in names_in(dev + directory):
-        if any(entry == p[1:] if p.startswith("=") else _numbered(entry, p) for p in patterns):
+        if any(entry == p[1:] if p.startswith("=") else _is_numbered(entry, p) for p in patterns):
             node = node_as_it_is(dev, f"{directory}/{entry}")
             if node is not None:
                 nodes.append(node)
@@ -83,7 +83,7 @@ def _feature(root: DriverRoot, dev: str, name: str) -> Extra:
     return Extra(name, reason, tuple(nodes), _gds_files(root, dev) if name == "gds" else ())
 
 
-def _numbered(entry: str, prefix: str) -> bool:
+def _is_numbered(entry: str, prefix: str) -> bool:
     return entry.startswith(prefix) and entry[len(prefix) :].isdigit()
 
 

@@ -68,7 +68,7 @@ def gpus_of(roots: Roots, dev: str, majors: dict[str, int], graphics: bool) -> t
     if not names:
         return ()
     major = nvidia_major(majors)
-    divided = _divided(roots)
+    divided = _divided_minors(roots)
     mig = _mig_of(roots, dev, majors) if divided else None
     gpus: list[Gpu] = []
     for bus_id in sorted(names, key=bus_order):
@@ -101,7 +101,7 @@ def _is_excluded(roots: Roots, index: int, uuid: str, bus_id: str) -> bool:
     return any(name.lower() in own or (":" in name and bus_order(name) == bus_order(bus_id)) for name in roots.excluded)
 
 
-def _divided(roots: Roots) -> set[str]:
+def _divided_minors(roots: Roots) -> set[str]:
     """The minors of the GPUs that have GPU instances (``mig.py``, imported only where there are any)."""
     base = f"{roots.sysroot}{PROC}/capabilities"
     minors = [n[3:] for n in names_in(base) if n.startswith("gpu")]

@@ -103,8 +103,8 @@ def sensors(nvml: Nvml, device: c_void_p) -> dict[str, float | None]:
             energy.value if nvml.call("nvmlDeviceGetTotalEnergyConsumption", device, byref(energy)) == SUCCESS else None
         ),
         "pcieReplays": nvml.number("nvmlDeviceGetPcieReplayCounter", device),
-        "encoder": _sampled(nvml, "nvmlDeviceGetEncoderUtilization", device),
-        "decoder": _sampled(nvml, "nvmlDeviceGetDecoderUtilization", device),
+        "encoder": _read_sample(nvml, "nvmlDeviceGetEncoderUtilization", device),
+        "decoder": _read_sample(nvml, "nvmlDeviceGetDecoderUtilization", device),
         "correctableRows": rows[0].value if remapped else None,
         "uncorrectableRows": rows[1].value if remapped else None,
         "rowRemapFailure": rows[3].value if remapped else None,
@@ -192,6 +192,6 @@ def _add_mig(nvml: Nvml, device: c_void_p, mig: dict[str, Any]) -> None:
         mig["placement"] = {"start": int(info.placement.start), "size": int(info.placement.size)}
 
 
-def _sampled(nvml: Nvml, function: str, device: c_void_p) -> int | None:
+def _read_sample(nvml: Nvml, function: str, device: c_void_p) -> int | None:
     percent, period = c_uint(), c_uint()
     return percent.value if nvml.call(function, device, byref(percent), byref(period)) == SUCCESS else None

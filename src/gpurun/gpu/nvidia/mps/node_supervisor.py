@@ -17,7 +17,7 @@ from gpurun import log
 from gpurun.errors import GpurunError, oserror_text
 from gpurun.gpu.nvidia.mps.daemon import MpsDaemon, MpsLimits
 from gpurun.gpu.nvidia.mps.node_service import FAILED, LOCK, READY, NodeService, read_wanted
-from gpurun.gpu.nvidia.mps.supervisor import kept, mount_shm
+from gpurun.gpu.nvidia.mps.supervisor import mount_shm, restart_when_killed
 from gpurun.linux import mount as lm
 from gpurun.linux.files import unlink_if_there, write_atomically
 
@@ -29,7 +29,7 @@ _LOOK_S, _AGAIN_S = 0.5, 1.0
 def main() -> int:
     """Entry point of the process; returns its exit code."""
     directory = sys.argv[1]
-    return _serve(directory) if "INVOCATION_ID" in os.environ else kept(lambda: _serve(directory))
+    return _serve(directory) if "INVOCATION_ID" in os.environ else restart_when_killed(lambda: _serve(directory))
 
 
 def _serve(directory: str) -> int:
@@ -63,7 +63,7 @@ def _serve(directory: str) -> int:
                 if daemon is None or not daemon.alive():
                     current = digest
                     unlink_if_there(f"{directory}/{READY}")
-                    daemon = daemon or _made(directory, service)
+                    daemon = daemon or _make_daemon(directory, service)
                     daemon.start()
                     once = True
                     write_atomically(f"{directory}/{READY}", digest.encode(), 0o644)
@@ -81,7 +81,7 @@ def _serve(directory: str) -> int:
             daemon.stop()
 
 
-def _made(directory: str, service: NodeService) -> MpsDaemon:
+def _make_daemon(directory: str, service: NodeService) -> MpsDaemon:
     limits = MpsLimits(service.threads, service.memory)
     made = MpsDaemon(directory, service.uuids, limits, service.programs, driver_root=service.driver_root)
     made.keep = True  # containers have its directories mounted

@@ -39,10 +39,10 @@ _LONG_S, _AGAIN_S = 10.0, 1.0
 
 def main() -> int:
     """Entry point of the process; returns its exit code."""
-    return _serve() if "INVOCATION_ID" in os.environ else kept(_serve)
+    return _serve() if "INVOCATION_ID" in os.environ else restart_when_killed(_serve)
 
 
-def kept(serve: Callable[[], int]) -> int:
+def restart_when_killed(serve: Callable[[], int]) -> int:
     """*serve* in a child, another one where a signal has ended it: what systemd does where it runs the host."""
     while True:
         pid = os.fork()

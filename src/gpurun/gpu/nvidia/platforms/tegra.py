@@ -71,7 +71,7 @@ def find_files(roots: Roots, root: DriverRoot, lists: tuple[str, ...], ignored: 
     linked: dict[str, str] = {}  # real file that a link leads to → the list
     for file in lists:
         name = file.rpartition("/")[2]
-        for kind, path in [one for line in read_list(file) for one in _expanded(roots, root, *line)]:
+        for kind, path in [one for line in read_list(file) for one in _expand(roots, root, *line)]:
             reason = f"{kind} of {name}"
             if kind == "dev":
                 node = node_as_it_is(dev_root(roots), path)
@@ -172,7 +172,7 @@ def read_list(file: str) -> list[tuple[str, str]]:
     return found
 
 
-def _expanded(roots: Roots, root: DriverRoot, kind: str, path: str) -> list[tuple[str, str]]:
+def _expand(roots: Roots, root: DriverRoot, kind: str, path: str) -> list[tuple[str, str]]:
     """The line (*kind*, *path*) for each path that a pattern stands for."""
     if not is_pattern(path):
         return [(kind, path)]

@@ -77,7 +77,7 @@ def read_request(
     if len(devices) > 1 and any(is_free(device) for device in devices):
         listed = clean(",".join(devices))
         raise ConfigError(place(source), f"'{listed}' names free GPUs and other devices: free:N must stand alone")
-    qualified = () if is_free(devices[0]) else _qualified(devices)
+    qualified = () if is_free(devices[0]) else _qualified_names(devices)
     request = GpuRequest(
         devices=() if qualified else _plain(devices),
         capabilities=_read_capabilities(variables.get("NVIDIA_DRIVER_CAPABILITIES"), legacy, policy),
@@ -141,7 +141,7 @@ def _plain(ids: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _qualified(devices: tuple[str, ...]) -> tuple[str, ...]:
+def _qualified_names(devices: tuple[str, ...]) -> tuple[str, ...]:
     """*devices* each once, when one of them is a CDI device name; empty when none is."""
     return tuple(dict.fromkeys(devices)) if True in [is_qualified(device) for device in devices] else ()
 

@@ -91,7 +91,7 @@ def check(
             gpus, learn = learn(), None
             verdicts = [_verdict(alternatives, gpu) for gpu in gpus]
         if False in verdicts:
-            raise ConfigError("", _unsatisfied(expression.split()[0]))
+            raise ConfigError("", _unsatisfied_text(expression.split()[0]))
 
 
 def _verdict(alternatives: list[list[tuple[str, str, str]]], gpu: Properties) -> bool | None:
@@ -107,7 +107,7 @@ def _verdict(alternatives: list[list[tuple[str, str, str]]], gpu: Properties) ->
     return best
 
 
-def _unsatisfied(predicate: str) -> str:
+def _unsatisfied_text(predicate: str) -> str:
     hint = ", please update your driver to a newer version, or use an earlier cuda container"
     text = f"requirement error: unsatisfied condition: {clean(predicate)}"
     return text + hint if predicate.lower().startswith("cuda>=") else text

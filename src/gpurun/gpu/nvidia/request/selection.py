@@ -46,12 +46,12 @@ def select(request: GpuRequest, gpus: tuple[Gpu, ...], resolver: Resolver | None
     for device in request.devices:
         if is_mig(device):
             if resolver is not None and _needs_nvml(device, gpus):
-                gpus, resolver = _asked(device, gpus, resolver), None
+                gpus, resolver = _identify_by_nvml(device, gpus, resolver), None
             gpu, mig = find_mig(device, gpus, request.source)
             chosen.setdefault(gpu.index, {})[(mig.gi, mig.ci)] = mig
         else:
             if resolver is not None and device[:4].upper() == "GPU-" and _nameless(device, gpus):
-                gpus, resolver = _asked(device, gpus, resolver), None
+                gpus, resolver = _identify_by_nvml(device, gpus, resolver), None
             gpu = find_gpu(device, gpus, request.source)
             whole.add(gpu.index)
             chosen.setdefault(gpu.index, {})
@@ -81,11 +81,11 @@ def find_gpu(device: str, gpus: tuple[Gpu, ...], source: str = "") -> Gpu:
         hint = "device lists given as mounts count where accept-nvidia-visible-devices-as-volume-mounts is true"
     elif not hint and not is_index and any("?" in g.uuid for g in gpus):
         hint = "a GPU shows no UUID until something has used it: run nvidia-smi once"
-    text = f"{clean(device)}: unknown device{_where(source)}: the GPUs of this host are {_listed(gpus)}"
+    text = f"{clean(device)}: unknown device{_where(source)}: the GPUs of this host are {_gpu_list(gpus)}"
     raise GpuError(f"{text} ({hint})" if hint else text)
 
 
-def _listed(gpus: tuple[Gpu, ...]) -> str:
+def _gpu_list(gpus: tuple[Gpu, ...]) -> str:
     return "; ".join([f"{g.index} = {g.uuid} = {g.bus_id} ({g.model})" for g in gpus]) or "none"
 
 
@@ -98,7 +98,7 @@ def is_mig(device: str) -> bool:
 def find_mig(device: str, gpus: tuple[Gpu, ...], source: str = "") -> tuple[Gpu, MigDevice]:
     """The MIG device of that name and its GPU; the error names what there is, in the form that needs no NVML.
 
-    ``G:M`` (GPU index, NVML's number of the MIG device on it) and UUIDs need GPUs that are :func:`identified`.  Returns
+    ``G:M`` (GPU index, NVML's number of the MIG device on it) and UUIDs need GPUs that are :func:`identify`.  Returns
     (GPU, MIG device).  Raises :class:`GpuError` when there is none.
     """
     if _named_by_instances(device):
@@ -118,7 +118,7 @@ def find_mig(device: str, gpus: tuple[Gpu, ...], source: str = "") -> tuple[Gpu,
     there = "; ".join([f"MIG-{g.uuid}/{m.gi}/{m.ci}" + (f" = {m.uuid}" if m.uuid else "") for g in gpus for m in g.mig])
     if not there:
         raise GpuError(
-            f"{clean(device)}: unknown device{_where(source)}: this host has no MIG devices: its GPUs are {_listed(gpus)} "
+            f"{clean(device)}: unknown device{_where(source)}: this host has no MIG devices: its GPUs are {_gpu_list(gpus)} "
             "(`nvidia-smi -mig 1` turns MIG on, `nvidia-smi mig -cgi PROFILE -C` divides a GPU)"
         )
     hint = ""
@@ -128,7 +128,7 @@ def find_mig(device: str, gpus: tuple[Gpu, ...], source: str = "") -> tuple[Gpu,
     raise GpuError(text)
 
 
-def identified(gpus: tuple[Gpu, ...], identities: tuple[GpuIdentity, ...]) -> tuple[Gpu, ...]:
+def identify(gpus: tuple[Gpu, ...], identities: tuple[GpuIdentity, ...]) -> tuple[Gpu, ...]:
     """*gpus* with what NVML knows of them: UUIDs, and the numbers and profiles of their MIG devices."""
     known = {bus_order(identity.bus_id): identity for identity in identities}
 
@@ -163,9 +163,9 @@ def _nameless(uuid: str, gpus: tuple[Gpu, ...]) -> bool:
     return any("?" in g.uuid for g in gpus) and all(g.uuid.lower() != uuid.lower() for g in gpus)
 
 
-def _asked(device: str, gpus: tuple[Gpu, ...], resolver: Resolver) -> tuple[Gpu, ...]:
+def _identify_by_nvml(device: str, gpus: tuple[Gpu, ...], resolver: Resolver) -> tuple[Gpu, ...]:
     try:
-        return identified(gpus, resolver())
+        return identify(gpus, resolver())
     except GpuError as e:
         if not is_mig(device):
             return gpus  # the search says what there is

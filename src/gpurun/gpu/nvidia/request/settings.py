@@ -186,14 +186,14 @@ def _policy(read: _Reader, features: tuple[str, ...]) -> Policy:
     return Policy(
         accept_envvar_when_unprivileged=read.flag("accept-nvidia-visible-devices-envvar-when-unprivileged", True),
         disable_require=read.flag("disable-require", False),
-        supported_capabilities=_supported(read),
+        supported_capabilities=_read_supported(read),
         swarm_resource=tuple([n for part in read.text("swarm-resource", "").split(",") if (n := part.strip())]),
         accept_volume_mounts=read.flag("accept-nvidia-visible-devices-as-volume-mounts", False),
         ignore_imex_channels=_IGNORE_IMEX in features,
     )
 
 
-def _supported(read: _Reader) -> tuple[str, ...]:
+def _read_supported(read: _Reader) -> tuple[str, ...]:
     key = "supported-driver-capabilities"
     names = [name for part in read.text(key, "all").split(",") if (name := part.strip())]
     if "all" in names:
