@@ -48,6 +48,10 @@ def test_describe(text: str, words: str) -> None:
     assert describe_rule(rule(text)) == words
 
 
+def test_a_rule_about_all_devices_is_described_so_whatever_numbers_it_has() -> None:
+    assert describe_rule(DeviceRule(False, "a", 1, 3, "r")) == "a *:* rwm"
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -160,6 +164,22 @@ DOCKER = rules("-a", "+c *:* m", "+b *:* m", "+c 1:3 rwm", "+c 195:255 rw", "+c 
 )
 def test_docker(kind: str, major: int, minor: int, letters: str, verdict: bool) -> None:
     assert allows(container_rules(DOCKER), kind, major, minor, letters) is verdict
+
+
+@pytest.mark.parametrize(
+    ("path", "major", "minor"),
+    [
+        ("/dev/null", 1, 3),
+        ("/dev/zero", 1, 5),
+        ("/dev/full", 1, 7),
+        ("/dev/random", 1, 8),
+        ("/dev/urandom", 1, 9),
+        ("/dev/tty", 5, 0),
+    ],
+)
+def test_each_standard_device_is_the_documents_where_it_is_listed(path: str, major: int, minor: int) -> None:
+    assert allows(container_rules(rules("-a")), "c", major, minor, "rwm")
+    assert not allows(container_rules(rules("-a"), (path,)), "c", major, minor, "r")
 
 
 def test_a_standard_device_in_the_document_has_only_the_rules_of_the_document() -> None:

@@ -103,7 +103,7 @@ def test_a_mask_is_the_containers_own_null_where_it_has_one(in_mount_namespace: 
 def test_paths_in_proc_are_those_of_its_mount(in_mount_namespace: InNamespace[Any], image: Path) -> None:
     """Somebody exchanges the rootfs's own directory: the mask is on the mount, by the nearest view; ".." has none."""
 
-    def look() -> tuple[str, str, str]:
+    def look() -> tuple[str, ...]:
         root = inside(image)
         for name in ("view", "nearer"):
             (image / name).mkdir()
@@ -112,11 +112,11 @@ def test_paths_in_proc_are_those_of_its_mount(in_mount_namespace: InNamespace[An
                 (image / name / file).write_text("seen")
         (image / "proc/hidden").write_text("seen")
         views = {"/proc": os.open(image / "view", os.O_PATH), "/proc/near": os.open(image / "nearer", os.O_PATH)}
-        paths = ("/proc/hidden", "/proc/near/hidden", "/usr/../proc/hidden", "/processes")
+        paths = ("/proc/hidden", "/proc/near/hidden", "/usr/../proc/hidden", "/proc/../etc/one", "/processes")
         mask_paths(root, views, paths, null_cover({}))
-        return tuple([read(image / name / "hidden") for name in ("view", "nearer", "proc")])  # type: ignore[return-value]
+        return tuple([read(image / name) for name in ("view/hidden", "nearer/hidden", "proc/hidden", "etc/one", "etc/two")])
 
-    assert in_mount_namespace(look) == ("", "", "")
+    assert in_mount_namespace(look) == ("", "", "", "", "seen")
 
 
 def test_read_only_paths(in_mount_namespace: InNamespace[Any], image: Path) -> None:
@@ -129,10 +129,23 @@ def test_read_only_paths(in_mount_namespace: InNamespace[Any], image: Path) -> N
         names = ("etc/one", "etc/two", "usr/keep", "usr/new", "usr/sub/new")
         some = [write(image / name) for name in names]
         readonly_paths(root, {}, ("/",))
-        return some, write(image / "etc/two"), len(os.listdir("/proc/self/fd")) - len(before)
+        return some, write(image / "etc/two"), len(os.listdir("/proc/self/fd")) - len(before), len(covers(image))
 
-    some, all_of_it, opened = in_mount_namespace(look)
+    some, all_of_it, opened, mounts = in_mount_namespace(look)
     assert (some, all_of_it, opened) == (["EROFS", "written", "EROFS", "EROFS", "written"], "EROFS", 0)
+    assert mounts == 1, "the root has no bind of itself on it, which its processes would be below"
+
+
+def test_another_mount_of_the_rootfs_is_not_its_root(in_mount_namespace: InNamespace[Any], image: Path) -> None:
+    """The same directory, mounted once more below: that mount is made read-only, and the root stays as it is."""
+
+    def look() -> tuple[str, str]:
+        root = inside(image)
+        mount(str(image), str(image / "usr/sub"), "", MS_BIND)
+        readonly_paths(root, {}, ("/usr/sub",))
+        return write(image / "usr/sub/etc/one"), write(image / "etc/two")
+
+    assert in_mount_namespace(look) == ("EROFS", "written")
 
 
 @pytest.mark.parametrize("call", ["mask", "make read-only", "repair"])

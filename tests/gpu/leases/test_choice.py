@@ -132,6 +132,26 @@ def test_memory_that_nvml_does_not_tell_matters_to_who_asks_for_some() -> None:
     assert why("free;memory>=1GiB", (unit(0, memory=0),)) == ["it has 0 GiB of memory"]
 
 
+def test_those_that_it_gets_anyway_are_among_them() -> None:
+    three = (PAIRS[0], PAIRS[2], PAIRS[3])
+    assert indices(FreeRequest("", 2), three, must=frozenset([PAIRS[0].key])) == [0, 2], "not the pair"
+    assert indices(FreeRequest("", 3), three, must=frozenset([PAIRS[2].key])) == [0, 2, 3]
+    assert indices(FreeRequest("", 1), three, must=frozenset([PAIRS[0].key, PAIRS[2].key])) == []
+
+
+def test_parts_of_one_gpu_go_together_and_break_no_whole_one() -> None:
+    """Partitions that have links: they are told by the GPU that they are parts of."""
+    first, second = [
+        [
+            replace(unit(number, 99), key=f"0000:0{gpu}:00.0/{part}", parent=f"0000:0{gpu}:00.0")
+            for part, number in enumerate(numbers)
+        ]
+        for gpu, numbers in ((0, (0, 3)), (1, (1, 2)))
+    ]
+    assert indices(FreeRequest("", 2), (*first, *second)) == [0, 3]
+    assert indices(FreeRequest("", 1), (*first, second[1])) == [2], "the one whose other part is taken"
+
+
 def test_one_that_is_restored_gets_those_that_it_had() -> None:
     assert indices(FreeRequest("", 2), PAIRS, had=frozenset(["GPU-1", "GPU-4"])) == [1, 4]
     assert indices(FreeRequest("", 2), PAIRS, had=frozenset(["GPU-5", "GPU-9"])) == [4, 5], "the one that is left of them"
