@@ -56,6 +56,16 @@ def test_gpus_with_their_pods(tmp_path: Path) -> None:
     assert "other" not in text(lambda: maker_samples(measured(host, "amd"), "n", stranger, names))
 
 
+def test_a_pods_label_takes_the_place_of_none_of_the_exporters(tmp_path: Path) -> None:
+    """Prometheus refuses the whole answer when a sample has a name twice."""
+    host = amd.mi210(tmp_path / "host", count=1)
+    more = (("gpu_id", "stolen"), ("hostname", "stolen"), ("team", "f"))
+    owners = (Owner(amd.MI210[0][0], "ns", "p", "c", vendor="amd", more=more),)
+    lines = text(lambda: maker_samples(measured(host, "amd"), "node-1", owners))
+    assert "stolen" not in lines
+    assert values(lines, "gpu_power_usage")[0][0].items() >= {"gpu_id": "0", "hostname": "node-1", "team": "f"}.items()
+
+
 def test_hostile_labels_stay_one_line(tmp_path: Path) -> None:
     host = amd.mi210(tmp_path / "host", count=1)
     path = host.path / "sys/bus/pci/drivers/amdgpu" / amd.MI210[0][0]

@@ -35,7 +35,11 @@ def _samples(one: Measured, host: str, having: list[Owner]) -> list[Sample]:
     made = []
     for figure in one.reading.figures:
         kind, text = exporter.FIELDS[figure.name]
-        made += [Sample(figure.name, kind, text, (*common, *figure.labels, *more), figure.value) for more in owned]
+        own = (*common, *figure.labels)
+        taken = {name for name, _ in own}  # a label of a pod that had one of these names would spoil the whole scrape
+        for more in owned:
+            labels = (*own, *[label for label in more if label[0] not in taken])
+            made.append(Sample(figure.name, kind, text, labels, figure.value))
     return made
 
 
