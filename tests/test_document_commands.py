@@ -60,8 +60,8 @@ RUN = (
     "explain", "validate", "help", "list", "stats", "bundle", "spec", "run",
 )  # fmt: skip
 NOT_RUN = (
-    "install", "uninstall", "gpu attach", "gpu detach", "gpu lease ", "update", "kubernetes", "metrics", "cdi refresh",
-    "run --bundle b", "create", "start", "exec", "kill", "delete", "state", "checkpoint", "restore",
+    "install", "uninstall", "gpu attach", "gpu detach", "gpu lease ", "gpu mig", "update", "kubernetes", "metrics",
+    "cdi refresh", "run --bundle b", "create", "start", "exec", "kill", "delete", "state", "checkpoint", "restore",
 )  # fmt: skip
 
 

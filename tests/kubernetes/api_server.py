@@ -31,6 +31,7 @@ KINDS = {
     "resourceslices": (False, False, ("metadata.name", "spec.nodeName", "spec.driver")),
     "resourceclaims": (True, False, ("metadata.name", "metadata.namespace")),
     "deviceclasses": (False, False, ("metadata.name",)),
+    "events": (True, True, ()),
     "daemonsets": (True, False, ("metadata.name", "metadata.namespace")),
     "nodefeatures": (True, False, ("metadata.name", "metadata.namespace")),
 }

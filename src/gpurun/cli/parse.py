@@ -97,11 +97,20 @@ def parse_command(options: Globals, words: Sequence[str]) -> Invocation:
     row = COMMANDS.get(name)
     if row is None:
         raise UnknownCommand(name)
-    values, arguments = _options(name, row.get("options", ()), words[1:], row.get("stop", 0))
+    rows = row.get("options", ())
+    if name in GROUPS:
+        rows = _own_first(rows, next((word for word in words[1:] if word in GROUPS[name]), ""))
+    values, arguments = _options(name, rows, words[1:], row.get("stop", 0))
     if values.pop("help", False):
         return Invocation("help", (name, *arguments[:1]) if name in GROUPS else (name,), {}, options)
     _check_count(name, len(arguments), *row["count"])
     return Invocation(name, tuple(arguments), values, options)
+
+
+def _own_first(rows: tuple[OptionRow, ...], below: str) -> tuple[OptionRow, ...]:
+    """*rows* with those first that are for the command *below* a group: a short name may mean another option there."""
+    own = [row for row in rows if below in row[3].partition(": ")[0].split(", ")]
+    return (*own, *[row for row in rows if row not in own])
 
 
 def _options(command: str, rows: tuple[OptionRow, ...], args: Sequence[str], stop: int) -> tuple[Values, list[str]]:

@@ -32,9 +32,18 @@ GLOBALS: tuple[OptionRow, ...] = (
 #: Commands whose first argument is a command again, and which there are (:mod:`gpurun.cli.topics` says what they do).  An
 #: option whose help begins with some of these and a colon is for them alone.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "gpu": ("list", "leases", "lease", "attach", "detach", "doctor", "explain"),
+    "gpu": ("list", "leases", "lease", "attach", "detach", "doctor", "explain", "mig"),
     "cdi": ("generate", "refresh", "list", "validate", "transform"),
-    "kubernetes": ("device-plugin", "dra-driver", "labels", "install-node", "uninstall-node", "explain", "manifests"),
+    "kubernetes": (
+        "device-plugin",
+        "dra-driver",
+        "labels",
+        "mig-manager",
+        "install-node",
+        "uninstall-node",
+        "explain",
+        "manifests",
+    ),
 }
 
 _CLIENT = (
@@ -55,7 +64,7 @@ _CLIENT = (
 COMMANDS: dict[str, CommandRow] = {
     **CONTAINER_COMMANDS,
     "gpu": {
-        "arguments": "list|leases|lease|attach|detach|doctor|explain ARGS",
+        "arguments": "list|leases|lease|attach|detach|doctor|explain|mig ARGS",
         "count": (1, -1), "handler": "gpurun.commands.gpu:gpu",
         "help":
             "list the GPUs of this host and who uses or leases them, give one to a running container or take it away, look "
@@ -69,6 +78,13 @@ COMMANDS: dict[str, CommandRow] = {
             ("force", "", "switch", "detach: end the processes that have the device open"),
             ("expire", "", "switch", "leases: warn of those whose time is over, and end the containers if the site says so"),
             ("release", "", "switch", "lease: take the lease away, whatever the container does with its GPUs"),
+            ("config-file", "f", "file", "mig: apply, assert: the configurations (a file of mig-parted's), - is stdin"),
+            ("selected-config", "c", "text", "mig: apply, assert: which of them, if there are several"),
+            ("mode-only", "m", "switch", "mig: apply, assert: only whether MIG is on, not which devices there are"),
+            ("skip-reset", "s", "switch", "mig: apply: do not reset GPUs whose mode waits for it"),
+            ("valid-config", "a", "switch", "mig: assert: only that the file is right and has the configuration"),
+            ("output-format", "o", "text", "mig: export: yaml or json"),
+            ("config-label", "l", "text", "mig: export: what the configuration is called (current)"),
         ),
     },
     "install": {
@@ -148,9 +164,9 @@ COMMANDS: dict[str, CommandRow] = {
             ("hook-path", "", "file", "device-plugin, dra-driver: the host's program for CDI hooks (default: this one)"),
             ("interval", "", "text", "seconds between two looks at the GPUs"),
             ("health-listen", "", "text", "ADDRESS:PORT of /healthz and /readyz, for the kubelet's probes"),
-            ("config-file", "", "file", "device-plugin, labels: NVIDIA's configuration file (version v1)"),
+            ("config-file", "", "file", "device-plugin, labels, mig-manager: NVIDIA's configuration file (version v1)"),
             ("config-dir", "", "dir", "device-plugin, labels: files; the label nvidia.com/device-plugin.config names one"),
-            ("default-config", "", "text", "device-plugin, labels: the configuration for a node without that label"),
+            ("default-config", "", "text", "device-plugin, labels, mig-manager: the one for a node without the label"),
             ("vendors", "", "texts", "device-plugin, dra-driver, labels: whose GPUs: nvidia, amd, intel (default: all)"),
             ("mig-strategy", "", "text", "device-plugin, labels: none, single or mixed"),
             ("device-list-strategy", "", "texts", "device-plugin: cdi-cri, cdi-annotations, envvar or volume-mounts"),
@@ -172,8 +188,9 @@ COMMANDS: dict[str, CommandRow] = {
             ("restart-mode", "", "text", "install-node: signal, systemd or none (default: containerd signal, crio systemd)"),
             ("default-runtime", "", "switch", "install-node: make it the engine's default runtime"),
             ("no-cdi", "", "switch", "install-node: do not have containerd take CDI devices"),
+            ("with-reboot", "", "switch", "mig-manager: reboot the node where a change of the mode needs it"),
             ("values", "", "texts", "manifests: a file of values for the chart, - is stdin"),
-            ("namespace", "", "text", "manifests, explain, labels: of gpurun's pods (gpurun), of the pod, of the object"),
+            ("namespace", "", "text", "manifests, mig-manager, explain, labels: gpurun's (gpurun), the pod's, the object's"),
             ("kube-version", "", "text", "manifests: the version of Kubernetes that they are for (1.36.0)"),
             ("program", "", "file", "install-node: the gpurun to put there (default: this one)"),
             ("on-exit", "", "text", "install-node: remove, keep or ask (whether the DaemonSet goes on)"),

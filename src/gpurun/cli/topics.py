@@ -28,6 +28,10 @@ BELOW: dict[str, dict[str, tuple[str, str]]] = {
             "BUNDLE|NAME=VALUE...",
             "show what a bundle, or variables such as NVIDIA_VISIBLE_DEVICES=0, would bring into a container, and why",
         ),
+        "mig": (
+            "apply|assert|export",
+            "divide GPUs by MIG as a file of mig-parted's says",
+        ),
     },
     "cdi": {
         "generate": ("", "write this host's GPUs as a CDI file, for every runtime that knows CDI"),
@@ -40,6 +44,7 @@ BELOW: dict[str, dict[str, tuple[str, str]]] = {
         "device-plugin": ("", "offer this node's GPUs to the kubelet, as nvidia.com/gpu and MIG devices, shared if wanted"),
         "dra-driver": ("", "offer this node's GPUs by dynamic resource allocation (ResourceSlices and claims)"),
         "labels": ("", "say in labels of the node which GPUs it has"),
+        "mig-manager": ("", "divide this node's GPUs by MIG as its label nvidia.com/mig.config says"),
         "install-node": ("", "put gpurun on the node whose root --host-root is, and take it away again at the end"),
         "uninstall-node": ("", "take away from the node everything that gpurun has put there"),
         "explain": ("POD", "say why a pod is Pending: who has the GPUs, and what excludes which"),
@@ -105,6 +110,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "gpurun gpu explain NVIDIA_VISIBLE_DEVICES=0 NVIDIA_DRIVER_CAPABILITIES=all",
         "gpurun gpu explain /srv/bundle",
     ),
+    "gpu mig": (
+        "gpurun gpu mig apply -f /etc/gpurun/mig.yaml -c all-balanced",
+        "# exit code 1 unless the GPUs are divided so; nothing is changed",
+        "gpurun gpu mig assert -f /etc/gpurun/mig.yaml -c all-balanced",
+        "gpurun gpu mig export",
+    ),
     "cdi": ("gpurun cdi generate --output /etc/cdi/nvidia.yaml", "gpurun cdi list"),
     "cdi generate": (
         "# this host's GPUs, for Docker, Podman, containerd and CRI-O",
@@ -135,6 +146,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "gpurun kubernetes device-plugin --device-list-strategy envvar",
     ),
     "kubernetes dra-driver": ("gpurun kubernetes dra-driver --node-name node-1",),
+    "kubernetes mig-manager": ("gpurun kubernetes mig-manager --config-file /etc/gpurun/mig.yaml",),
     "metrics": ("gpurun metrics --once", "gpurun metrics --listen :9400"),
     "kubernetes explain": ("gpurun kubernetes explain train-0", "gpurun kubernetes explain team-a/train-0"),
     "kubernetes manifests": (

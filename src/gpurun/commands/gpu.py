@@ -21,7 +21,7 @@ _VERDICT = 6  # columns of the doctor's verdict and the blanks behind it
 
 
 def gpu(invocation: Invocation) -> int:
-    """``gpu list``, ``leases``, ``lease``, ``attach``, ``detach``, ``doctor`` and ``explain``.
+    """``gpu list``, ``leases``, ``lease``, ``attach``, ``detach``, ``doctor``, ``explain`` and ``mig``.
 
     The exit code is 1 when the doctor finds something that does not work, or explain that create would fail.  Raises
     :class:`UsageError` for another word.
@@ -30,7 +30,7 @@ def gpu(invocation: Invocation) -> int:
     if what not in GROUPS["gpu"]:
         raise UsageError(f'gpu: no such command "{what}", use {", ".join(GROUPS["gpu"][:-1])} or {GROUPS["gpu"][-1]}')
     check_options(invocation)
-    if words and what not in ("explain", "lease", "attach", "detach"):
+    if words and what not in ("explain", "lease", "attach", "detach", "mig"):
         raise UsageError(f"gpu {what}: takes no argument")
     form = invocation.form()
     env = {k.decode("utf-8", "surrogateescape"): v.decode("utf-8", "surrogateescape") for k, v in posix.environ.items()}
@@ -44,6 +44,10 @@ def gpu(invocation: Invocation) -> int:
         from gpurun.commands import gpu_attach
 
         return (gpu_attach.attach if what == "attach" else gpu_attach.detach)(tuple(words), invocation)
+    if what == "mig":
+        from gpurun.commands.gpu_mig import mig
+
+        return mig(tuple(words), invocation, env)
     if what in ("leases", "lease"):
         from gpurun.commands.gpu_leases import expire_leases, list_leases, release
 

@@ -40,6 +40,11 @@ def kubernetes(invocation: Invocation) -> int:
         from gpurun.commands.kubernetes_dra import dra_driver
 
         return dra_driver(invocation)
+    if what == "mig-manager":
+        need("pydantic", "grpc", "google.protobuf", "kubernetes")
+        from gpurun.commands.kubernetes_mig import mig_manager
+
+        return mig_manager(invocation)
     if what == "install-node":
         from gpurun.commands.kubernetes_install import install_node
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,8 @@ from gpurun.errors import GpurunError
 
 #: Versions of resource.k8s.io whose objects look the same, the best one first.
 RESOURCE_GROUP, RESOURCE_VERSIONS = "resource.k8s.io", ("v1", "v1beta2")
+#: The namespace of events of objects that are in none.
+EVENTS = "default"
 _TIMEOUT_S = 15.0
 #: Seconds after which a watch is begun anew, at the least, and twice that at most: not all nodes at the same moment.
 _WATCH_S = 300
@@ -79,6 +82,25 @@ class Api:
         call = self._core.list_node if kind == "node" else self._core.list_pod_for_all_namespaces
         found: list[Object] = self._plain(_called(f"list {kind}s", call).items)
         return found
+
+    def pods_of(self, namespace: str, node: str) -> list[Object]:
+        """The pods of *namespace* on the node *node*."""
+        call, selector = self._core.list_namespaced_pod, f"spec.nodeName={node}"
+        answer = _called(f"list pods of {namespace}", call, namespace, field_selector=selector)
+        found: list[Object] = self._plain(answer.items)
+        return found
+
+    def tell(self, node: str, reason: str, message: str) -> None:
+        """Make an event (a warning) of the node *node*, which ``kubectl describe node`` shows."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        name = f"{node}.{time.time_ns():x}"
+        body = {
+            "apiVersion": "v1", "kind": "Event", "metadata": {"name": name, "namespace": EVENTS}, "type": "Warning",
+            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+            "reason": reason, "message": message[:1024], "source": {"component": "gpurun", "host": node},
+            "firstTimestamp": now, "lastTimestamp": now, "count": 1,
+        }  # fmt: skip
+        _called(f"make an event of node {node}", self._core.create_namespaced_event, EVENTS, body)
 
     def label_node(self, name: str, labels: dict[str, str | None]) -> None:
         """Set *labels* of the node *name*; None takes one away."""

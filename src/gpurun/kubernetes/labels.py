@@ -206,7 +206,9 @@ _NFDS = "nfd.node.kubernetes.io/feature-labels"
 
 def labels_left(metadata: Mapping[str, Any]) -> dict[str, str | None]:
     """What takes our labels from the node with *metadata*; those that Node Feature Discovery has written stay its own."""
-    return patch_of(metadata.get("labels") or {}, {}, NAMES, others_of(metadata))
+    now = metadata.get("labels") or {}
+    told = {name: None for name in (f"{PREFIX}/mig.config.state", f"{PREFIX}/gpurun.paused") if name in now}
+    return patch_of(now, {}, NAMES, others_of(metadata)) | told
 
 
 def others_of(metadata: Mapping[str, Any]) -> frozenset[str]:
