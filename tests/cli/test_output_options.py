@@ -22,11 +22,12 @@ WITHOUT = {
     **dict.fromkeys(
         ("create", "start", "run", "kill", "delete", "exec", "pause", "resume", "update", "checkpoint", "restore", "bundle",
          "gpu lease", "gpu attach", "gpu detach", "install", "uninstall", "install-names", "kubernetes device-plugin",
-         "kubernetes dra-driver", "kubernetes install-node", "kubernetes uninstall-node", "hook"),
+         "kubernetes dra-driver", "kubernetes mig-manager", "kubernetes install-node", "kubernetes uninstall-node", "hook"),
         "does something, and has nothing to tell",
     ),
     "events": "JSON, an object a line, as runc's; `stats` is for people",
     "spec": "writes a file, which is JSON",
+    "gpu mig": "export is a file, in YAML or JSON; the others do something",
     "cdi generate": "a file, in YAML or JSON",
     "cdi refresh": "a file, in YAML or JSON",
     "cdi transform": "a file, in the format that it had",

@@ -14,6 +14,7 @@ import yaml
 
 from gpurun.cli.parse import parse
 from gpurun.commands.kubernetes_options import config_changes
+from gpurun.gpu.nvidia.mig.config import read_configs
 from gpurun.kubernetes.config import PluginConfig
 from gpurun.kubernetes.config_file import parse as parse_config
 from gpurun.kubernetes.config_source import ConfigSource
@@ -46,6 +47,12 @@ VARIANTS: dict[str, Object] = {
     "without privileges": {"privileged": False},
     "with privileges": {"privileged": True},
     "mps": {"devicePlugin": {"config": {"mps": MPS}, "defaultConfig": "mps"}},
+    "mig by a label": {
+        "migManager": {
+            "enabled": True, "withReboot": True, "defaultConfig": "off",
+            "config": "version: v1\nmig-configs: {off: [{devices: all, mig-enabled: false}]}\n",
+        }
+    },
     "labels as objects": {"labels": {"nodeFeatureDiscovery": True, "nodeFeatureAPI": True}},
     "labels as files": {"labels": {"nodeFeatureDiscovery": True}},
     "labels as a file says": {
@@ -88,6 +95,17 @@ VARIANTS: dict[str, Object] = {
         "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}},
     },
 }  # fmt: skip
+
+
+@needs_helm
+def test_parts_that_look_at_gpus_leave_while_they_are_divided(tmp_path: Path) -> None:
+    """The label that the MIG manager sets keeps them off the node, and no other part."""
+    from gpurun.kubernetes.mig_manager import PARTS, PAUSED
+
+    found = pods(rendered(VARIANTS["mig by a label"], tmp_path))
+    away = {name.removeprefix("gpurun-") for name, pod in found.items() if PAUSED in str(pod.get("affinity"))}
+    assert away == {"device-plugin", "labels", "metrics"} and away < set(PARTS)
+    assert not any(PAUSED in str(pod) for pod in pods(rendered({}, tmp_path)).values())
 
 
 def helm(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -139,6 +157,8 @@ def check(found: list[Object]) -> None:
     for one in found:
         if one["kind"] == "ConfigMap" and one["metadata"]["name"] == "gpurun-metrics":
             assert counters(one["data"]["counters.csv"].encode(), "f", FIELDS, LABEL_FIELDS).metrics
+        elif one["kind"] == "ConfigMap" and one["metadata"]["name"] == "gpurun-mig-manager":
+            assert list(read_configs(one["data"]["config.yaml"].encode(), "f")) == ["off"]
         elif one["kind"] == "ConfigMap":
             assert all(not parse_config(text, name).warnings for name, text in one["data"].items())
 

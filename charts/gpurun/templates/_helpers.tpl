@@ -117,6 +117,14 @@ spec:
       {{- with $.Values.nodeSelector }}
       nodeSelector: {{- toYaml . | nindent 8 }}
       {{- end }}
+      {{- if and $.Values.migManager.enabled (has $part (list "device-plugin" "dra-driver" "labels" "metrics")) }}
+      # They have the GPUs open: they leave while the MIG manager divides these.
+      affinity:
+        nodeAffinity:
+          requiredDuringSchedulingIgnoredDuringExecution:
+            nodeSelectorTerms:
+              - matchExpressions: [{key: nvidia.com/gpurun.paused, operator: DoesNotExist}]
+      {{- end }}
       {{- with $.Values.affinity }}
       affinity: {{- toYaml . | nindent 8 }}
       {{- end }}

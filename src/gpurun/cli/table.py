@@ -157,7 +157,7 @@ COMMANDS: dict[str, CommandRow] = {
         "options": (
             ("node-name", "", "text", "the name of this node in the cluster (default: $NODE_NAME, or the host's name)"),
             ("kubeconfig", "", "file", "how to reach the API server (default: $KUBECONFIG, or as a pod of the cluster)"),
-            ("kubelet-dir", "", "dir", "device-plugin, dra-driver, uninstall-node: the kubelet's (/var/lib/kubelet)"),
+            ("kubelet-dir", "", "dir", "device-plugin, dra-driver, mig-manager, uninstall-node: /var/lib/kubelet"),
             ("cdi-dir", "", "dir", "device-plugin, dra-driver, uninstall-node: where CDI files are (/var/run/cdi)"),
             ("driver-root", "", "dir", "where the driver is installed (/)"),
             ("host-root", "", "dir", "where the host's root is mounted, when this runs in a pod"),

@@ -16,6 +16,7 @@ from gpurun.gpu.nvidia.mig.apply import MigHost
 from gpurun.gpu.nvidia.mig.busy import held
 from gpurun.gpu.nvidia.mig.change_record import DIRECTORY
 from gpurun.invocation import Invocation
+from gpurun.kubernetes.kubelet import KUBELET_DIR
 from gpurun.kubernetes.node_programs import driver_program
 from gpurun.kubernetes.pauses import Pauses
 
@@ -36,7 +37,6 @@ def mig_manager(invocation: Invocation) -> int:
     from gpurun.kubernetes.api import connect
     from gpurun.kubernetes.config_source import NodeLabel
     from gpurun.kubernetes.mig_manager import CONFIG, MigManager, MigPlaces
-    from gpurun.kubernetes.pod_resources import SOCKET
 
     path = invocation.option("config-file", os.environ.get("CONFIG_FILE", ""))
     if not path:
@@ -44,7 +44,8 @@ def mig_manager(invocation: Invocation) -> int:
     root = invocation.option("host-root").rstrip("/")
     api, node = connect(invocation.option("kubeconfig")), node_name(invocation)
     stop, wake = threading.Event(), threading.Event()
-    places = MigPlaces(path, invocation.option("namespace", "gpurun"), f"{root}{SOCKET}")
+    sockets = f"{invocation.option('kubelet-dir', KUBELET_DIR)}/pod-resources/kubelet.sock"
+    places = MigPlaces(path, invocation.option("namespace", "gpurun"), sockets)
     reboot = (lambda: _reboot(root)) if invocation.flag("with-reboot") else None
     manager = MigManager(api, node, lambda: _host(invocation, root), places, reboot)
 

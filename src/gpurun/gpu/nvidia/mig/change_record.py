@@ -74,7 +74,10 @@ class ChangeStore:
         self._lock = -1
 
     def read(self) -> ChangeRecord | None:
-        """The record of a change that was cut off; None where there is none.  One that cannot be read is none."""
+        """The record of a change that was cut off; None where there is none.  One that is damaged is none.
+
+        Raises :class:`StepError` where it cannot be read.
+        """
         try:
             data = read_regular(self._file, _LIMIT, follow=False)
         except FileNotFoundError:
