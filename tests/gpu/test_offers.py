@@ -103,3 +103,15 @@ def test_which_cdi_file_is_to_be_made() -> None:
     assert generate_advice(("/etc/cdi", "/run/cdi"), named("nvidia")).endswith("/nvidia.yaml` describes NVIDIA's GPUs")
     text = generate_advice(("/etc/cdi", "/run/cdi"), named("amd"))
     assert text.startswith("`gpurun cdi generate --mode amd --output=") and text.endswith("/amd.yaml` describes AMD's GPUs")
+
+
+def test_a_cdi_device_of_a_maker_that_the_host_has_nothing_of(tmp_path: Path) -> None:
+    host = intel.arc(tmp_path / "arc")
+    asked = Inquiry(("NVIDIA_VISIBLE_DEVICES=amd.com/gpu=0",), {}, False, host.env)
+    with pytest.raises(
+        GpuError, match=r"unresolvable CDI devices amd.com/gpu=0 .*: this host has no GPU of AMD's; this host has"
+    ):
+        gpu_edits(asked)
+    asked = Inquiry(("NVIDIA_VISIBLE_DEVICES=intel.com/gpu=card0",), {}, False, host.env)
+    with pytest.raises(GpuError, match="`gpurun cdi generate --mode intel --output="):
+        gpu_edits(asked)

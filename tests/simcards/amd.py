@@ -111,10 +111,10 @@ def _kfd(host: Host) -> None:
     cpu(host, 1)
 
 
-def mi210(path: Path, first_card: int = 1, count: int = 8) -> Host:
-    """*count* MI210, four of which are a hive each; card *first_card* onwards, in KFD's order."""
+def mi210(path: Path, first_card: int = 1, count: int = 8, later: int = 0) -> Host:
+    """*count* MI210, four of which are a hive each; card *first_card* onwards, in KFD's order; *later* as below."""
     host = _begin(path)
-    add_mi210(host, first_card, count)
+    add_mi210(host, first_card, count, later)
     return host
 
 
@@ -134,10 +134,14 @@ def add_mi210(host: Host, first_card: int, count: int = 8, later: int = 0) -> No
         )
 
 
-def mi300x(path: Path, gpus: int = 1) -> Host:
-    """*gpus* MI300X in CPX and NPS4: eight partitions of each, of which the first has the PCI device's own nodes."""
+def mi300x(path: Path, gpus: int = 1, later: int = 0) -> Host:
+    """*gpus* MI300X in CPX and NPS4: eight partitions of each, of which the first has the PCI device's own nodes.
+
+    *later* is added to all minors.
+    """
     host = _begin(path)
     memory, count = 48 * GIB, gpus * PARTITIONS
+    first_card, first_render = 1 + later, 128 + later
     for i in range(count):
         number, partition = divmod(i, PARTITIONS)
         pci = f"0000:{5 + 0x20 * number:02x}:00.0"
@@ -145,27 +149,27 @@ def mi300x(path: Path, gpus: int = 1) -> Host:
         links |= {2 + j: (XGMI, 13 if j // PARTITIONS == number else 41) for j in range(count) if j != i}
         facts = {"simd_count": 152, "gfx_target_version": 90402, "hive_id": 0xD2C9, "unique_id": unique_id(number)}
         facts["location_id"] = location(pci, partition)
-        gpu(host, 2 + i, pci, 128 + i, 0x74A1, links, memory, **facts)
+        gpu(host, 2 + i, pci, first_render + i, 0x74A1, links, memory, **facts)
         if partition:
             xcp = number * (PARTITIONS - 1) + partition - 1
             directory = f"sys/devices/platform/amdgpu_xcp_{xcp}"
-            host.drm(directory, f"platform-amdgpu_xcp_{xcp}", 1 + i, 128 + i)
+            host.drm(directory, f"platform-amdgpu_xcp_{xcp}", first_card + i, first_render + i)
             host.write(f"{directory}/modalias", "platform:amdgpu_xcp")
             continue
         profile = {"current_compute_partition": "CPX", "current_memory_partition": "NPS4"}
         profile |= {"available_compute_partition": "SPX, DPX, QPX, CPX", "available_memory_partition": "NPS1, NPS4"}
         told = files(number, "AMD Instinct MI300X OAM", 192 * GIB, **profile)
         root = f"pci0000:{0x20 * number:02x}/0000:{0x20 * number:02x}:01.1"
-        host.add(Card(pci, "amdgpu", AMD, 0x74A1, 1 + i, 128 + i, number % 2, root, told, SENSORS))
+        host.add(Card(pci, "amdgpu", AMD, 0x74A1, first_card + i, first_render + i, number % 2, root, told, SENSORS))
     spare = f"sys/devices/platform/amdgpu_xcp_{gpus * (PARTITIONS - 1)}"  # made by the driver, and not in use
-    host.drm(spare, f"platform-{spare.rpartition('/')[2]}", 1 + count, 128 + count)
+    host.drm(spare, f"platform-{spare.rpartition('/')[2]}", first_card + count, first_render + count)
     return host
 
 
-def beside_nvidia(path: Path, count: int = 2) -> Host:
-    """*count* MI210 in the host of a simulated NVIDIA driver, which is at *path* already."""
+def beside_nvidia(path: Path, count: int = 2, later: int = 8) -> Host:
+    """*count* MI210 in the host of a simulated NVIDIA driver, which is at *path* already; *later* as above."""
     host = Host(path)
     host.majors(kfd=KFD_MAJOR)
     _kfd(host)
-    add_mi210(host, 8, count, later=8)
+    add_mi210(host, later, count, later)
     return host

@@ -52,7 +52,8 @@ class Vendor(Record):
     table *name*.  *pci* is the maker's PCI vendor id, *modules* are the kernel modules one of which drives its GPUs.
     *accelerators* are of a maker that makes other things to compute on as well: (the variable that asks for them, a path
     that the host has while their driver is loaded); the room's survey has a function ``accelerators(own_env)`` then.
-    *part* is what a part of one of its GPUs is called, *link* what connects them.
+    *part* is what a part of one of its GPUs is called, *link* what connects them, *library* what is asked for what sysfs
+    does not tell of them.
     A room with *readings* has the modules readings, with the function ``sources(sysroot)``
     (:class:`gpurun.gpu.device.ReadingSource`), and exporter (:class:`gpurun.gpu.device.Figure`).
     """
@@ -81,6 +82,7 @@ class Vendor(Record):
     part: str = "part"
     link: str = "a link of their maker's"
     readings: bool = False
+    library: str = ""
 
 
 class GivenGpu(Record):
@@ -127,6 +129,7 @@ VENDORS = (
         ("nvidia-cdi-hook", "nvidia-ctk", "gpurun", "gpurun-fast"),
         part="MIG device",
         link="NVLink",
+        library="NVML",
     ),
     Vendor(
         "amd",

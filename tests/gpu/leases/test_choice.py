@@ -97,6 +97,8 @@ def test_what_stands_against_each() -> None:
     assert why("free;product=A100*", units, taken) == ["", "it is a Tesla T4", "leased by web", ""]
     assert why("free;memory>=20GiB", units) == ["", "it has 16 GiB of memory", "", ""]
     assert why("free;memory>=20GiB", (unit(0, memory=-1),)) == ["its memory is not known without NVML"]
+    intels = replace(unit(0, memory=-1), vendor="intel")
+    assert why("free;memory>=20GiB", (intels,)) == ["its memory is not known: its driver does not tell it"]
 
 
 def test_only_what_is_taken_is_waited_for() -> None:

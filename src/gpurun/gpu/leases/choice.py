@@ -9,6 +9,7 @@ outside, so that pairs stay pairs; then the parts of GPUs with the fewest free o
 from __future__ import annotations
 
 from gpurun.gpu.device import whole_keys
+from gpurun.gpu.leases.wording import not_known
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -62,11 +63,11 @@ def _unfit(request: FreeRequest, unit: GpuDevice, divided: frozenset[str]) -> st
     elif not unit.parent:
         return None
     elif unit.profile.lower() != request.profile:
-        return f"its profile is {unit.profile}" if unit.profile else "its profile is not known without NVML"
+        return f"its profile is {unit.profile}" if unit.profile else f"its profile is {not_known(unit.vendor)}"
     if not request.product_fits(unit.model):
         return f"it is a {unit.model}"
     if request.memory and unit.memory < 0:
-        return "its memory is not known without NVML"
+        return f"its memory is {not_known(unit.vendor)}"
     if not request.memory_fits(unit.memory):
         return f"it has {unit.memory / (1 << 30):.4g} GiB of memory"
     return ""

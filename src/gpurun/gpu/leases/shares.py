@@ -15,7 +15,7 @@ from gpurun.gpu.leases.queue import tickets
 from gpurun.gpu.leases.store import new_lease
 from gpurun.gpu.leases.survey import describe_lease, holders, survey
 from gpurun.gpu.leases.turns import Want, available_units
-from gpurun.gpu.leases.wording import clean_lines, none_here, reasons
+from gpurun.gpu.leases.wording import clean_lines, none_here, not_known, reasons
 from gpurun.gpu.request.share import share_text
 from gpurun.gpu.vendors import place
 from gpurun.record import Record, replace
@@ -55,7 +55,7 @@ def no_room(share: Share, unit: GpuDevice, leases: tuple[Lease, ...], own: tuple
     """Why *unit* has no room for *share* beside the shares of others; "" where it has.  Pure."""
     mine = [one for one in _shares_of(unit, leases) if (one.root, one.id) != own]
     if share.memory and unit.memory < 0:
-        return "its memory is not known without NVML"
+        return f"its memory is {not_known(unit.vendor)}"
     memory, threads = sum([one.memory for one in mine]), sum([one.threads for one in mine])
     short = []
     if share.memory and memory + share.memory > unit.memory:

@@ -35,7 +35,7 @@ from gpurun.gpu.nvidia.host.driver import module_version
 from gpurun.gpu.nvidia.host.gpus import numa_nodes
 from gpurun.gpu.nvidia.request.environment import names_capabilities, read_needs
 from gpurun.gpu.nvidia.request.records import is_qualified
-from gpurun.gpu.vendors import VENDORS, place
+from gpurun.gpu.vendors import VENDORS, place, present
 from gpurun.linux.procfs import in_user_namespace
 from gpurun.record import replace
 
@@ -72,12 +72,14 @@ def user_spec_dirs(own_env: Mapping[str, str]) -> tuple[str, ...]:
     return (f"{config.rstrip('/')}/cdi",)
 
 
-def _advice(kind: str, dirs: tuple[str, ...]) -> str:
+def _advice(kind: str, dirs: tuple[str, ...], own_env: Mapping[str, str]) -> str:
     """What writes a file of devices of *kind* into one of *dirs*; empty for a kind of nobody's GPUs."""
     for vendor in VENDORS:
         if vendor.kind == kind:
             from gpurun.gpu.offers import generate_advice
 
+            if vendor is not VENDORS[0] and vendor not in present(own_env):
+                return f"this host has no GPU of {vendor.title}'s"
             return generate_advice(dirs, vendor)
     return ""
 
@@ -212,7 +214,7 @@ def cdi_edits(
     registry = read_registry(spec_dirs(settings, own_env))
     stale = stale_files(_only_files_of(names, registry), roots)
     try:
-        whole = inject(names, registry, lambda kind: _advice(kind, registry.dirs))
+        whole = inject(names, registry, lambda kind: _advice(kind, registry.dirs, own_env))
         if capabilities is not None and concerns(names):
             edits = do_known_hooks(with_files_of(whole, capabilities), own_env)
             edits = without_loose_ends(edits, whole, capabilities)
