@@ -75,7 +75,7 @@ MACHINES = {
 
 
 def nodes_of(machine: Machine, words: list[str]) -> set[str]:
-    """The names below /dev of the nodes that a container with these GPUs has, those that all of their maker share among them."""
+    """The names below /dev of the nodes that a container with these GPUs has, those that a maker's share among them."""
     found = {node for word in words for node in machine.nodes[word]}
     makers = {word[0] for word in words}
     return found | ({*CONTROL} if "N" in makers else set()) | ({"kfd"} if "A" in makers else set())

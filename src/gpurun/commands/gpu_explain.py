@@ -18,8 +18,9 @@ from gpurun.gpu.nvidia.host.driver import read_driver
 from gpurun.gpu.nvidia.host.file_names import library_capabilities
 from gpurun.gpu.nvidia.request.environment import read_request
 from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
+from gpurun.gpu.request.free import read_free_request
 from gpurun.gpu.resolve import Inquiry, gpu_edits, may_share
-from gpurun.gpu.vendors import VENDORS
+from gpurun.gpu.vendors import VENDORS, is_free
 from gpurun.gpu.visible import makers_words
 from gpurun.output import write_stdout
 from gpurun.paths import absolute_path
@@ -97,11 +98,18 @@ def answer_for(asked: Question, env: Mapping[str, str]) -> dict[str, Any]:
     if edits is None:
         return answer
     answer["items"] = [to_plain(item) for item in edit_items(edits)]
-    if request is None or request.denied or edits == ContainerEdits():
+    if request is None or request.denied or edits == ContainerEdits() or _is_others(request):
         return answer
     driver = read_driver(roots_of(env, settings), request.capabilities, env)
     missing = missing_items(driver, library_capabilities(request.capabilities), "compat32" in request.capabilities)
     return answer | {"driverVersion": driver.version, "missing": [{"what": m.path, "reason": m.reason} for m in missing]}
+
+
+def _is_others(request: GpuRequest) -> bool:
+    """Whether NVIDIA's variable asks for free GPUs of another maker, which get nothing of NVIDIA's driver."""
+    words = request.devices
+    own = VENDORS[0].name
+    return len(words) == 1 and is_free(words[0]) and read_free_request(words[0], request.source, own).vendor != own
 
 
 def _with_previews(asked: Inquiry, env: Mapping[str, str]) -> Inquiry:

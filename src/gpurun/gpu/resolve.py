@@ -119,11 +119,14 @@ def gpu_edits(asked: Inquiry) -> ContainerEdits | None:
 
 def _with_offers(text: str, vendor: Vendor, asked: Inquiry) -> str:
     """*text*, an error about GPUs of *vendor*; where this host has nothing of the kind at all, with what it has instead."""
-    from gpurun.gpu.offers import accelerators, counted, offers_text
+    from gpurun.gpu.offers import accelerators, counted, idle_cards, offers_text
 
     accelerator = vendor.accelerators[0]
-    wanted = accelerators if accelerator and any(e.startswith(f"{accelerator}=") for e in asked.env) else counted
-    return text if vendor in [row for row, _ in wanted(asked.own_env)] else text + offers_text(asked.own_env)
+    if accelerator and any(e.startswith(f"{accelerator}=") for e in asked.env):
+        return text if vendor in [row for row, _ in accelerators(asked.own_env)] else text + offers_text(asked.own_env)
+    if vendor in [row for row, _ in counted(asked.own_env)]:
+        return text
+    return f"{text}{''.join([f'; {idle}' for idle in idle_cards(asked.own_env, (vendor,))])}{offers_text(asked.own_env)}"
 
 
 def both(one: ContainerEdits | None, other: ContainerEdits | None) -> ContainerEdits | None:

@@ -1,0 +1,58 @@
+"""Every command on every machine (machine_table.py), but for real containers, which test_machines_containers.py makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpurun.__main__ import main
+from tests.gpu.machine_cells import Case, Said, check_command, check_request, explained, read_table
+from tests.gpu.machine_table import SENTENCES
+from tests.simcards import Host
+from tests.simcards.machines import MACHINES
+
+CASES = read_table()
+REQUESTS = [case for case in CASES if case.command.startswith("ask ")]
+COMMANDS = [case for case in CASES if not case.command.startswith(("ask ", "run "))]
+
+
+def name(case: Case) -> str:
+    return f"{case.machine}: {case.command}"
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Host]:
+    made = {name: machine.build(tmp_path_factory.mktemp("machine") / "host") for name, machine in MACHINES.items()}
+    if not all(host.real_nodes for host in made.values()):
+        pytest.skip("device nodes need root")
+    return made
+
+
+@pytest.fixture
+def call(hosts: dict[str, Host], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):  # type: ignore[no-untyped-def]
+    for name in ("XDG_CONFIG_HOME", "NVIDIA_CTK_CONFIG_FILE_PATH", "AMD_VISIBLE_DEVICES", "GPURUN_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(machine: str, *words: str) -> Said:
+        monkeypatch.setenv("GPURUN_SYSROOT", str(hosts[machine].path))
+        code = main(["gpurun", "--root", str(tmp_path / "state"), *words])
+        return Said(code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize("case", COMMANDS, ids=name)
+def test_command(case: Case, call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    words = [word.replace("@", str(tmp_path)) for word in case.command.split()]
+    check_command(case, call(case.machine, *words))
+
+
+@pytest.mark.parametrize("case", REQUESTS, ids=name)
+def test_request_explained(case: Case, call) -> None:  # type: ignore[no-untyped-def]
+    nodes, error = explained(call(case.machine, "gpu", "explain", "--json", *case.command.split()[1:]))
+    check_request(case, nodes, error)
+
+
+def test_every_sentence_is_said() -> None:
+    assert {*SENTENCES} == {case.cell[1:] for case in CASES if case.cell[0] in "!~"} - {"doctor"}

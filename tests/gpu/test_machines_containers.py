@@ -1,0 +1,126 @@
+"""The requests of machine_table.py with real containers: what is in /dev of each is what the table says, and no more."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MakeBundle
+from tests.gpu.machine_cells import Case, Said, check_command, check_request, read_table, sentences
+from tests.native.bundle import Bundle
+from tests.native.runtime import ENVIRONMENT, Runtime
+from tests.simcards import Host
+from tests.simcards.machines import MACHINES, nodes_of
+
+pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
+
+CASES = read_table()
+REQUESTS = [case for case in CASES if case.command.startswith("ask ")]
+COMMANDS = [case for case in CASES if case.command.startswith("run ")]
+LIST = "cd /dev; find . -type c | sed 's|^./||' | grep -v '^pts/' | sort"
+#: Machine → how GPUs are named that a running container gets, one after the other, and is then without.
+CHANGES = {
+    "nvidia": ("0", "1", ["N0"], ["N1"]),
+    "mi210": ("amd:3", "0000:03:00.0", ["A3"], ["A0"]),
+    "mi300x": ("amd:1", "0000:05:00.0/7", ["A1"], ["A7"]),
+    "arc": ("intel:0", "0000:07:00.1", ["I0"], ["I2"]),
+    "nv+amd": ("0", "amd:1", ["N0"], ["A1"]),
+    "nv+intel": ("1", "intel:1", ["N1"], ["I1"]),
+}
+
+
+def name(case: Case) -> str:
+    return f"{case.machine}: {case.command}"
+
+
+@pytest.fixture(scope="module")
+def hosts(place: Path) -> Iterator[Callable[[str], Host]]:
+    made: dict[str, Host] = {}
+
+    def of(machine: str) -> Host:
+        if machine not in made:
+            directory = Path(tempfile.mkdtemp(dir=place))
+            directory.chmod(0o755)
+            made[machine] = MACHINES[machine].build(directory)
+        if not made[machine].real_nodes:
+            pytest.skip("device nodes need root")
+        return made[machine]
+
+    yield of
+    for host in made.values():
+        shutil.rmtree(host.path)
+
+
+def without_usual(out: str) -> set[str]:
+    usual = {"null", "zero", "full", "random", "urandom", "tty", "console", "ptmx"}
+    return {*out.split()} - usual
+
+
+def in_dev(runtime: Runtime, one: str, env: dict[str, str]) -> set[str]:
+    done = runtime("exec", one, "sh", "-c", LIST, env=env)
+    assert done.rc == 0, done.text
+    return without_usual(done.out)
+
+
+@pytest.mark.parametrize("case", COMMANDS, ids=name)
+def test_command(runtime: Runtime, hosts: Callable[[str], Host], case: Case) -> None:
+    done = runtime(*case.command.split()[1:], env=ENVIRONMENT | hosts(case.machine).env)
+    check_command(case, Said(*done))
+
+
+@pytest.mark.sweep(30)
+@pytest.mark.parametrize("case", REQUESTS, ids=name)
+def test_request(runtime: Runtime, bundle: MakeBundle, hosts: Callable[[str], Host], case: Case) -> None:
+    made: Bundle = bundle().sh(LIST)
+    made.process["env"] += case.command.split()[1:]
+    done = runtime.run(made, env=ENVIRONMENT | hosts(case.machine).env)
+    if done.rc == 0:
+        assert sentences(done.err) == [], done
+        check_request(case, without_usual(done.out), "")
+    else:
+        (told,) = sentences(done.err)
+        assert (done.rc, done.out) == (1, ""), done
+        check_request(case, set(), told)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_life(runtime: Runtime, bundle: MakeBundle, hosts: Callable[[str], Host], name: str) -> None:
+    """attach, detach, update and what lists of the container say meanwhile."""
+    machine, env = MACHINES[name], ENVIRONMENT | hosts(name).env
+    first, second, one, other = CHANGES[name]
+    container = runtime.start(bundle().args("sleep", "1000"), env=env)
+
+    def does(*words: str) -> str:
+        done = runtime(*words, env=env)
+        assert (done.rc, sentences(done.err)) == (0, []), done
+        return done.out
+
+    does("gpu", "attach", container.id, first)
+    does("gpu", "attach", container.id, second)
+    assert in_dev(runtime, container.id, env) == nodes_of(machine, one + other)
+    assert does("gpu", "list").count(container.id) == 2
+    explained = does("explain", "--running", container.id)
+    assert all(f"/dev/{machine.nodes[word][-1]}" in explained for word in one + other)
+    does("gpu", "detach", container.id, first)
+    left = in_dev(runtime, container.id, env)
+    assert {*machine.nodes[other[0]]} <= left and not {*machine.nodes[one[0]]} & left
+    does("update", "--gpus", first, container.id)
+    now = in_dev(runtime, container.id, env)
+    assert {*machine.nodes[one[0]]} <= now and not {*machine.nodes[other[0]]} & now
+    does("update", "--gpus", "none", container.id)
+    assert does("gpu", "list").count(container.id) == 0
+
+
+@pytest.mark.parametrize("name", ["gaudi", "idle", "none"])
+def test_nothing_to_attach(runtime: Runtime, bundle: MakeBundle, hosts: Callable[[str], Host], name: str) -> None:
+    env = ENVIRONMENT | hosts(name).env
+    container = runtime.start(bundle().args("sleep", "1000"), env=env)
+    for word in ("0", "free", "amd:0", "intel:0"):
+        done = runtime("gpu", "attach", container.id, word, env=env)
+        (told,) = sentences(done.err)
+        assert done.rc == 1 and ("HABANA_VISIBLE_DEVICES" in told) == (name == "gaudi"), told
+    assert in_dev(runtime, container.id, env) == set()
