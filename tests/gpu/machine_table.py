@@ -85,7 +85,9 @@ _DRIVER = (
     "`gpurun gpu doctor` says what is missing"
 )
 _NONE = "no GPU of {}'s on this host: a CDI specification needs at least one device"
-_FREE = "process.env [\\w+]_VISIBLE_DEVICES '[.*]': [1 GPU wanted, |]this host has no GPU of {}'s[, `gpurun gpu list` says why|]"
+_FREE = (
+    "process.env [\\w+]_VISIBLE_DEVICES '[.*]': [1 GPU wanted, |]this host has no GPU of {}'s[, `gpurun gpu list` says why|]"
+)
 _LOOK = "; `gpurun gpu doctor` looks further"
 _WHICH = "process.env GPURUN_VISIBLE_DEVICES: 'free': this host has GPUs of nvidia and {}, say which: 'free;vendor=nvidia'"
 _EVERY = "[.*] (process.env GPURUN_VISIBLE_DEVICES): this host has no GPU that gpurun knows"
