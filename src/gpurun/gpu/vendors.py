@@ -231,3 +231,8 @@ def place(source: str) -> str:
 def is_free(device: str) -> bool:
     """Whether *device* asks for GPUs that are free, whichever they are (:mod:`gpurun.gpu.request.free`)."""
     return device == "free" or device.startswith(("free:", "free;"))
+
+
+def not_known(vendor: str) -> str:
+    """That something of a GPU of *vendor* is not known, and who would know it."""
+    return f"not known without {asked}" if (asked := named(vendor).library) else "not known: its driver does not tell it"

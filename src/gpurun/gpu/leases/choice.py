@@ -9,7 +9,7 @@ outside, so that pairs stay pairs; then the parts of GPUs with the fewest free o
 from __future__ import annotations
 
 from gpurun.gpu.device import whole_keys
-from gpurun.gpu.leases.wording import not_known
+from gpurun.gpu.vendors import not_known
 from gpurun.record import Record
 
 TYPE_CHECKING = False

@@ -15,9 +15,9 @@ from gpurun.gpu.leases.queue import tickets
 from gpurun.gpu.leases.store import new_lease
 from gpurun.gpu.leases.survey import describe_lease, holders, survey
 from gpurun.gpu.leases.turns import Want, available_units
-from gpurun.gpu.leases.wording import clean_lines, none_here, not_known, reasons
+from gpurun.gpu.leases.wording import clean_lines, none_here, reasons
 from gpurun.gpu.request.share import share_text
-from gpurun.gpu.vendors import place
+from gpurun.gpu.vendors import not_known, place
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False

@@ -42,11 +42,6 @@ def none_here(vendor: str) -> str:
     return f"this host has no GPU of {named(vendor).title}'s" if vendor else "this host has no GPU"
 
 
-def not_known(vendor: str) -> str:
-    """That something of a GPU of *vendor* is not known, and who would know it."""
-    return f"not known without {asked}" if (asked := named(vendor).library) else "not known: its driver does not tell it"
-
-
 def clean_lines(text: str) -> str:
     """*text*, with names that engines gave made harmless, and cut where it is no longer read."""
     return clean(text, _CHARACTERS)
