@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from gpurun.errors import ConfigError, GpuError, clean
 from gpurun.gpu.device import whole_keys
+from gpurun.gpu.host.access import NOT_OF_THE_JOB, closed_by_job
 from gpurun.gpu.vendors import EVERY_MAKER, VENDORS, is_free, module, place, present
 
 TYPE_CHECKING = False
@@ -70,7 +71,10 @@ def _names_by_vendor(value: str, own_env: Mapping[str, str]) -> dict[str, str]:
     if words == ["all"]:
         if not whole:
             raise GpuError(f"all ({place(EVERY_MAKER)}): {_nothing(own_env)}")
-        chosen = whole
+        closed = closed_by_job([node.host_path for unit in whole for node in unit.nodes])
+        chosen = [unit for unit in whole if not any(node.host_path in closed for node in unit.nodes)]
+        if not chosen:
+            raise GpuError(f"all ({place(EVERY_MAKER)}): {whole[0].label}: {NOT_OF_THE_JOB}")
     else:
         chosen = [_find(word, units, own_env) for word in words]
     listed: dict[str, list[str]] = {}

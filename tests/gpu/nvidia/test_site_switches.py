@@ -11,7 +11,7 @@ import pytest
 from gpurun.cgroup import manager
 from gpurun.cgroup.devices import compile_filter, emulate
 from gpurun.errors import GpuError
-from gpurun.gpu.host.access import closed_by_job
+from gpurun.gpu.host.access import nvidia_closed_by_job
 from gpurun.gpu.nvidia.cdi.generate import generate
 from gpurun.gpu.nvidia.cdi.generated import GenerateOptions
 from gpurun.gpu.nvidia.discovery_cache import question
@@ -116,7 +116,7 @@ def test_a_slurm_job_has_its_own_gpus(host: SimulatedDriver, base: Path, spawn: 
     settings, said = Settings(), tmp_path / "said"
 
     def ask() -> None:
-        found: list[object] = [sorted(closed_by_job(f"{host.path}/dev"))]
+        found: list[object] = [sorted(nvidia_closed_by_job(f"{host.path}/dev"))]
         found.append(question((), False, host.env, ()))
         for value in ("all", "0", "1"):
             try:

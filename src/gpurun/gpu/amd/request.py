@@ -69,7 +69,7 @@ def select(request: AmdRequest, gpus: tuple[AmdGpu, ...], ignore_unknown: bool =
     Raises :class:`GpuError` for what names none; with *ignore_unknown* that is passed over, and blanks count, as with
     amd-container-runtime.
     """
-    if request.value in _ALL or (not ignore_unknown and request.value.strip() in _ALL):
+    if request.value in _ALL or (not ignore_unknown and wants_all(request)):
         return gpus
     found: list[AmdGpu] = []
     for word in request.value.split(","):
@@ -80,6 +80,11 @@ def select(request: AmdRequest, gpus: tuple[AmdGpu, ...], ignore_unknown: bool =
             raise GpuError(what)
         found += meant
     return tuple(sorted(found, key=lambda gpu: gpu.index))
+
+
+def wants_all(request: AmdRequest) -> bool:
+    """Whether *request* is for all GPUs and names none."""
+    return request.value.strip() in _ALL
 
 
 def passed_over(request: AmdRequest, gpus: tuple[AmdGpu, ...]) -> tuple[str, ...]:

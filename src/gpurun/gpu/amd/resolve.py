@@ -11,7 +11,8 @@ import posix
 from gpurun.cdi.edits import ContainerEdits, combine
 from gpurun.errors import GpuError, clean
 from gpurun.gpu.amd.host import amd_gpus, kfd_node
-from gpurun.gpu.amd.request import VARIABLE, passed_over, read_request, select
+from gpurun.gpu.amd.request import VARIABLE, passed_over, read_request, select, wants_all
+from gpurun.gpu.host.access import NOT_OF_THE_JOB, closed_by_job
 from gpurun.gpu.host.drm_edits import drm_edits, groups, host_device
 from gpurun.gpu.resolve import NO_LESSOR
 from gpurun.gpu.vendors import AMD_UNKNOWN, IGNORE_UNKNOWN, is_free, module, named, place
@@ -53,10 +54,21 @@ def edits_of(asked: Inquiry) -> ContainerEdits | None:
         if not may_be_without(asked.env):
             raise error
         return without(error)
-    chosen = select(request, gpus, ignore)
+    chosen = _of_the_job(select(request, gpus, ignore), request)
     warnings = _passed_over(request, gpus) if ignore else ()
     made = _edits(chosen, asked, request.source) if chosen else ContainerEdits()
     return replace(made, warnings=(*made.warnings, *warnings)) if chosen or warnings else None
+
+
+def _of_the_job(chosen: tuple[AmdGpu, ...], request: AmdRequest) -> tuple[AmdGpu, ...]:
+    """*chosen* without those that the caller's Slurm job is not to use.  Raises :class:`GpuError` where one is named."""
+    closed = closed_by_job([gpu.drm.render.host_path for gpu in chosen if gpu.drm.render is not None])
+    left = tuple([gpu for gpu in chosen if gpu.drm.render is None or gpu.drm.render.host_path not in closed])
+    if len(left) < len(chosen) and not (left and wants_all(request)):
+        lost = next(gpu for gpu in chosen if gpu not in left)
+        what = f"{place(request.source)}: AMD GPU {lost.index} ({lost.key}): {NOT_OF_THE_JOB}"
+        raise GpuError(what if wants_all(request) else f"{what}: ask for all, which are those of the job")
+    return left
 
 
 def _passed_over(request: AmdRequest, gpus: tuple[AmdGpu, ...]) -> tuple[str, ...]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _MODE_MENDS = "`modprobe nvidia NVreg_DeviceFileMode=0666` (in /etc/modprobe.d) lets all users"
 _UDEV_MENDS = 'a rule of udev\'s with GROUP="render", MODE="0660" gives them to a group'
+#: Why a container of a Slurm job does not get a GPU of the host.
+NOT_OF_THE_JOB = "the caller's Slurm job may not open it, by the device rules of its cgroup"
 _KEEP = 'the annotation "run.oci.keep_original_groups": "1" (podman --group-add keep-groups)'
 
 
@@ -22,30 +24,44 @@ def is_confined() -> bool:
     return posix.geteuid() != 0 or in_user_namespace()
 
 
-def closed_by_job(dev: str) -> frozenset[int]:
-    """The minors of the GPUs of NVIDIA's below *dev* (``/dev``) that the caller's Slurm job is not to use.
+def closed_by_job(paths: Iterable[str]) -> frozenset[str]:
+    """Those of the device nodes at *paths* that the caller's Slurm job is not to use.
 
     Slurm restricts a job by the device rules of its cgroup, which access(2) asks as well.  A container is often made in a
     cgroup elsewhere, whose rules would let it have them.  Empty for a caller in no job.
     """
+    return frozenset([path for path in paths if not _may_open(path)]) if _in_slurm_job() else frozenset()
+
+
+def nvidia_closed_by_job(dev: str) -> frozenset[int]:
+    """The minors of the GPUs of NVIDIA's below *dev* (``/dev``) that the caller's Slurm job is not to use."""
+    if not _in_slurm_job():
+        return frozenset()
     try:
-        if b"slurm" not in read_file("/proc/self/cgroup"):
-            return frozenset()
         names = posix.listdir(dev)
     except OSError:
         return frozenset()
-    minors = [name[6:] for name in names if name.startswith("nvidia") and name[6:].isdigit()]
-    return frozenset([int(minor) for minor in minors if not _may_open(f"{dev}/nvidia{minor}")])
+    minors = {f"{dev}/{name}": int(name[6:]) for name in names if name.startswith("nvidia") and name[6:].isdigit()}
+    return frozenset([minors[path] for path in closed_by_job(minors)])
+
+
+def _in_slurm_job() -> bool:
+    try:
+        return b"slurm" in read_file("/proc/self/cgroup")
+    except OSError:
+        return False
 
 
 def _may_open(path: str) -> bool:
     """False where not the permissions of the node *path* but rules of a cgroup keep the caller from it."""
     try:
-        mode = posix.stat(path).st_mode
+        found = posix.stat(path)
     except OSError:
         return True
-    by_mode = posix.geteuid() == 0 or mode & 0o006 == 0o006
-    return not by_mode or posix.access(path, posix.R_OK | posix.W_OK, effective_ids=True)
+    mode, user = found.st_mode, posix.geteuid()
+    by_mode = user == 0 or mode & 0o006 == 0o006 or (found.st_uid == user and mode & 0o600 == 0o600)
+    by_group = mode & 0o060 == 0o060 and found.st_gid in (posix.getegid(), *posix.getgroups())
+    return not (by_mode or by_group) or posix.access(path, posix.R_OK | posix.W_OK, effective_ids=True)
 
 
 def closed_nodes(paths: Iterable[str], keeps_groups: bool = True, mode_mends: str = "") -> str:

@@ -13,7 +13,7 @@ import posix
 from gpurun import log
 from gpurun.cachefile import entry_name, load, save, this_build
 from gpurun.cdi.edits import ContainerEdits
-from gpurun.gpu.host.access import closed_by_job
+from gpurun.gpu.host.access import nvidia_closed_by_job
 from gpurun.gpu.host.facts import first_change
 from gpurun.record import from_wire, to_wire
 
@@ -41,7 +41,7 @@ def question(env: tuple[str, ...], privileged: bool, own_env: Mapping[str, str],
         privileged,
         [mount for mount in mounts if mount[1].startswith(_MOUNTS)],
         [own_env.get(name) for name in _OWN],
-        sorted(closed_by_job(own_env.get("GPURUN_SYSROOT", "").rstrip("/") + "/dev")),
+        sorted(nvidia_closed_by_job(own_env.get("GPURUN_SYSROOT", "").rstrip("/") + "/dev")),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.errors import GpuError
-from gpurun.gpu.host.access import closed_by_job
+from gpurun.gpu.host.access import NOT_OF_THE_JOB, nvidia_closed_by_job
 from gpurun.gpu.nvidia.host.device_numbers import node_minors
 from gpurun.gpu.nvidia.host.roots import dev_root
 from gpurun.gpu.nvidia.request.selection import identify, select
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
     #: Called with the edits as they are known so far, before the host is changed; raises when the container is refused.
     Check = Callable[[ContainerEdits], None]
-
-
-_NOT_OF_THE_JOB = "the caller's Slurm job may not open it, by the device rules of its cgroup"
 
 
 class DriverAnswer(Record):
@@ -57,9 +54,9 @@ def ask_driver(
     if made is not None:
         return DriverAnswer(made)
     driver, whole = _read(request, settings, own_env, roots, prepare)
-    closed = closed_by_job(f"{dev_root(roots).rstrip('/')}/dev")
+    closed = nvidia_closed_by_job(f"{dev_root(roots).rstrip('/')}/dev")
     if closed:
-        gpus = [replace(gpu, apart=_NOT_OF_THE_JOB) if gpu.minor in closed else gpu for gpu in driver.gpus]
+        gpus = [replace(gpu, apart=NOT_OF_THE_JOB) if gpu.minor in closed else gpu for gpu in driver.gpus]
         driver = replace(driver, gpus=tuple(gpus))
     resolver = NvmlOnce(roots)
     made = _driver_edits(request, driver, settings, resolver)
@@ -67,7 +64,7 @@ def ask_driver(
         made = replace(made, env=(*made.env, f"CUDA_VISIBLE_DEVICES={_cuda_names(request, driver, resolver)}"))
     taken = closed & frozenset(node_minors(made.device_nodes)) if closed else ()
     if taken:
-        text = f"{place(request.source)}: GPU with the node /dev/nvidia{min(taken)}: {_NOT_OF_THE_JOB}"
+        text = f"{place(request.source)}: GPU with the node /dev/nvidia{min(taken)}: {NOT_OF_THE_JOB}"
         raise GpuError(f"{text}: ask for all, which are those of the job")
     return DriverAnswer(made, whole and not resolver.asked and not request.extras and not request.imex_channels)
 

@@ -1,0 +1,101 @@
+"""GPUs of AMD and Intel that the rules of a Slurm job's cgroup keep from the caller: they are not its to give."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpurun.cgroup import manager
+from gpurun.cgroup.devices import compile_filter, emulate
+from gpurun.errors import GpurunError
+from gpurun.gpu.amd.host import amd_gpus
+from gpurun.gpu.intel.host import intel_gpus
+from gpurun.gpu.resolve import Inquiry, gpu_edits
+from gpurun.oci.resources import DeviceRule
+from tests.cgroup.conftest import Spawn, base, spawn, tree  # noqa: F401
+from tests.simcards import RENDER, Host, amd, intel
+
+USER = 4711
+#: Of the variable AMD_VISIBLE_DEVICES, and of that for all makers.
+VALUES = ("AMD=all", "AMD=0", "AMD=1", "GPURUN=all", "GPURUN=amd:0", "GPURUN=amd:1", "GPURUN=intel:1")
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    """Two of AMD's GPUs and two of Intel's, which any user may look at: pytest's own directories are root's alone."""
+    with tempfile.TemporaryDirectory(prefix="gpurun-slurm.", dir="/var/tmp") as directory:
+        os.chmod(directory, 0o755)
+        made = amd.mi210(Path(directory, "host"), count=2)
+        intel.arc(made.path, functions=False, first=40)
+        if not made.real_nodes:
+            pytest.skip("device nodes need root")
+        yield made
+
+
+def ask(host: Host, value: str) -> list[str] | str:
+    """The render nodes that a container gets, or the error."""
+    maker, _, words = value.partition("=")
+    try:
+        made = gpu_edits(Inquiry((f"{maker}_VISIBLE_DEVICES={words}",), {}, False, host.env))
+    except GpurunError as e:
+        return str(e)
+    return sorted([node.path for node in made.device_nodes if "render" in node.path]) if made is not None else []
+
+
+@pytest.mark.parametrize("user", [0, USER])
+def test_all_are_those_of_the_job(
+    host: Host,
+    base: Path,  # noqa: F811
+    spawn: Spawn,  # noqa: F811
+    tmp_path: Path,
+    user: int,
+) -> None:
+    """Also where a user may open the nodes as a member of their group, as on most hosts of AMD's GPUs."""
+    path = str(host.path)
+    first, second = amd_gpus(path)
+    cards = intel_gpus(path)
+    denied = [gpu.drm.render for gpu in (second, cards[1]) if gpu.drm.render is not None]
+    rules = (
+        DeviceRule(True, "a", None, None, "rwm"),
+        *[DeviceRule(False, "c", node.major, node.minor, "rwm") for node in denied],
+    )
+    said = tmp_path / "said"
+
+    def ask_each() -> None:
+        answer = open(said, "w")  # noqa: SIM115 # the user may not open it
+        if user:
+            for value in VALUES:
+                ask(host, value)  # imports what the user may not read
+            os.setgroups([RENDER])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+        with answer:
+            json.dump([ask(host, value) for value in VALUES], answer)
+
+    def ask_in(name: str) -> list[list[str] | str]:
+        cgroup = base / name
+        cgroup.mkdir()
+        fd = os.open(cgroup, os.O_RDONLY)
+        manager.attach_devices(fd, manager.load_devices(compile_filter(emulate(rules))))
+        os.close(fd)
+        os.waitpid(spawn(cgroup, ask_each), 0)
+        cgroup.rmdir()
+        return list(json.loads(said.read_text()))
+
+    def render(*gpus: object) -> list[str]:
+        return sorted([gpu.drm.render.path for gpu in gpus])  # type: ignore[attr-defined]
+
+    job, elsewhere = ask_in("slurmstepd.scope"), ask_in("other.scope")
+    assert elsewhere == [render(*of) for of in ((first, second), (first,), (second,), (first, second, *cards),
+                                                (first,), (second,), (cards[1],))]  # fmt: skip
+    not_of_it = "the caller's Slurm job may not open it, by the device rules of its cgroup"
+    others = [card for card in cards if card is not cards[1]]
+    assert job[0] == job[1] == job[4] == render(first)
+    assert job[3] == render(first, *others)
+    for refused, name in ((job[2], second.key), (job[5], second.key), (job[6], cards[1].key)):
+        assert isinstance(refused, str) and name in refused and not_of_it in refused, refused
