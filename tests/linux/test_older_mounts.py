@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import posix
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gpurun.linux import mount as lm
 from gpurun.linux import older_mounts
+from gpurun.linux.fs import mount_id
+from gpurun.linux.mountinfo import MountEntry
 
 CONTEXT = "system_u:object_r:container_file_t:s0:c1,c2"
 
@@ -41,3 +46,39 @@ def test_options(
     monkeypatch.setattr(older_mounts, "mount_detached", mounted)
     assert older_mounts.new_filesystem("tmpfs", options, 0, "tmpfs") == 7
     assert made == [(("tmpfs", flags, data, 0, "tmpfs"), {"layers": ()})]
+
+
+@pytest.mark.parametrize(
+    ("mount_is", "file_system_is", "options", "flags", "set_again"),
+    [
+        ("rw", "rw", (("size", "1m"),), 0, False),
+        ("ro", "rw", (("size", "1m"),), 0, True),  # the mount's own flag: it is not to become the file system's
+        ("ro", "ro", (("size", "1m"),), lm.MS_RDONLY, False),
+        ("ro", "ro", (("size", "1m"), ("rw", None)), 0, True),
+        ("rw", "rw", (("size", "1m"), ("ro", None)), lm.MS_RDONLY, False),
+    ],
+)
+def test_new_options_of_a_file_system(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    mount_is: str,
+    file_system_is: str,
+    options: tuple[tuple[str, str | None], ...],
+    flags: int,
+    set_again: bool,
+) -> None:
+    fd = posix.open(tmp_path, posix.O_RDONLY)
+    number = mount_id(fd)
+    entry = MountEntry(number, "/", "/x", "tmpfs", read_only=file_system_is == "ro")
+    calls: list[tuple[int, str]] = []
+    changes: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(older_mounts, "mounts", lambda: [entry])
+    monkeypatch.setattr(posix, "fstatvfs", lambda _fd: SimpleNamespace(f_flag=lm.MS_RDONLY if mount_is == "ro" else 0))
+    monkeypatch.setattr(lm, "mount", lambda _source, _path, _type, given, data: calls.append((given, data)))
+    monkeypatch.setattr(older_mounts, "_change", lambda _fd, *given: changes.append(given))
+    older_mounts.reconfigure(fd, options)
+    posix.close(fd)
+    ((given, data),) = calls
+    assert given & lm.MS_REMOUNT and not given & lm.MS_BIND and data == "size=1m"
+    assert given & lm.MS_RDONLY == flags
+    assert changes == ([(lm.MOUNT_ATTR_RDONLY, 0, 0)] if set_again else [])

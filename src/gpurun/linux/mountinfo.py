@@ -21,6 +21,7 @@ class MountEntry(Record):
     fstype: str
     device: str = ""  # major:minor of the file system
     parent: str = ""  # the id of the mount that it is on
+    read_only: bool = False  # whether the file system is, whatever the mount is
 
 
 def mounts(pid: int | str = "self") -> list[MountEntry]:
@@ -45,8 +46,9 @@ def parse_mounts(text: str) -> list[MountEntry]:
         if dash:
             try:
                 mount_id, parent, device, root, point = before.split(" ", 5)[:5]
-                fstype = after.partition(" ")[0]
-                found.append(MountEntry(mount_id, _unescape(root), _unescape(point), fstype, device, parent))
+                fstype, _, rest = after.partition(" ")
+                read_only = rest.rpartition(" ")[2].split(",")[0] == "ro"
+                found.append(MountEntry(mount_id, _unescape(root), _unescape(point), fstype, device, parent, read_only))
             except ValueError:
                 raise GpurunError(f'mountinfo has a line that is not as the kernel writes it: "{line[:200]}"') from None
     return found

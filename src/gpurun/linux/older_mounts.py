@@ -69,14 +69,45 @@ def new_filesystem(
     """A detached mount of a new file system, as fsopen(2), fsconfig(2) and fsmount(2) make it.  *layers*: see
     :func:`mount_detached`.  Raises OSError.
     """
+    flags, data = _flags_and_data(options)
+    return mount_detached(fstype, flags, data, attributes, source, layers=layers)
+
+
+def reconfigure(fd: int, options: tuple[tuple[str, str | None], ...]) -> None:
+    """The file system of the attached mount of *fd* gets *options*, as by fspick(2) and FSCONFIG_CMD_RECONFIGURE.
+
+    mount(2) sets the flags of the file system and those of the mount in one; neither changes but as *options* say.  Raises
+    OSError.
+    """
+    flags, data = _flags_and_data(options)
+    has = _flags(fd, 0, 0)
+    number = mount_id(fd)
+    is_read_only = [mount.read_only for mount in mounts() if mount.id == number]
+    if not is_read_only:
+        raise OSError(EIO, posix.strerror(EIO), "/proc/self/mountinfo")
+    if "rw" in [key for key, _ in options] or not is_read_only[0]:
+        has &= ~lm.MS_RDONLY
+    here = posix.open(".", O_PATH | O_DIRECTORY | O_CLOEXEC)
+    try:
+        was = lm.MOUNT_ATTR_RDONLY if posix.fstatvfs(fd).f_flag & lm.MS_RDONLY else 0
+        lm.mount("", _path_to(fd), "", lm.MS_REMOUNT | has | flags, data)
+    finally:
+        posix.fchdir(here)
+        posix.close(here)
+    if was and not (has | flags) & lm.MS_RDONLY:
+        _change(fd, was, 0, 0)
+
+
+def _flags_and_data(options: tuple[tuple[str, str | None], ...]) -> tuple[int, str]:
+    """What mount(2) takes for *options*."""
     flags = 0
     words = []
     for key, value in options:
         if value is None and key in OPTION_FLAGS:
             flags |= OPTION_FLAGS[key]
-        else:
+        elif (key, value) != ("rw", None):  # which is to have no flag
             words.append(key if value is None else option(key, value))
-    return mount_detached(fstype, flags, ",".join(words), attributes, source, layers=layers)
+    return flags, ",".join(words)
 
 
 def option(key: str, value: str) -> str:

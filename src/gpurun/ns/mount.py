@@ -88,6 +88,22 @@ def _by_fsconfig(fstype: str, options: tuple[Option, ...], attributes: int, sour
         return lm.fsmount(fs, attributes)
 
 
+def reconfigure(mount_fd: int, options: tuple[Option, ...]) -> None:
+    """Give the file system of the attached mount *options*, as :func:`filesystem` takes them.  Raises OSError."""
+    try:
+        with Fd(lm.fspick(mount_fd)) as context:
+            for key, value in options:
+                lm.fsconfig_set(context, key, value)
+            lm.fsconfig_reconfigure(context)
+        return
+    except OSError as e:
+        if e.errno not in (ENOSYS, EPERM) or not lm.is_older_needed():
+            raise
+    from gpurun.linux import older_mounts
+
+    older_mounts.reconfigure(mount_fd, options)
+
+
 def tmpfs(
     mode: int = 0o755, size: str = "", attributes: int = lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NODEV, label: str = ""
 ) -> int:

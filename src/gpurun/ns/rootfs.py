@@ -13,7 +13,6 @@ from errno import EBUSY, ELOOP, ENOTDIR
 
 from gpurun.errors import GpurunError, StepError, strerror_lower
 from gpurun.linux import mount as lm
-from gpurun.linux.files import Fd
 from gpurun.linux.fs import (
     O_DIRECTORY,
     O_PATH,
@@ -25,7 +24,7 @@ from gpurun.linux.fs import (
     fstatfs_type,
     openat2,
 )
-from gpurun.ns.mount import attach, filesystem, fits_fsconfig
+from gpurun.ns.mount import attach, filesystem, fits_fsconfig, reconfigure
 from gpurun.ns.mount_plan import PROC_TARGETS, MountStep, failed_mount
 from gpurun.ns.options import MountOptions, split_escaped
 from gpurun.ns.path import make_dirs, make_symlink, make_target, open_in_root
@@ -107,10 +106,7 @@ def _remount(root_fd: int, step: MountStep) -> int:
     if not fits_fsconfig("", tuple(pairs)):
         raise failed_mount(step, "an option of more than 255 bytes cannot be changed")
     if pairs and step.kind != "bind":
-        with Fd(lm.fspick(target)) as context:
-            for key, value in pairs:
-                lm.fsconfig_set(context, key, value)
-            lm.fsconfig_reconfigure(context)
+        reconfigure(target, tuple(pairs))
     if step.kind != "bind" and _late_readonly(step):
         options = replace(options, attr_set=options.attr_set & ~lm.MOUNT_ATTR_RDONLY)
     _set_attributes(target, options)

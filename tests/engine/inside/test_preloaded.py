@@ -24,6 +24,7 @@ NOT_LATER = {
     ("gpurun.engine.signals", "wait_signal"): "the caller's",
     ("gpurun.engine.state", "user_name"): "the caller's",
     ("gpurun.ns.mount", "filesystem"): "the init's, which calls import_stand_ins before",
+    ("gpurun.ns.mount", "reconfigure"): "the init's, which calls import_stand_ins before",
     ("gpurun.ns.mount", "import_stand_ins"): "called before end_imports by who mounts",
     ("gpurun.ns.mount_plan", "_idmap"): "the plan's",
     ("gpurun.ns.namespaces", "_check_same"): "the plan's",
