@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -19,7 +20,9 @@ from gpurun.errors import ConfigError, GpurunError
 from gpurun.images.bundle import BundleRequest, make_bundle
 from gpurun.images.config import container_config
 from gpurun.images.unpack import Limits
+from gpurun.linux.procfs import stat
 from tests.images.making import CONFIG, USERS, layer, layout
+from tests.native.waiting import wait_until
 
 BASE = layer(*USERS, ("srv", "dir", None))
 
@@ -228,6 +231,35 @@ def test_the_programs_have_limits(tmp_path: Path) -> None:
     assert re.fullmatch(rf"{source}: skopeo: memory {4 << 20} file {1 << 21} threads [1-8]", str(e.value))
 
 
+def test_ended_while_a_program_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes when the program is there, and before whoever started it knows it."""
+    source = layout(tmp_path / "image", BASE)
+    env = stand_in(tmp_path / "bin", "exec sleep 1000")
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start(*given: Any, **more: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(*given, **more))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return started[0]
+
+    def end(*_: object) -> None:
+        raise SystemExit(143)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        monkeypatch.setattr(subprocess, "Popen", start)
+        with pytest.raises(SystemExit):
+            make_bundle(BundleRequest(str(source), str(tmp_path / "out")), env)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        known = [child.returncode for child in started]
+        for child in started:
+            child.kill()
+            child.wait()
+    assert known == [-signal.SIGKILL] and not (tmp_path / "out").exists()
+
+
 def test_ended_while_a_program_works(tmp_path: Path) -> None:
     source = layout(tmp_path / "image", BASE)
     os.mkfifo(tmp_path / "began")
@@ -239,8 +271,7 @@ def test_ended_while_a_program_works(tmp_path: Path) -> None:
         gpurun.terminate()
         assert gpurun.wait(60) == 143
     assert not (tmp_path / "out").exists()
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    wait_until(lambda: (found := stat(pid)) is None or found[0] == "Z")  # who inherits it may reap it later
 
 
 def test_an_archive_of_which_tar_says_much(tmp_path: Path) -> None:

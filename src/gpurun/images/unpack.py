@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 from errno import ENOSPC
 
@@ -29,6 +30,8 @@ _MAX_DOCUMENT = 4 << 20  # bytes
 _MEMORY = 4 << 30  # bytes of address space, of which a program in Go uses a part
 #: Threads take address space as well, and a machine may have hundreds of processors.
 _THREADS = 8
+#: Signals that end gpurun, as exceptions.
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _LOOK_S = 0.2
 _SAID = 1 << 16  # bytes
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -108,14 +111,18 @@ def _run(words: Sequence[str], directory: str, limits: Limits, environ: Mapping[
     before = os.statvfs(directory)
     with _memory() as output:
         env = {"GOMAXPROCS": str(min(os.cpu_count() or 1, _THREADS)), "MALLOC_ARENA_MAX": "2", **environ}
+        child: subprocess.Popen[bytes] | None = None
         try:
-            child = subprocess.Popen(
-                [*prlimit_command(_MEMORY, limits.size), *words],
-                cwd=directory, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            )  # fmt: skip
-        except OSError as e:
-            raise GpurunError(f"{name} cannot be run: {(e.strerror or '').lower()}") from None
-        try:
+            held = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # an end within Popen would leave the child behind
+            try:
+                child = subprocess.Popen(
+                    [*prlimit_command(_MEMORY, limits.size), *words],
+                    cwd=directory, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                )  # fmt: skip
+            except OSError as e:
+                raise GpurunError(f"{name} cannot be run: {(e.strerror or '').lower()}") from None
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, held)
             while True:
                 ended = _wait(child)
                 after = os.statvfs(directory)
@@ -126,7 +133,7 @@ def _run(words: Sequence[str], directory: str, limits: Limits, environ: Mapping[
                 if ended:
                     break
         finally:
-            if child.poll() is None:
+            if child is not None and child.poll() is None:
                 child.kill()
                 child.wait()
         said = os.pread(output.fileno(), _SAID, 0).rstrip(b"\0")
