@@ -167,6 +167,10 @@ _STEPS = {
     "gpurun.ns.spawn": "make the container's process",
     "gpurun.ns.helper_process": "do something in a helper process",
 }
+#: Functions whose names do not say what they are for, in words.
+_SAY_NOTHING = frozenset(
+    ("init", "enter", "exit", "call", "called", "told", "run", "run program", "run reporting errors", "main", "inner")
+)
 
 
 def _doing(error: BaseException) -> str:
@@ -180,7 +184,7 @@ def _doing(error: BaseException) -> str:
         if module.startswith("gpurun.") and not module.startswith(_WRAPPERS) and code.co_name[:1] != "<":
             if module in _STEPS:
                 found = _STEPS[module]
-            elif name not in ("init", "enter", "exit", "call", "called", "told", "run", "main", "inner"):
+            elif name not in _SAY_NOTHING:
                 found = name
         step = step.tb_next
     return found

@@ -77,7 +77,8 @@ OTHERS = {
     ("security/lsm.py", "_write_attr"): "a file of a verified procfs",
     ("engine/terminal.py", "check_console"): "the caller's own terminal, on the host",
     ("hook/running.py", "change"): "namespaces of the init, in the host's /proc",
-    ("engine/checkpoint/checkpoint_devices.py", "_used"): "the host's /proc",
+    ("hook/running.py", "_as_child"): "the host's /proc, before the container's namespaces are entered",
+    ("engine/checkpoint/checkpoint_devices.py", "_points_in_use"): "the host's /proc",
     ("engine/checkpoint/criu_options.py", "has_cgroup_image"): "CRIU's images",
     ("engine/checkpoint/restore_devices.py", "_make_in"): "the state directory",
     ("engine/checkpoint/restore_devices.py", "renew_devices"): "the journal, in the state directory",
@@ -159,6 +160,8 @@ MARSHAL = {
     "builder/any_python.py": "the launcher, of its own file",
     "document_cache.py": "a cache that is ours alone, with a digest (cachefile.py)",
     "gpu/nvidia/discovery_cache.py": "a cache that is ours alone, with a digest (cachefile.py)",
+    "gpu/readings.py": "the caller, of what its own helper process has sent",
+    "gpu/readings_process.py": "writes alone, to the caller",
 }
 READERS = {"loads", "load", "eval", "exec", "Unpickler"}
 FORBIDDEN = {"pickle", "shelve", "dill", "cPickle", "jsonpickle"}

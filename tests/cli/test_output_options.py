@@ -149,5 +149,14 @@ def test_cdi_devices_and_files_as_json(tmp_path: Path) -> None:
 
 
 def test_where_there_is_no_cdi_file_the_advice_names_what_was_read(tmp_path: Path) -> None:
+    host = make(tmp_path / "host", Options(gpus=1))
+    done = gpurun("cdi", "list", env=host.env)
+    assert f"--output={host.path}/etc/cdi/nvidia.yaml" in done.stderr and " /etc/cdi" not in done.stderr
+
+
+def test_where_there_is_no_gpu_no_cdi_file_is_advised(tmp_path: Path) -> None:
     done = gpurun("cdi", "list", env={"GPURUN_SYSROOT": str(tmp_path)})
-    assert f"--output={tmp_path}/etc/cdi/nvidia.yaml" in done.stderr and " /etc/cdi" not in done.stderr
+    assert (
+        f"looked in {tmp_path}/etc/cdi" in done.stderr and "--output" not in done.stderr and " /etc/cdi" not in done.stderr
+    )
+    assert "this host has no GPU that a CDI file could describe" in done.stderr

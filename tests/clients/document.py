@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.clients.bed import ROOT
-from tests.clients.nested_bed import OUTERS
 from tests.clients.operation import CLIENTS, nested_operations, rootless_operations
+from tests.clients.outers import OUTERS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCUMENT = REPOSITORY / "docs/clients.md"

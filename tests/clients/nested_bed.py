@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from tests.clients.bed import BEDS, ClientBed, ClientBedUnavailable, _shown
+from tests.clients.outers import FIRST_ID, Outer
 from tests.conftest import runtime_path
 from tests.native.images import debian_tar
 
@@ -32,26 +32,6 @@ PACKAGES: tuple[str, ...] = (
 PACKAGES += ("iproute2", "iptables", "procps", "kmod", "uidmap", "fuse-overlayfs", "libcap2-bin", "jq", "ca-certificates")
 PACKAGES += ("busybox-static", "python3-minimal", "libpython3-stdlib")
 IMAGE = "test/machine:1"
-#: The ids of the host that a user namespace of the outer container has.
-FIRST_ID = 100000
-USERNS = ("--uidmap", f"0:{FIRST_ID}:65536", "--gidmap", f"0:{FIRST_ID}:65536")
-
-
-class Outer(NamedTuple):
-    """Which engine makes the outer container, and how."""
-
-    name: str
-    engine: str
-    inside: tuple[str, ...]  # the clients whose operations are done in there
-    options: tuple[str, ...] = ()
-
-
-_OUTERS = (
-    Outer("docker", "docker", ("docker", "podman", "cri")),
-    Outer("podman", "podman", ("podman",)),
-    Outer("userns", "podman", ("docker",), USERNS),
-)
-OUTERS = {outer.name: outer for outer in _OUTERS}
 
 
 def engines_tar() -> Path:

@@ -84,7 +84,7 @@ class Operation(NamedTuple):
         return next((reason for whose, reason in self.rootless if whose in ("rootless", f"rootless {self.engine}")), "")
 
     def beyond_a_container(self, outer: str) -> str:
-        """Why nobody can do it in the *outer* container (of :data:`tests.clients.nested_bed.OUTERS`); else empty."""
+        """Why nobody can do it in the *outer* container (of :data:`tests.clients.outers.OUTERS`); else empty."""
         return next((reason for where, reason in self.nested if where in ("nested", f"nested {outer}")), "")
 
     @property

@@ -13,8 +13,9 @@ import pytest
 
 from tests.clients.bed import abilities, program, versions
 from tests.clients.beside import hold_to
-from tests.clients.nested_bed import OUTERS, NestedBed, nested_bed
+from tests.clients.nested_bed import NestedBed, nested_bed
 from tests.clients.operation import Operation, nested_operations
+from tests.clients.outers import OUTERS
 from tests.clients.report import VERSIONS
 from tests.clients.test_operations import IN_GUEST
 from tests.conftest import runtime_path

@@ -103,7 +103,7 @@ def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def populated(cgroup: Path) -> bool:
-    return vars(liveness)["_populated"](str(cgroup), cgroup.stat().st_ino) is True
+    return vars(liveness)["_is_populated"](str(cgroup), cgroup.stat().st_ino) is True
 
 
 def test_a_cgroup_with_processes(cgroup: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_cgroup_with_processes(cgroup: Path) -> None:
 def test_a_later_cgroup_of_the_same_name(cgroup: Path) -> None:
     inode = cgroup.stat().st_ino
     assert liveness.is_cgroup(str(cgroup), inode) and not liveness.is_cgroup(str(cgroup), inode + 1)
-    assert not vars(liveness)["_populated"](str(cgroup), inode + 1)
+    assert not vars(liveness)["_is_populated"](str(cgroup), inode + 1)
     assert liveness.cgroup_inode(str(cgroup)) == inode and liveness.cgroup_inode(f"{cgroup}/none") == 0
 
 
@@ -132,7 +132,7 @@ def test_a_file_that_is_not_the_kernels_is_not_read(cgroup: Path, monkeypatch: p
 
 @pytest.mark.parametrize("path", ["", "a\0b", "/none"])
 def test_a_cgroup_that_is_none(path: str) -> None:
-    assert not vars(liveness)["_populated"](path, 1) and not liveness.is_cgroup(path, 1)
+    assert not vars(liveness)["_is_populated"](path, 1) and not liveness.is_cgroup(path, 1)
 
 
 def test_a_link_to_a_cgroup_is_none(cgroup: Path, tmp_path: Path) -> None:

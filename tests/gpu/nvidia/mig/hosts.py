@@ -9,6 +9,7 @@ from gpurun.gpu.nvidia.mig.config import MigEntry, read_configs
 from gpurun.gpu.nvidia.mig.plan import plan_config
 from gpurun.gpu.nvidia.mig.state import MigGpu, read_state
 from tests.nvml import compile_mig
+from tests.simcards.machines import MAJOR
 from tests.simdriver import VERSION, Options, SimulatedDriver, make
 
 
@@ -18,7 +19,7 @@ class MigHost:
     def __init__(self, directory: Path, gpus: int = 2, unable: int = 0) -> None:
         self.directory = directory / "nvml"
         self.directory.mkdir(parents=True)
-        self.driver: SimulatedDriver = make(directory / "host", Options(gpus=gpus))
+        self.driver: SimulatedDriver = make(directory / "host", Options(gpus=gpus, major=MAJOR))
         capabilities = self.driver.path / "proc/driver/nvidia/capabilities"
         capabilities.mkdir()
         found = next(self.driver.path.rglob(f"libnvidia-ml.so.{VERSION}"))
