@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.gpu.amd.host import amd_gpus
 from gpurun.gpu.host.facts import SETTLED
 from tests.conftest import MakeBundle
 from tests.faults.sweep import FAULTS, Call, calls_made, chosen
@@ -27,6 +28,8 @@ from tests.native.inject import Injection
 from tests.native.leaks import Leaks
 from tests.native.listing import tree_listing
 from tests.native.runtime import ENVIRONMENT, Container, Result, Runtime
+from tests.simcards import Host, amd
+from tests.simcards.machines import LATER
 from tests.simdriver import Options, SimulatedDriver, minor
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
@@ -50,16 +53,20 @@ COMMANDS = (
 )
 #: Those of a container with the first GPU: what they do is another GPU's.
 GPU_COMMANDS = ("gpu attach", "gpu detach", "update --gpus")
+#: Those that do something else for GPUs of AMD's than for NVIDIA's.
+AMD_COMMANDS = ("create", "run", "exec", "delete", "delete --force", *GPU_COMMANDS)
 SECONDS = 180.0  # a command that takes longer hangs
 #: How many calls of each command `make test` takes, without GPURUN_FAULTS (:mod:`tests.faults.sweep`).
 SHORT = 3
 
 
 class Sweep:
-    """One command, with a container of its own for each call that fails."""
+    """One command, with a container of its own for each call that fails; *node* is that of the second GPU."""
 
-    def __init__(self, command: str, runtime: Runtime, bundle: Bundle, env: dict[str, str], directory: Path) -> None:
-        self.command, self.runtime, self.bundle, self.env = command, runtime, bundle, env
+    def __init__(
+        self, command: str, runtime: Runtime, bundle: Bundle, env: dict[str, str], directory: Path, node: str
+    ) -> None:
+        self.command, self.runtime, self.bundle, self.env, self.node = command, runtime, bundle, env, node
         self.log = directory / "strace"
         self.argv = command.removesuffix(" again").split()
         if self.argv[0] == "run" and "--detach" not in self.argv:
@@ -130,7 +137,7 @@ class Sweep:
                 "" if wanted in result.out or f"load container {wanted}: " in result.err else f"its output is {result.out!r}"
             )
         if self.command in GPU_COMMANDS:
-            there = os.path.lexists(f"/proc/{container.pid}/root/dev/nvidia{minor(1, Options().gpus)}")
+            there = os.path.lexists(f"/proc/{container.pid}/root{self.node}")
             return (
                 "" if there is (self.command != "gpu detach") else "the GPU's node is there" if there else "it has no node"
             )
@@ -229,11 +236,22 @@ def report(text: str) -> None:
             file.write(f"{text}\n")
 
 
-CASES = [*[(command, gpu) for command in COMMANDS for gpu in (False, True)], *[(command, True) for command in GPU_COMMANDS]]
+CASES = [
+    *[(command, maker) for command in COMMANDS for maker in ("plain", "gpu")],
+    *[(command, "gpu") for command in GPU_COMMANDS],
+    *[(command, "amd") for command in AMD_COMMANDS],
+]
+
+
+def second_amd(host: Host) -> str:
+    """The node by which AMD's second GPU computes."""
+    node = amd_gpus(str(host.path))[1].drm.render
+    assert node is not None
+    return node.path
 
 
 @pytest.mark.sweep(12)
-@pytest.mark.parametrize(("command", "gpu"), CASES, ids=[f"{command}-{'gpu' if gpu else 'plain'}" for command, gpu in CASES])
+@pytest.mark.parametrize(("command", "maker"), CASES, ids=[f"{command}-{maker}" for command, maker in CASES])
 def test_every_call(
     runtime: Runtime,
     bundle: MakeBundle,
@@ -242,15 +260,21 @@ def test_every_call(
     tmp_path: Path,
     request: pytest.FixtureRequest,
     command: str,
-    gpu: bool,
+    maker: str,
 ) -> None:
     made = bundle()
-    if gpu:
-        made.process["env"] += [f"NVIDIA_VISIBLE_DEVICES={0 if command in GPU_COMMANDS else 'all'}"]
+    wanted = 0 if command in GPU_COMMANDS else "all"
+    env, node = host.env, f"/dev/nvidia{minor(1, Options().gpus)}"
+    if maker == "gpu":
+        made.process["env"] += [f"NVIDIA_VISIBLE_DEVICES={wanted}"]
         (made.rootfs / "etc/ld.so.cache").write_bytes(b"the image's")
-    sweep = Sweep(command, runtime, made, ENVIRONMENT | host.env, tmp_path)
+    elif maker == "amd":
+        made.process["env"] += [f"AMD_VISIBLE_DEVICES={wanted}"]
+        cards = amd.mi210(tmp_path / "amd", count=2, later=LATER)
+        env, node = cards.env, second_amd(cards)
+    sweep = Sweep(command, runtime, made, ENVIRONMENT | env, tmp_path, node)
     before = Leaks(bed, runtime)
-    if gpu:
+    if maker == "gpu":
         time.sleep(1.1 * SETTLED / 1e9)  # what has just been installed is not remembered
     first = sweep.prepare()
     sweep.run(first, [])  # what is remembered from one container to the next is there for all that count
@@ -273,5 +297,5 @@ def test_every_call(
         if text:
             wrong.append(text)
             report(text)
-    report(f"{command}{', GPU' if gpu else ''}: {len(calls)} calls, {dict(counts)}, {len(wrong)} wrong")
+    report(f"{command}, {maker}: {len(calls)} calls, {dict(counts)}, {len(wrong)} wrong")
     assert not wrong, f"{len(wrong)} of {len(calls)}:\n" + "\n".join(wrong)
