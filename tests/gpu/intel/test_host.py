@@ -22,7 +22,7 @@ def test_a_gpu_with_virtual_functions_is_not_offered(tmp_path: Path) -> None:
         (1, intel.B580, "Intel Arc B580", 12 * GIB),
         (2, intel.VF, "Intel Arc Pro B60", -1),
     ]
-    assert gpus[2].label == f"Intel virtual function of {intel.PF} 2 ({intel.VF})"
+    assert gpus[2].label == f"Intel GPU 2 ({intel.VF}, a virtual function of {intel.PF})"
     assert [gpu.cdi_names for gpu in gpus[:2]] == [("card0", "0000-03-00-0-0x56a0"), ("card1", "0000-04-00-0-0xe20b")]
 
 

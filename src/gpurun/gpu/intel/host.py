@@ -42,8 +42,8 @@ class IntelGpu(Record):
     @property
     def label(self) -> str:
         """What a sentence calls it."""
-        what = f"virtual function of {self.drm.physfn}" if self.drm.physfn else "GPU"
-        return f"Intel {what} {self.index} ({self.key})"
+        more = f", a virtual function of {self.drm.physfn}" if self.drm.physfn else ""
+        return f"Intel GPU {self.index} ({self.key}{more})"
 
     @property
     def cdi_names(self) -> tuple[str, ...]:
