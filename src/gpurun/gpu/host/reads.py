@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posix
 from _stat import S_ISCHR
+from errno import EMFILE, ENFILE, ENOMEM
 
 from gpurun.linux.files import read_file, read_regular
 from gpurun.record import Record
@@ -76,10 +77,13 @@ def read_attribute(path: str, limit: int = 4096) -> str:
     """The first *limit* bytes of the attribute *path* of sysfs as text, without blanks around it; empty if it is unreadable.
 
     An attribute has a page at most, and may answer with any error: a GPU that sleeps, is denied or has gone.
+    Raises OSError where the caller has no descriptors or memory left: a GPU that is not seen would renumber the others.
     """
     try:
         content: bytes | None = read_regular(path, limit)
-    except OSError:
+    except OSError as e:
+        if e.errno in (EMFILE, ENFILE, ENOMEM):
+            raise
         content = None
     if listener is not None:
         listener.text(path, limit, content)
