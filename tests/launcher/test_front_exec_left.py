@@ -213,11 +213,12 @@ def test_who_has_children_leaves_it_to_the_launcher(fast: Fast, container: Conta
     """What became gpurun by execve(2) may have some: which are exec's is not to be told then, and theirs stay."""
     before = _sleepers()
     fast.falls_back(container.id, "true", tracer=["sh", "-c", 'sleep 1000 2>/dev/null & exec "$@"', "sh"])
+    wait_until(lambda: bool(_sleepers() - before))  # until then the shell's child has not become it
     left = _sleepers() - before
     for pid in left:
         os.kill(int(pid), signal.SIGKILL)
         os.waitpid(int(pid), 0)
-    assert len(left) == 1, "the child that was there before has gone"
+    assert len(left) == 1
 
 
 def _sleepers() -> set[str]:
