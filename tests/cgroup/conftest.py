@@ -5,15 +5,30 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
+from gpurun.cgroup import manager
+from gpurun.cgroup.devices import compile_filter, emulate
 from gpurun.cgroup.tree import Tree, find_tree
 from gpurun.errors import GpurunError
+from gpurun.oci.resources import DeviceRule
 
 Spawn = Callable[..., int]
+
+
+def call_without(nodes: Iterable[int], cgroup: Path, spawn: Spawn, action: Callable[[], object]) -> None:
+    """Call *action* in a process in the new *cgroup*, whose device rules deny the *nodes* (st_rdev) alone; wait for it."""
+    denied = [DeviceRule(False, "c", os.major(node), os.minor(node), "rwm") for node in nodes]
+    cgroup.mkdir()
+    fd = os.open(cgroup, os.O_RDONLY)
+    program = compile_filter(emulate((DeviceRule(True, "a", None, None, "rwm"), *denied)))
+    manager.attach_devices(fd, manager.load_devices(program))
+    os.close(fd)
+    os.waitpid(spawn(cgroup, action), 0)
+    cgroup.rmdir()
 
 
 @pytest.fixture(scope="session")

@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.cgroup import manager
-from gpurun.cgroup.devices import compile_filter, emulate
 from gpurun.errors import GpurunError
 from gpurun.gpu.amd.host import amd_gpus
 from gpurun.gpu.intel.host import intel_gpus
 from gpurun.gpu.resolve import Inquiry, gpu_edits
-from gpurun.oci.resources import DeviceRule
-from tests.cgroup.conftest import Spawn, base, spawn, tree  # noqa: F401
+from tests.cgroup.conftest import Spawn, base, call_without, spawn, tree  # noqa: F401
 from tests.simcards import RENDER, Host, amd, intel
 
 USER = 4711
@@ -60,10 +57,7 @@ def test_all_are_those_of_the_job(
     first, second = amd_gpus(path)
     cards = intel_gpus(path)
     denied = [gpu.drm.render for gpu in (second, cards[1]) if gpu.drm.render is not None]
-    rules = (
-        DeviceRule(True, "a", None, None, "rwm"),
-        *[DeviceRule(False, "c", node.major, node.minor, "rwm") for node in denied],
-    )
+    nodes = [os.makedev(node.major, node.minor) for node in denied]
     said = tmp_path / "said"
 
     def ask_each() -> None:
@@ -78,13 +72,7 @@ def test_all_are_those_of_the_job(
             json.dump([ask(host, value) for value in VALUES], answer)
 
     def ask_in(name: str) -> list[list[str] | str]:
-        cgroup = base / name
-        cgroup.mkdir()
-        fd = os.open(cgroup, os.O_RDONLY)
-        manager.attach_devices(fd, manager.load_devices(compile_filter(emulate(rules))))
-        os.close(fd)
-        os.waitpid(spawn(cgroup, ask_each), 0)
-        cgroup.rmdir()
+        call_without(nodes, base / name, spawn, ask_each)
         return list(json.loads(said.read_text()))
 
     def render(*gpus: object) -> list[str]:

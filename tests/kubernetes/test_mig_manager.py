@@ -192,10 +192,17 @@ def test_who_does_not_go(node: Node, who: str, text: str) -> None:
         server.stop(0).wait()
 
 
-def _pod_resources(path: Path) -> Any:
+def test_pods_with_gpus_of_other_makers_stay(node: Node) -> None:
+    """On a host with GPUs of two makers."""
+    server = _pod_resources(node.sockets, "amd.com/gpu", "0000:43:00.0")
+    assert node.apply("balanced", wait_s=0.0) == SUCCESS and node.sim.devices() == BALANCED
+    server.stop(0).wait()
+
+
+def _pod_resources(path: Path, resource: str = "nvidia.com/gpu", device: str = "GPU-x") -> Any:
     class Kubelet(services.PodResourcesListerServicer):
         def List(self, request: Any, context: Any) -> messages.ListPodResourcesResponse:
-            devices = [messages.ContainerDevices(resource_name="nvidia.com/gpu", device_ids=["GPU-x"])]
+            devices = [messages.ContainerDevices(resource_name=resource, device_ids=[device])]
             containers = [messages.ContainerResources(name="main", devices=devices)]
             pod = messages.PodResources(name="train-0", namespace="team", containers=containers)
             return messages.ListPodResourcesResponse(pod_resources=[pod])

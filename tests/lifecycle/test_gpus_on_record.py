@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,13 +23,8 @@ FIRST = 9000 + 64 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefi
 
 @pytest.fixture
 def arc(place: Path) -> Iterator[Host]:
-    directory = Path(tempfile.mkdtemp(dir=place))
-    directory.chmod(0o755)
-    host = intel.arc(directory, first=FIRST)
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
-    yield host
-    shutil.rmtree(directory)
+    with intel.arc_for_containers(place, FIRST) as host:
+        yield host
 
 
 def started(runtime: Runtime, bundle: MakeBundle, env: dict[str, str], *variables: str) -> Container:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from tests.simcards import ACCEL_MAJOR, GIB, RENDER, Card, Host
 
@@ -63,6 +68,17 @@ def arc(path: Path, functions: bool = True, first: int = 0) -> Host:
         files = {name.replace(f"card{card.card}", f"card{card.card + first}"): text for name, text in card.files.items()}
         host.add(replace(card, card=card.card + first, render=card.render + first, files=files))
     return host
+
+
+@contextmanager
+def arc_for_containers(place: Path, first: int) -> Iterator[Host]:
+    """:func:`arc` in a new directory below *place*, with real nodes and any user's to look at; skips where they need root."""
+    with tempfile.TemporaryDirectory(dir=place) as directory:
+        Path(directory).chmod(0o755)
+        host = arc(Path(directory), first=first)
+        if not host.real_nodes:
+            pytest.skip("device nodes need root")
+        yield host
 
 
 def gaudi(path: Path, count: int = 2) -> Host:

@@ -20,6 +20,7 @@ from gpurun.gpu.nvidia.mig.plan import plan_config
 from gpurun.gpu.nvidia.mig.state import read_state
 from gpurun.kubernetes.api import Api
 from gpurun.kubernetes.config import PREFIX
+from gpurun.kubernetes.makers import NVIDIA
 from gpurun.kubernetes.pod_resources import owners
 from gpurun.record import Record
 
@@ -102,7 +103,8 @@ class MigManager:
     def _in_the_way(self) -> str:
         """What has the GPUs, or may get them; empty: nothing."""
         for owner in owners(self._places.pod_resources):
-            return f"pod {owner.namespace}/{owner.pod} has {owner.device}"
+            if owner.vendor == NVIDIA:  # what a pod has of another maker's is in nobody's way
+                return f"pod {owner.namespace}/{owner.pod} has {owner.device}"
         for pod in self._api.pods_of(self._places.namespace, self._node):
             component = (pod["metadata"].get("labels") or {}).get("app.kubernetes.io/component")
             if component in PARTS and (pod["metadata"].get("labels") or {}).get("app.kubernetes.io/name") == "gpurun":

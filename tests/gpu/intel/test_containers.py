@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,13 +23,8 @@ NO_DRIVER, DENIED = "No such device or address", "Operation not permitted"
 
 @pytest.fixture
 def arc(place: Path) -> Iterator[Host]:
-    directory = Path(tempfile.mkdtemp(dir=place))
-    directory.chmod(0o755)
-    host = intel.arc(directory, first=FIRST)
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
-    yield host
-    shutil.rmtree(directory)
+    with intel.arc_for_containers(place, FIRST) as host:
+        yield host
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.cgroup import manager
-from gpurun.cgroup.devices import compile_filter, emulate
 from gpurun.errors import GpuError
 from gpurun.gpu.host.access import nvidia_closed_by_job
 from gpurun.gpu.nvidia.cdi.generate import generate
@@ -18,8 +16,7 @@ from gpurun.gpu.nvidia.discovery_cache import question
 from gpurun.gpu.nvidia.request.settings import Settings, roots_of
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from gpurun.kubernetes.node import read_node
-from gpurun.oci.resources import DeviceRule
-from tests.cgroup.conftest import Spawn, base, spawn, tree  # noqa: F401
+from tests.cgroup.conftest import Spawn, base, call_without, spawn, tree  # noqa: F401
 from tests.simdriver import Options, SimulatedDriver, bus_id, make, minor, uuid
 
 
@@ -112,7 +109,6 @@ def test_a_slurm_job_has_its_own_gpus(host: SimulatedDriver, base: Path, spawn: 
     if not host.real_nodes:
         pytest.skip("device nodes need root")
     node = os.stat(host.path / f"dev/nvidia{minor(1, 3)}").st_rdev
-    rules = (DeviceRule(True, "a", None, None, "rwm"), DeviceRule(False, "c", os.major(node), os.minor(node), "rwm"))
     settings, said = Settings(), tmp_path / "said"
 
     def ask() -> None:
@@ -126,13 +122,7 @@ def test_a_slurm_job_has_its_own_gpus(host: SimulatedDriver, base: Path, spawn: 
         said.write_text(json.dumps(found))
 
     def ask_in(name: str) -> list[object]:
-        cgroup = base / name
-        cgroup.mkdir()
-        fd = os.open(cgroup, os.O_RDONLY)
-        manager.attach_devices(fd, manager.load_devices(compile_filter(emulate(rules))))
-        os.close(fd)
-        os.waitpid(spawn(cgroup, ask), 0)
-        cgroup.rmdir()
+        call_without([node], base / name, spawn, ask)
         return list(json.loads(said.read_text()))
 
     job, elsewhere = ask_in("slurmstepd.scope"), ask_in("other.scope")
