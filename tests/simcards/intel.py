@@ -72,7 +72,7 @@ def arc(path: Path, functions: bool = True, first: int = 0) -> Host:
 
 @contextmanager
 def arc_for_containers(place: Path, first: int) -> Iterator[Host]:
-    """:func:`arc` in a new directory below *place*, with real nodes and any user's to look at; skips where they need root."""
+    """:func:`arc` in a new directory below *place*, which any user may look at, with real nodes: skips without root."""
     with tempfile.TemporaryDirectory(dir=place) as directory:
         Path(directory).chmod(0o755)
         host = arc(Path(directory), first=first)
