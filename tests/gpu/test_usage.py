@@ -11,10 +11,11 @@ import pytest
 from gpurun.gpu.device import GpuDevice, Measured, Reading
 from gpurun.gpu.nvidia.host.device_numbers import node_minors
 from gpurun.gpu.usage import GpuUsage, of_gpu, of_measured
+from gpurun.gpu.vendors import GivenGpu
 from gpurun.oci.config import Device
 from tests.nvml import compile_stub
 from tests.simcards import GIB, amd, intel
-from tests.simdriver import VERSION, Options, make
+from tests.simdriver import VERSION, Options, bus_id, make, uuid
 
 GPU: dict[str, Any] = {
     "uuid": "GPU-1",
@@ -79,8 +80,26 @@ def test_a_gpu_that_is_read_from_files() -> None:
 
 
 def usage(env: dict[str, str], *numbers: tuple[int, int]) -> tuple[list[dict[str, Any]] | None, list[str]]:
+    """Of GPUs that a record has by the numbers of their nodes."""
+    return usage_of(env, *[GivenGpu(*pair) for pair in numbers])
+
+
+def usage_of(env: dict[str, str], *given: GivenGpu) -> tuple[list[dict[str, Any]] | None, list[str]]:
     said: list[str] = []
-    return GpuUsage(env, said.append).look(numbers).rows(numbers, ()), said
+    return GpuUsage(env, said.append).look(given).rows(given, ()), said
+
+
+def test_a_gpu_is_found_by_its_key(tmp_path: Path) -> None:
+    """Drivers that were bound again have given the numbers of the nodes to others."""
+    host = amd.mi210(tmp_path / "host", count=2)
+    (first, own), (second, others) = sorted(amd.MI210[:2])
+    rows, said = usage_of(host.env, GivenGpu(226, others, f"amd:{first}"))
+    assert [row["key"] for row in rows or ()] == [first] and own != others and not said
+    assert usage_of(host.env, GivenGpu(226, own, "amd:0000:ff:00.0")) == (None, [])
+    intel.arc(host.path, first=40)  # an address is one of a maker's: nothing of AMD's is taken for Intel's
+    assert usage_of(host.env, GivenGpu(226, own, f"intel:{first}")) == (None, [])
+    rows, _ = usage_of(host.env, GivenGpu(226, own, f"intel:{intel.VF}"), GivenGpu(226, others))
+    assert [(row["vendor"], row["key"]) for row in rows or ()] == [("amd", second), ("intel", intel.VF)]
 
 
 def test_a_container_with_partitions_and_one_with_the_gpu(tmp_path: Path) -> None:
@@ -106,3 +125,17 @@ def test_a_host_of_two_makers(tmp_path: Path, mode: str) -> None:
     assert [row.get("vendor", "nvidia") for row in rows or ()] == ["nvidia"] * (mode == "well") + ["amd"]
     assert [text.partition(": ")[0] for text in said] == ["no numbers of the GPUs"] * (mode == "crash")
     assert usage(driver.env) == (None, [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+def test_nvidias_gpus_are_found_by_their_keys(tmp_path: Path) -> None:
+    """So are those whose driver has another major, and a MIG device tells of its GPU."""
+    driver = make(tmp_path / "host", Options(gpus=2, drm=False))
+    library = next(driver.path.rglob(f"libnvidia-ml.so.{VERSION}"))
+    library.unlink()
+    compile_stub(library, mode="well")
+    rows, said = usage_of(driver.env, GivenGpu(240, 7, f"nvidia:{bus_id(0)}"))
+    assert [row["uuid"] for row in rows or ()] == [uuid(0)] and not said
+    rows, _ = usage_of(driver.env, GivenGpu(235, 13, f"nvidia:{bus_id(0)}/1/0"))
+    assert [row["uuid"] for row in rows or ()] == [uuid(0)]
+    assert usage_of(driver.env, GivenGpu(195, 0, "nvidia:0000:fe:00.0"))[0] == []

@@ -159,12 +159,12 @@ class _Watch:
 
     def _gpus(self, now: Mapping[tuple[str, str], Look]) -> dict[tuple[str, str], list[Row]]:
         """The use of their GPUs by those that have some; the drivers are asked once for all."""
-        having = {key: kept.load_gpus(look.root, look.state.id) for key, look in now.items()}
-        having = {key: numbers for key, numbers in having.items() if numbers}
+        having = {key: kept.load_given(look.root, look.state.id) for key, look in now.items()}
+        having = {key: given for key, given in having.items() if given}
         if not having:
             return {}
-        looked = self._usage.look(frozenset([number for numbers in having.values() for number in numbers]))
-        return {key: looked.rows(numbers, control.processes(now[key].state.cgroup)) or [] for key, numbers in having.items()}
+        looked = self._usage.look([one for given in having.values() for one in given])
+        return {key: looked.rows(given, control.processes(now[key].state.cgroup)) or [] for key, given in having.items()}
 
 
 def _controllers(cgroup: str) -> tuple[str, ...]:

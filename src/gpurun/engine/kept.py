@@ -58,11 +58,6 @@ def load_given(root: str, container_id: str) -> tuple[GivenGpu, ...]:
         raise GpurunError(f"{path} is damaged: it does not list GPUs") from None
 
 
-def load_gpus(root: str, container_id: str) -> tuple[tuple[int, int], ...]:
-    """(major, minor) of each of :func:`load_given`."""
-    return tuple([gpu.number for gpu in load_given(root, container_id)])
-
-
 def _numbers(path: str, text: str) -> tuple[int, ...]:
     numbers = [decimal(word) for word in text.split()]
     found = tuple([number for number in numbers if number is not None])

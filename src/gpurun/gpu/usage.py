@@ -6,9 +6,10 @@ from gpurun.errors import GpurunError
 from gpurun.gpu.device import units_of
 from gpurun.gpu.nvidia.host.device_numbers import NVIDIA_MAJOR
 from gpurun.gpu.nvidia.host.nvml import USAGE, find_nvml, query
-from gpurun.gpu.nvidia.host.roots import roots_from_environment
+from gpurun.gpu.nvidia.host.roots import bus_order, roots_from_environment
 from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
 from gpurun.gpu.readings import Readers
+from gpurun.gpu.vendors import VENDORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gpurun.gpu.device import Measured
+    from gpurun.gpu.vendors import GivenGpu
 
+_NVML = VENDORS[0]
 #: Seconds that a report of what a container uses may wait for a driver.
 TIMEOUT_S = 3.0
 
@@ -32,10 +35,11 @@ class GpuUsage:
         self._nvml = True
         self._readers = Readers(own_env, TIMEOUT_S, self._tell)
 
-    def look(self, numbers: Collection[tuple[int, int]]) -> GpuLook:
-        """What the drivers of the GPUs with device nodes of *numbers* (major, minor) say now."""
+    def look(self, given: Collection[GivenGpu]) -> GpuLook:
+        """What the drivers of the GPUs *given* say now."""
+        by_nvml = [one for one in given if _is_nvmls(one)]
         gpus: list[dict[str, Any]] | None = None
-        if self._nvml and any(major == NVIDIA_MAJOR for major, _ in numbers):
+        if self._nvml and by_nvml:
             try:
                 roots = roots_from_environment(self._env, read_settings(settings_path(self._env)).driver_root)
                 gpus = query(find_nvml(roots), USAGE, TIMEOUT_S)["gpus"]
@@ -43,7 +47,7 @@ class GpuUsage:
                 self._nvml = False
                 self._tell(str(e))
         measured: tuple[Measured, ...] = ()
-        if any(major != NVIDIA_MAJOR for major, _ in numbers):
+        if len(by_nvml) < len(given):
             measured = self._readers.read().measured
         return GpuLook(gpus, measured)
 
@@ -57,14 +61,38 @@ class GpuLook:
     def __init__(self, gpus: list[dict[str, Any]] | None, measured: tuple[Measured, ...]) -> None:
         self._gpus, self._measured = gpus, measured
 
-    def rows(self, numbers: Collection[tuple[int, int]], pids: Collection[int]) -> list[dict[str, Any]] | None:
-        """An entry of each GPU with device nodes of *numbers* (major, minor), and what the host's processes *pids* have of
-        it; None where no driver has said anything of them."""
-        mine = {unit.key for unit in units_of(tuple([one.unit for one in self._measured]), frozenset(numbers))}
-        rows = [of_measured(one, pids) for one in self._measured if one.unit.key in mine]
+    def rows(self, given: Collection[GivenGpu], pids: Collection[int]) -> list[dict[str, Any]] | None:
+        """An entry of each of the GPUs *given*, and what the host's processes *pids* have of it; None where no driver has
+        said anything of them.
+
+        A GPU is found by its key, and by the number of its node only where the record has no key: a driver that is bound
+        again may give the number to another GPU.
+        """
+        keys = {one.gpu for one in given if one.gpu}
+        numbers = frozenset([one.number for one in given if not one.gpu])
+        by_number = {unit.qualified for unit in units_of(tuple([one.unit for one in self._measured]), numbers)}
+        rows = [of_measured(one, pids) for one in self._measured if one.unit.qualified in keys | by_number]
         if self._gpus is None:
             return rows or None
-        return [of_gpu(gpu, pids) for gpu in self._gpus if (NVIDIA_MAJOR, gpu.get("minor")) in numbers] + rows
+        buses = {bus_order(_bus(key)) for key in keys if key.startswith(f"{_NVML.name}:")}
+        return [of_gpu(gpu, pids) for gpu in self._gpus if _is_one_of(gpu, buses, numbers)] + rows
+
+
+def _is_nvmls(one: GivenGpu) -> bool:
+    """Whether NVML is asked of that GPU."""
+    return one.gpu.startswith(f"{_NVML.name}:") if one.gpu else one.major == NVIDIA_MAJOR
+
+
+def _bus(key: str) -> str:
+    """The PCI address in MAKER:ADDRESS, or in MAKER:ADDRESS/PART."""
+    return key.partition(":")[2].partition("/")[0]
+
+
+def _is_one_of(
+    gpu: Mapping[str, Any], buses: Collection[tuple[int, ...]], numbers: Collection[tuple[int, int]]
+) -> bool:  # fmt: skip
+    bus = str(gpu.get("busId") or "")
+    return (bool(bus) and bus_order(bus) in buses) or (NVIDIA_MAJOR, gpu.get("minor")) in numbers
 
 
 def of_gpu(gpu: Mapping[str, Any], pids: Collection[int]) -> dict[str, Any]:

@@ -58,20 +58,20 @@ class Gpus:
     """The use of a container's GPUs; a driver that fails costs its numbers, and not the report."""
 
     def __init__(self, root: str, state: store.State) -> None:
-        self._numbers = kept.load_gpus(root, state.id)
+        self._given = kept.load_given(root, state.id)
         self._cgroup = state.cgroup
         self._usage: GpuUsage | None = None
 
     def read(self) -> dict[str, Any]:
         """The member ``gpus`` for a report; none for a container without GPUs, or a driver that does not tell."""
-        if not self._numbers:
+        if not self._given:
             return {}
         from gpurun.engine.gpus.device_edits import own_environment
         from gpurun.gpu.usage import GpuUsage
 
         if self._usage is None:
             self._usage = GpuUsage(own_environment(), log.warning)
-        rows = self._usage.look(self._numbers).rows(self._numbers, control.processes(self._cgroup))
+        rows = self._usage.look(self._given).rows(self._given, control.processes(self._cgroup))
         return {} if rows is None else {"gpus": rows}
 
 

@@ -14,11 +14,11 @@ import pytest
 from gpurun.cdi.edits import ContainerEdits, ProcTree
 from gpurun.commands.gpu_explain import answer_for, lines_of, question
 from gpurun.engine.gpus.device_edits import injected_devices
-from gpurun.engine.kept import load_gpus
+from gpurun.engine.kept import load_given
 from gpurun.gpu.nvidia.request.settings import Settings, read_settings
 from gpurun.gpu.request.injected import Injected, has_gpus
 from gpurun.gpu.resolve import Inquiry, gpu_edits
-from gpurun.gpu.vendors import VENDORS
+from gpurun.gpu.vendors import VENDORS, GivenGpu
 from gpurun.oci.config import Device, Mount, read_config
 from gpurun.oci.resources import DeviceRule
 from gpurun.record import replace
@@ -264,7 +264,7 @@ class TestContainers:
         made = with_nodes(bundle(), 1)
         made.linux["devices"][1]["path"] = "/dev/gpu"
         container = runtime.create(made.args("true"), env=ENVIRONMENT | sim.env)
-        assert load_gpus(str(runtime.root), container.id) == ((195, minor(1, 2)),)
+        assert load_given(str(runtime.root), container.id) == (GivenGpu(195, minor(1, 2)),)
 
     def test_a_proc_without_drivers(self, runtime: Runtime, bundle: MakeBundle, sim: SimulatedDriver) -> None:
         """Nothing can be hidden where nothing is: the container is made all the same."""
