@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -113,3 +114,11 @@ def test_demo(bed: Bed, maker: str) -> None:
         assert [text for text in DEMOS[maker] if text not in done.stdout] == []
         assert "allowed (no hardware behind it)" in done.stdout and "denied" not in done.stdout
     assert {p for p in Path(tempfile.gettempdir()).iterdir() if p.name.startswith("gpurun-demo.")} == temporary
+
+
+def test_the_demo_needs_nothing_that_only_the_tests_install() -> None:
+    """`make demo` is the first thing that a newcomer runs: here with the interpreter's own packages, and without pytest."""
+    python = getattr(sys, "_base_executable", sys.executable)
+    script = "import runpy, sys; sys.modules['pytest'] = None; sys.path[:0] = ['src', '.']; runpy.run_path('tools/demo.py')"
+    done = subprocess.run([python, "-Ic", script], capture_output=True, text=True, cwd=REPOSITORY)
+    assert (done.returncode, done.stderr) == (0, "")
