@@ -18,6 +18,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -56,7 +57,10 @@ def qemu_version() -> str:
 
 
 class VM:
-    """A guest, running from ``__enter__`` to ``__exit__``.  *memory* in MiB; *fresh* boots even where a saved state is."""
+    """A guest, running from ``__enter__`` to ``__exit__``.  *memory* in MiB; *fresh* boots even where a saved state is.
+
+    SIGTERM is an exception from then on, so that the emulator ends with the program that has started it.
+    """
 
     def __init__(self, memory: int = 2048, processors: int = 2, append: str = "", fresh: bool = False) -> None:
         self.image = image()
@@ -103,8 +107,9 @@ class VM:
     def __enter__(self) -> Self:
         began = time.monotonic()
         environment = os.environ | {"TMPDIR": str(self._directory)}
-        self._process = subprocess.Popen(self._argv(), stdin=subprocess.DEVNULL, env=environment)
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         try:
+            self._process = subprocess.Popen(self._argv(), stdin=subprocess.DEVNULL, env=environment)
             if self.state and not self.saving:
                 self._resume(self.state)
             self._socket = self._connect("port.sock")
@@ -120,13 +125,14 @@ class VM:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         assert self._process is not None
-        if self._process.poll() is None and kind is None:
-            try:
+        try:
+            if self._process.poll() is None and kind is None:
                 self._send(b"J", json.dumps({"op": "poweroff"}).encode())
                 self._process.wait(60)
-            except (OSError, subprocess.TimeoutExpired):
-                pass  # nothing of it is kept, so it may as well be killed
-        self.kill()
+        except (OSError, subprocess.TimeoutExpired):
+            pass  # nothing of it is kept, so it may as well be killed
+        finally:
+            self.kill()
 
     def kill(self) -> None:
         if self._process and self._process.poll() is None:

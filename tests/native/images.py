@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,22 +28,38 @@ def debian_tar(name: str = "debian", *packages: str) -> Path:
         return tar
     if not shutil.which("mmdebstrap") or not codename:
         pytest.skip("a Debian image is made with mmdebstrap, which is not here")
-    CACHE.mkdir(parents=True, exist_ok=True)
-    new = CACHE / f".{os.getpid()}.tar"
     included = [f"--include={','.join(packages)}", "--aptopt=APT::Install-Recommends false"] if packages else []
-    made = subprocess.run(
-        ["mmdebstrap", "--variant=essential", *included, codename, str(new)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    if made.returncode:
-        new.unlink(missing_ok=True)
-        pytest.skip(f"no Debian image can be made here: {made.stderr.strip()[-200:]}")
-    new.rename(tar)
+    with _making() as work:
+        if tar.exists():  # somebody else has made it meanwhile
+            return tar
+        made = subprocess.run(
+            ["mmdebstrap", "--variant=essential", *included, codename, str(work / "image.tar")],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
+        if made.returncode:
+            pytest.skip(f"no Debian image can be made here: {made.stderr.strip()[-200:]}")
+        (work / "image.tar").rename(tar)
     return tar
+
+
+@contextmanager
+def _making() -> Iterator[Path]:
+    """A directory to make an image in, of one process at a time: what one that was killed has left there is removed."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    held = os.open(CACHE, os.O_RDONLY | os.O_CLOEXEC)
+    work = CACHE / ".making"
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        os.close(held)
 
 
 def unpack(tar: Path, directory: Path) -> None:
@@ -59,9 +78,9 @@ def package(name: str) -> Path:
         return root
     if not shutil.which("apt-get") or not shutil.which("dpkg"):
         pytest.skip(f"the package {name} comes from apt, which is not here")
-    work = CACHE / f".{os.getpid()}-{name}"
-    work.mkdir(parents=True)
-    try:
+    with _making() as work:
+        if root.exists():
+            return root
         got = subprocess.run(
             ["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", name],
             cwd=work,
@@ -74,6 +93,4 @@ def package(name: str) -> Path:
             pytest.skip(f"{name} cannot be downloaded: {got.stderr.strip()[-200:]}")
         subprocess.run(["dpkg", "-x", str(next(work.glob("*.deb"))), str(work / "root")], check=True)
         (work / "root").rename(root)
-    finally:
-        shutil.rmtree(work)
     return root
