@@ -241,4 +241,7 @@ def versions(bed: ClientBed) -> dict[str, str]:
     found = {name: bed.run(*argv).out.strip() for name, argv in asked.items()}
     found["containerd"] = found["containerd"].split()[2]
     found["podman"] = found["podman"].split()[-1]
+    for name, runtime in bed.runtimes.items():
+        if name in ("crun", "peer"):
+            found["runc" if name == "peer" else name] = bed.run(runtime.binary, "--version").out.splitlines()[0].split()[-1]
     return found

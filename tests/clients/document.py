@@ -55,8 +55,7 @@ lines are not those of runc but for a listed difference. **-** in the last colum
 NESTED_TEXT = """\
 The same operations, by `make test-clients-nested`, in a privileged container that gpurun runs: a CI runner's docker:dind,
 and with a user namespace of its own what sysbox makes. The daemons, the clients and the runtimes are in there. The rules are
-those of the part above. crun 1.8.1 fails in all of them on a host whose root lacks CAP_SYS_RESOURCE: it raises a limit for
-its device program. With GPUs through both layers: `tests/clients/test_nested.py`.
+those of the part above. With GPUs through both layers: `tests/clients/test_nested.py`.
 """
 TITLES = {"docker": "Docker", "podman": "Podman", "cri": "A kubelet's containerd (CRI)"}
 #: Outer container (tests/clients/nested_bed.py) → the title of its tables.
@@ -132,13 +131,18 @@ def table(title: str, version: str, mine: list[dict[str, Any]], planned: int) ->
     return lines
 
 
+def with_peers(versions: dict[str, str], client: str) -> str:
+    """The versions of *client* and of the runtimes that gpurun stands beside."""
+    return ", ".join([versions[client], *[f"{name} {versions[name]}" for name in ("crun", "runc") if name in versions]])
+
+
 def rootless_part(report: dict[str, Any]) -> str:
     """The text of the part of engines without root."""
     lines = [f"## {PARTS['rootless']}", "", ROOTLESS_TEXT]
     for client, title in (("rootless", "Podman"), ("rootless-docker", "Docker")):
         mine = [o for o in report["operations"] if o["client"] == client]
         planned = sum(o.client == client for o in rootless_operations())
-        lines += table(f"{title}, rootless", report["versions"][title.lower()], mine, planned)
+        lines += table(f"{title}, rootless", with_peers(report["versions"], title.lower()), mine, planned)
     return "\n".join(lines)
 
 
@@ -151,7 +155,7 @@ def nested_part(report: dict[str, Any]) -> str:
             mine = [o for o in report["operations"] if (o.get("outer"), o["client"]) == (outer.name, client)]
             if mine:
                 title = f"{TITLES[client]} {IN[outer.name]}"
-                lines += table(title, versions[client], mine, len(nested_operations(client)))
+                lines += table(title, with_peers(versions, client), mine, len(nested_operations(client)))
     return "\n".join(lines)
 
 
