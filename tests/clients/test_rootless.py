@@ -44,10 +44,11 @@ mkdir -p /dev/mqueue
 mountpoint -q /dev/mqueue || mount -t mqueue mqueue /dev/mqueue
 mount --make-rshared /
 """
-#: Its daemon; rootlesskit covers /run, so what runc is to follow is elsewhere.
+#: Its daemon; rootlesskit covers /run, so what runc is to follow is elsewhere. It shows what /run has by then: the operations'
+#: directories are in /run/t.
 DOCKER = """
 set -e
-command mkdir -p $RL/home/.config/docker $DATA
+command mkdir -p $RL/home/.config/docker $DATA /run/t
 echo "$CONFIG" >$RL/home/.config/docker/daemon.json
 chown -R 4343:4343 $RL/home/.config $DATA
 user DOCKERD_ROOTLESS_ROOTLESSKIT_NET=slirp4netns bash "$SCRIPT" --data-root $DATA \
