@@ -44,8 +44,8 @@ mkdir -p /dev/mqueue
 mountpoint -q /dev/mqueue || mount -t mqueue mqueue /dev/mqueue
 mount --make-rshared /
 """
-#: Its daemon; rootlesskit covers /run, so what runc is to follow is elsewhere. It shows what /run has by then: the operations'
-#: directories are in /run/t.
+#: Its daemon; rootlesskit covers /run, so what runc is to follow is elsewhere.  It shows what /run has by then, which is to
+#: be the place of the operations' directories.
 DOCKER = """
 set -e
 command mkdir -p $RL/home/.config/docker $DATA /run/t
