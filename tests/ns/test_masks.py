@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from gpurun.errors import GpurunError
-from gpurun.linux.mount import MS_BIND, mount
+from gpurun.linux.mount import MOUNT_ATTR_RDONLY, MS_BIND, mount
+from gpurun.ns import masks
 from gpurun.ns.masks import mask_paths, null_cover, readonly_paths, repair_masks
+from gpurun.ns.mount import filesystem as mount_of
 from tests.fixtures import InNamespace
 
 
@@ -75,9 +77,12 @@ def test_masks(in_mount_namespace: InNamespace[Any], image: Path) -> None:
 
 
 def test_a_mask_is_the_containers_own_null_where_it_has_one(in_mount_namespace: InNamespace[Any], image: Path) -> None:
-    """A device that is not the null device, or a link to one, is not taken: then it is the host's."""
+    """A device that is not the null device, a link to one, or another mount is not taken: then it is the host's."""
+    other = image / "etc/other"
+    os.mknod(other, 0o020666, os.makedev(1, 3))
 
-    def device_of(make: Any) -> tuple[bool, str]:
+    def device_of(make: Any) -> tuple[str, str]:
+        hosts = os.stat("/dev/null")
         mount("tmpfs", str(image / "dev"), "tmpfs", 0)
         make(image / "dev/null")
         view = os.open(image / "dev", os.O_PATH)
@@ -88,16 +93,57 @@ def test_a_mask_is_the_containers_own_null_where_it_has_one(in_mount_namespace: 
             changed = "changed"
         except OSError as e:
             changed = errno.errorcode[e.errno or 0]
-        return found.st_dev == os.fstat(view).st_dev and os.major(found.st_rdev) == 1, changed
+        return "own" if found.st_dev == os.fstat(view).st_dev else "host" if os.path.samestat(found, hosts) else "", changed
+
+    def mounted(path: Path) -> None:
+        path.touch()
+        mount(str(other), str(path), "", MS_BIND)
+
+    def beside(path: Path) -> None:
+        os.mknod(path.with_name("other"), 0o020666, os.makedev(1, 3))
+        path.symlink_to("other")
 
     makers = {
         "null": lambda path: os.mknod(path, 0o020666, os.makedev(1, 3)),
         "zero": lambda path: os.mknod(path, 0o020666, os.makedev(1, 5)),
         "link": lambda path: path.symlink_to("/dev/null"),
+        "beside": beside,
+        "mounted": mounted,
         "none": lambda path: None,
     }
     for name, make in makers.items():
-        assert in_mount_namespace(partial(device_of, make)) == (name == "null", "EROFS"), name
+        assert in_mount_namespace(partial(device_of, make)) == ("own" if name == "null" else "host", "EROFS"), name
+
+
+def test_no_file_is_a_mask_where_there_is_no_null_device(in_mount_namespace: InNamespace[Any], image: Path) -> None:
+    def look() -> tuple[str, int]:
+        mount(str(image / "etc/one"), "/dev/null", "", MS_BIND)
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(GpurunError) as error:
+            null_cover({})
+        return str(error.value), len(os.listdir("/proc/self/fd")) - before
+
+    assert in_mount_namespace(look) == ("/dev/null is not the null device: masked files cannot be hidden behind it", 0)
+
+
+@pytest.mark.parametrize(("label", "context"), [("system_u:object_r:x:s0", True), ("", False)])
+def test_a_masked_directory_has_the_label_of_the_container(
+    in_mount_namespace: InNamespace[Any], image: Path, monkeypatch: pytest.MonkeyPatch, label: str, context: bool
+) -> None:
+    """Whether the kernel has SELinux or not: the option is seen on its way there."""
+
+    def look() -> list[Any]:
+        asked: list[Any] = []
+
+        def seen(kind: str, options: tuple[tuple[str, str | None], ...], *more: Any) -> int:
+            asked.append((kind, [value for name, value in options if name == "context"], *more[:1]))
+            return mount_of(kind, tuple([one for one in options if one[0] != "context"]), *more)
+
+        monkeypatch.setattr(masks, "filesystem", seen)
+        mask_paths(inside(image), {}, ("/etc/sub", "/usr/sub"), null_cover({}), label)
+        return asked
+
+    assert in_mount_namespace(look) == [("tmpfs", [label] if context else [], MOUNT_ATTR_RDONLY)]
 
 
 def test_paths_in_proc_are_those_of_its_mount(in_mount_namespace: InNamespace[Any], image: Path) -> None:
@@ -119,8 +165,10 @@ def test_paths_in_proc_are_those_of_its_mount(in_mount_namespace: InNamespace[An
     assert in_mount_namespace(look) == ("", "", "", "", "seen")
 
 
-def test_read_only_paths(in_mount_namespace: InNamespace[Any], image: Path) -> None:
-    """What is mounted below comes along, and can be written as before, as with runc."""
+@pytest.mark.parametrize("name", ["/", "/etc/..", "/etc/top"])
+def test_read_only_paths(in_mount_namespace: InNamespace[Any], image: Path, name: str) -> None:
+    """What is mounted below comes along, and can be written as before, as with runc; the root by any *name* is itself."""
+    (image / "etc/top").symlink_to("/")
 
     def look() -> tuple[Any, ...]:
         root, before = inside(image), os.listdir("/proc/self/fd")
@@ -128,7 +176,7 @@ def test_read_only_paths(in_mount_namespace: InNamespace[Any], image: Path) -> N
         readonly_paths(root, {}, ("/etc/one", "/usr", "/none"))
         names = ("etc/one", "etc/two", "usr/keep", "usr/new", "usr/sub/new")
         some = [write(image / name) for name in names]
-        readonly_paths(root, {}, ("/",))
+        readonly_paths(root, {}, (name,))
         return some, write(image / "etc/two"), len(os.listdir("/proc/self/fd")) - len(before), len(covers(image))
 
     some, all_of_it, opened, mounts = in_mount_namespace(look)
@@ -173,7 +221,9 @@ def test_masks_are_made_again_what_they_were(in_mount_namespace: InNamespace[Any
         root = inside(image)
         mount("/dev/null", str(image / "etc/one"), "", MS_BIND)
         os.mknod(image / "etc/null", 0o020666, os.makedev(1, 3))
-        repair_masks(root, ("/none", "/etc/null", "/etc/two", "/etc/one"))
+        mount(str(image / "usr/keep"), str(image / "etc/sub/file"), "", MS_BIND)
+        repair_masks(root, ("/none", "/etc/null", "/etc/two", "/etc/one", "/etc/sub/file"))
+        assert write(image / "etc/sub/file") == "written", "what the container has mounted over its mask is its own"
         try:
             os.chmod(image / "etc/one", 0o666)
             return "changed", covers(image / "etc/one")[-1][1]

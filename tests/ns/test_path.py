@@ -12,6 +12,7 @@ import pytest
 
 from gpurun.errors import GpurunError
 from gpurun.linux.fs import O_NOFOLLOW, RESOLVE_NO_SYMLINKS
+from gpurun.ns.journal import Journal, parse
 from gpurun.ns.path import (
     existing_part,
     in_root,
@@ -22,6 +23,7 @@ from gpurun.ns.path import (
     open_in_root,
     path_in_root,
     refuse_kernels_own,
+    reopen,
 )
 
 pytestmark = pytest.mark.usefixtures("nothing_stays_open")
@@ -42,6 +44,7 @@ def root_fd(nothing_stays_open: None, rootfs: Path) -> Iterator[int]:
     for name, text in {
         "rel": "usr/bin", "abs": "/usr/bin", "up": "../../../../usr/bin", "deep": "usr/no/such", "absdeep": "/usr/no/such",
         "out": "../secret", "circle": "circle", "tofile": "etc/file", "usr/back": "../etc",
+        "usr/bin/absdeep": "/etc/no",
     }.items():  # fmt: skip
         (rootfs / name).symlink_to(text)
     (rootfs / "etc/file").write_text("of the image")
@@ -76,6 +79,7 @@ def resolved(rootfs: Path, fd: int) -> str:
         ("/usr/back/new", "/etc/new"),
         ("/usr/bin/../lib/new", "/usr/lib/new"),
         ("/absdeep", "/usr/no/such"),
+        ("/usr/bin/absdeep/new", "/etc/no/new"),
         ("/../../new", "/new"),
     ],
 )
@@ -137,6 +141,70 @@ def test_who_must_not_make_anything_is_asked_before(root_fd: int, rootfs: Path, 
 
     fails(errno.EPERM, "/rel/a/b", lambda: make_target(root_fd, "/rel/a/b", directory, check=check))
     assert asked == [("/usr/bin", "/rel/a/b")] and not (rootfs / "usr/bin/a").exists()
+
+
+@pytest.mark.parametrize(
+    ("there", "of_directory", "of_file"),
+    [
+        ("directory", "/etc/new", "/etc/new"),
+        ("file", errno.ENOTDIR, "/etc/new"),
+        ("link", errno.ENOTDIR, "/etc/new"),  # itself, and not what it leads to
+        ("gone", errno.ENOENT, errno.ENOENT),
+    ],
+)
+@pytest.mark.parametrize("directory", [True, False])
+def test_somebody_else_is_faster(
+    root_fd: int, rootfs: Path, tmp_path: Path, there: str, of_directory: object, of_file: object, directory: bool
+) -> None:
+    """What stands there by then is not followed, not written, and not noted as ours."""
+    place = rootfs / "etc/new"
+
+    def meanwhile(_: int, path: str) -> None:
+        if there == "directory":
+            place.mkdir(0o700)
+        elif there == "file":
+            place.write_text("theirs")
+        elif there == "link":
+            place.symlink_to("../usr/bin")
+        else:
+            place.parent.rename(tmp_path / "away")
+            (tmp_path / "away/file").unlink()
+            (tmp_path / "away").rmdir()
+
+    noted = os.open(tmp_path / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    journal = Journal(root_fd, noted)
+    expected = of_directory if directory else of_file
+
+    def make() -> int:
+        return make_target(root_fd, "/etc/new", directory, journal, meanwhile)
+
+    if isinstance(expected, int):
+        fails(expected, "/etc/new", make)
+    else:
+        assert resolved(rootfs, make()) == expected
+    journal.close()
+    left = {"directory": 0o40700, "file": 0o100644, "link": 0o120777}.get(there)
+    assert left == (place.lstat().st_mode if os.path.lexists(place) else None)
+    assert there != "file" or place.read_text() == "theirs"
+    assert parse((tmp_path / "journal").read_bytes()) == ()
+
+
+def test_a_descriptor_is_opened_anew_through_the_procfs_that_is_given(tmp_path: Path) -> None:
+    (tmp_path / "17/fd").mkdir(parents=True)
+    (tmp_path / "self").symlink_to("17")
+    (tmp_path / "17/fd/5").write_text("by that one")
+    for given in (os.open(tmp_path, os.O_PATH), os.open(tmp_path, os.O_RDONLY)):
+        with open(reopen(5, os.O_RDONLY, given)) as file:
+            assert file.read() == "by that one"
+        os.close(given)
+
+
+def test_no_link_of_proc_is_followed(tmp_path: Path) -> None:
+    """In a rootfs whose /proc is the host's, such a link leads to a file of any other root."""
+    with open(tmp_path / "secret", "w+") as secret:
+        root_fd, path = os.open("/", os.O_PATH), f"/proc/self/fd/{secret.fileno()}"
+        fails(errno.ELOOP, path, lambda: open_in_root(root_fd, path))
+        os.close(root_fd)
 
 
 def test_files_alone_are_opened(root_fd: int, rootfs: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import GpuError, GpurunError
-from gpurun.gpu.device import Survey
+from gpurun.gpu.device import GpuDevice, Survey
 from gpurun.gpu.leases import allocator, container_nodes, queue, shares
 from gpurun.gpu.leases.allocator import Requester
 from gpurun.gpu.leases.lease import Lease
@@ -146,6 +147,62 @@ def test_limits_say_how_many_are_leased(ask: Ask) -> None:
     with pytest.raises(GpuError, match="the site lets user 0 lease 3 GPUs at a time, 2 are leased now"):
         ask("free:2", "db", LeasePolicy(per_user=3))
     assert len(ask("free:2", "web", LeasePolicy(per_user=3))) == 2, "its own does not count"
+
+
+def test_limits_of_containers_with_the_same_label(ask: Ask, store: Store) -> None:
+    policy = LeasePolicy(per_label=(("team", 3),))
+
+    def labelled(name: str, **labels: str) -> tuple[str, ...]:
+        known = Known(name, labels=tuple(labels.items()))
+        requester = Requester(name, "/root", known, source="NVIDIA_VISIBLE_DEVICES")
+        return allocator.allocate(read_free_request("free:2", ""), {}, policy, store, requester)[1]
+
+    labelled("one", team="blue")
+    with pytest.raises(GpuError, match="the site lets containers with team=blue lease 3 GPUs at a time, 2 are leased now"):
+        labelled("two", team="blue")
+    assert len(labelled("two", team="red")) == len(labelled("three", tier="blue")) == 2
+
+
+@pytest.mark.parametrize(
+    ("shared", "nodes", "name", "said"),
+    [
+        ("warn", (0, 4), "db", r"^process.env NVIDIA_VISIBLE_DEVICES: GPU 0: leased by web .*: both use it$"),
+        ("refuse", (0, 4), "db", r"GPU 0: leased by web .*: this site does not share leased GPUs: ask for free:2"),
+        ("refuse", (4, 5), "db", r"^$"),  # nobody has those
+        ("refuse", (0, 4), "web", r"^$"),  # its own
+        ("refuse", (77,), "db", r"^$"),  # no GPU's
+    ],
+)
+def test_gpus_that_are_named_while_they_are_leased(
+    ask: Ask, store: Store, shared: str, nodes: tuple[int, ...], name: str, said: str
+) -> None:
+    ask("free:2;product=Tesla*")
+    numbers = tuple([(195, node) for node in nodes])
+    try:
+        text, made = allocator.record_named(numbers, {}, LeasePolicy(shared=shared), store, Requester(name, "/root"))
+    except GpuError as error:
+        text, made = str(error), None
+    assert re.search(said, text), text
+    expected = [] if 77 in nodes or "does not share" in said else [f"GPU-{node}" for node in nodes]
+    assert [unit.name for unit in made.units] if made else expected == []
+    assert [one.kind for one in store.leases() if one.id == name and one.kind == "named"] == ["named"] * bool(expected)
+
+
+@pytest.mark.parametrize(
+    ("units", "text", "said"),
+    [
+        ((), "free", "this host has no GPU"),
+        (UNITS[:1], "free:2;profile=1g.10gb", "2 MIG devices of profile 1g.10gb wanted, this host has no MIG device"),
+        (UNITS[:1], "free:2", "2 GPUs wanted, this host has 1"),
+        (UNITS[2:4], "free:2;nvlink", "2 GPUs wanted, 2 of 2 free, but not connected by NVLink"),
+    ],
+)
+def test_why_there_is_none(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, units: tuple[GpuDevice, ...], text: str, said: str
+) -> None:
+    monkeypatch.setattr(allocator, "survey", lambda *_, **__: Survey(units))
+    with pytest.raises(GpuError, match=f"NVIDIA_VISIBLE_DEVICES '{re.escape(text)}': {re.escape(said)}"):
+        ask(text)
 
 
 def test_another_users_gpurun_was_as_fast(ask: Ask, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

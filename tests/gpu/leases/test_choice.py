@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
 from gpurun.gpu.device import GpuDevice
+from gpurun.gpu.leases import choice
 from gpurun.gpu.leases.choice import choose, judge
 from gpurun.gpu.request.free import FreeRequest, read_free_request
 from gpurun.record import replace
@@ -82,6 +84,23 @@ def test_a_large_host_is_quick(count: int) -> None:
     assert len(set(chosen)) == count and time.process_time() - start < 2
     if count == 7:
         assert len({one.index // 8 for one in chosen}) == 1, "all of one switch"
+
+
+def test_of_very_many_those_are_added_that_belong_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is chosen one after the other is what comparing all sets would choose, where the two can be compared."""
+    cases: tuple[tuple[tuple[GpuDevice, ...], int, dict[str, Any]], ...] = (
+        (PAIRS[1:], 4, {}),
+        (PAIRS, 2, {"near": frozenset([1])}),
+        ((unit(0, node=0), unit(1, node=1), unit(2, node=0), unit(3, node=1)), 2, {"near": frozenset([1])}),
+        ((PAIRS[0], PAIRS[2], PAIRS[3]), 2, {"must": frozenset([PAIRS[3].key])}),
+        ((PAIRS[0], PAIRS[2], PAIRS[3]), 2, {"must": frozenset([PAIRS[0].key])}),
+        (tuple(unit(n, *[m for m in range(4) if m != n]) if n < 4 else unit(n, n ^ 1) for n in range(8)), 3, {}),
+    )
+    for units, count, more in cases:
+        compared = indices(FreeRequest("", count), units, **more)
+        with monkeypatch.context() as few:
+            few.setattr(choice, "MAX_SETS", 0)
+            assert indices(FreeRequest("", count), units, **more) == compared
 
 
 def why(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gpurun.errors import GpurunError
+from gpurun.gpu.leases import store as store_module
 from gpurun.gpu.leases.lease import Lease, Leased
 from gpurun.gpu.leases.store import Store, directory, new_lease, other_directories
 from gpurun.record import replace, to_plain
@@ -300,6 +301,32 @@ def test_a_directory_that_others_could_write_in(own: Store, mode: int) -> None:
     for look in (own.leases, own.own_leases, own.__enter__):
         with pytest.raises(GpurunError, match="other users can write here"):
             look()
+
+
+def test_one_who_holds_the_lock_is_not_waited_for_for_ever(own: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "LOCK_SECONDS", 0.05)
+    before = len(os.listdir("/proc/self/fd"))
+    with own, pytest.raises(GpurunError, match=r"/lock: another gpurun has held it for 0\.05 s$"), Store(own.path):
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before
+    with Store(own.path):
+        pass
+
+
+def test_the_lock_is_no_link(own: Store, tmp_path: Path) -> None:
+    Path(own.path).mkdir(mode=0o755)
+    (Path(own.path) / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(GpurunError, match=f"open the leases of GPUs {own.path}: too many levels of symbolic links"), own:
+        pass
+    assert not (tmp_path / "elsewhere").exists()
+
+
+@as_root
+def test_a_directory_that_another_user_has_made(own: Store) -> None:
+    Path(own.path).mkdir(mode=0o755)
+    os.chown(own.path, USER, USER)
+    with pytest.raises(GpurunError, match=f"{own.path}: other users can write here, so no GPU is leased"), own:
+        pass
 
 
 def test_two_at_once_take_turns(own: Store, sleeper: Lease) -> None:
