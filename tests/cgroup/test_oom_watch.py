@@ -23,6 +23,12 @@ CODE = """
 import sys
 from gpurun.cgroup import oom_watch
 oom_watch._READ_TIMEOUT, oom_watch._TELL_LEAST, oom_watch._TELL_MOST = (float(word) for word in sys.argv[2:])
+look = oom_watch._let_read
+def looked(*arguments):
+    found = look(*arguments)
+    print("looked", flush=True)
+    return found
+oom_watch._let_read = looked
 oom_watch.let_watchers_tell(sys.argv[1])
 """
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -61,7 +67,7 @@ def waiting(cgroup: Path, timeout: float = 60.0, between: bool = False, tell: fl
     argv = [sys.executable, "-c", CODE, str(cgroup), str(timeout), str(tell), str(tell)]
     if between:
         argv = ["sh", "-c", '"$@"; exit $?', "sh", *argv]
-    return subprocess.Popen(argv, env={"PYTHONPATH": str(SOURCES)})
+    return subprocess.Popen(argv, env={"PYTHONPATH": str(SOURCES)}, stdout=subprocess.PIPE)
 
 
 @pytest.mark.parametrize("between", [False, True])
@@ -80,7 +86,7 @@ def test_who_begins_to_watch_late_is_waited_for(cgroup: Path) -> None:
     reads = watch(cgroup, mask=IN_CLOSE_NOWRITE)  # of the directory, not of memory.events
     process = waiting(cgroup, tell=3)
     wait_for_event(reads, process)
-    time.sleep(0.5)  # it has looked, and found nobody
+    assert process.stdout and process.stdout.readline() == b"looked\n"  # and it has found nobody
     fd = watch(cgroup / "memory.events", cgroup / "cgroup.freeze")
     wait_for_event(fd, process)
     with pytest.raises(subprocess.TimeoutExpired):

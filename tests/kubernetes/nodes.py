@@ -20,6 +20,7 @@ from gpurun.kubernetes.device_plugin.manager import Manager, Places
 from gpurun.kubernetes.probes import Probes
 from gpurun.kubernetes.specs import NodeHost
 from tests.kubernetes.kubelet import Kubelet
+from tests.native.waiting import wait_until
 from tests.simdriver import Options, SimulatedDriver, make, minor
 
 GPU = "nvidia.com/gpu"
@@ -35,6 +36,16 @@ def own_program(directory: Path) -> Path:
     return path
 
 
+class CountedProbes(Probes):
+    """How often the part's loop has gone round."""
+
+    rounds = 0
+
+    def beat(self, rests_s: float = 0.0) -> None:
+        super().beat(rests_s)
+        self.rounds += 1
+
+
 class Node:
     """What a test needs of it."""
 
@@ -44,7 +55,7 @@ class Node:
         self.cdi_dir = directory / "cdi"
         self.config = PluginConfig()
         self.manager: Manager | None = None
-        self.probes = Probes()
+        self.probes = CountedProbes()
         self.failure: BaseException | None = None
         self._thread: threading.Thread | None = None
 
@@ -68,6 +79,11 @@ class Node:
 
         self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
+
+    def wait_for_a_round(self) -> None:
+        """Return when the plugin's loop has begun and ended after this call."""
+        after = self.probes.rounds + 2
+        wait_until(lambda: self.probes.rounds >= after)
 
     def stop_plugin(self) -> None:
         if self.manager is not None and self._thread is not None:

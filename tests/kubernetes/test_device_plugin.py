@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,11 +114,11 @@ def test_the_kubelet_comes_late_and_is_down_for_a_while() -> None:
         shutil.rmtree(made.kubelet.plugins)
         made.kubelet.plugins.mkdir()
         made.start_plugin()
-        time.sleep(0.5)
+        made.wait_for_a_round()
         made.kubelet.start()
         made.kubelet.wait(lambda: made.kubelet.capacity(GPU) == 2)
         made.kubelet.stop()
-        time.sleep(0.5)
+        made.wait_for_a_round()
         made.kubelet.start()
         made.kubelet.wait(lambda: made.kubelet.capacity(GPU) == 2)
 
@@ -177,7 +176,7 @@ def test_no_gpu_at_first() -> None:
     with node(Options(no_module=True)) as made:
         made.config = PluginConfig(fail_on_init_error=False)
         made.start_plugin()
-        time.sleep(0.5)
+        made.wait_for_a_round()
         assert made.failure is None and not made.kubelet.endpoints
     with node(Options(no_module=True)) as made:
         made.start_plugin()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from gpurun.linux.process import CLONE_NEWNS, unshare
 from tests.conftest import MakeBundle
 from tests.native.leaks import Leaks
 from tests.native.runtime import Runtime
+from tests.native.waiting import wait_until
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
 
@@ -60,8 +60,7 @@ def test_exec_of_a_program_that_has_changed_its_root(runtime: Runtime, bundle: M
         sets[name] = [*sets[name], "CAP_SYS_CHROOT"]
     container = runtime.start(b)
     container.wait_for("in")
-    while container.proc("comm").read_text() != "busybox\n":
-        time.sleep(0.002)
+    wait_until(lambda: container.proc("comm").read_text() == "busybox\n")
     assert "usr" in runtime("exec", container.id, "ls", "/").out.split()
 
 

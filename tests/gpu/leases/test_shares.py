@@ -300,7 +300,8 @@ def test_shares_that_cannot_be_seen_for_a_while(start: Start, host: SimulatedDri
     store.mkdir()
     store.chmod(0o777)  # in which nobody would believe a lease
     os.kill(int(Path(f"{host.path}/mps.log.pid").read_text()), signal.SIGKILL)
-    time.sleep(1)  # it looks, and sees none
+    watcher = Path(f"/proc/{supervisor(mps_directories(host)[0] / 'ready')}/wchan")
+    wait_until(lambda: watcher.read_text() == "hrtimer_nanosleep")  # it has looked and seen none, and rests
     away.rename(store)  # over the empty one at once: who looks in between would make it anew
     wait_until(lambda: len(said(host)) == 2, meanwhile=lambda: None if daemons(host) else f"nobody watches: {said(host)}")
 
