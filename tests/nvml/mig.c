@@ -2,7 +2,8 @@
    bus ids, minors). The last UNABLE of them are T4, which cannot be divided.
 
    What they are divided into stands in the file DIRECTORY/state, and in /proc/driver/nvidia/capabilities below TREE; each call
-   that changes something is a line of DIRECTORY/log. DIRECTORY/control is what tests want of it, a line each:
+   that changes something is a line of DIRECTORY/log. Both may be relative: from the library's own directory, which a pod sees
+   elsewhere than its node. DIRECTORY/control is what tests want of it, a line each:
      fail FUNCTION NTH CODE   the NTH call of FUNCTION (from 1; in this process) returns CODE
      kill WHEN NTH            the NTH line of the log kills who called: "before" or "after" the change is done
      sticky GPU               a change of the mode waits for a reset
@@ -99,7 +100,7 @@ int nvmlDeviceGetComputeRunningProcesses_v3(long device, unsigned *count, proces
 	unsigned room = *count, pid, n = 0;
 	long gpu;
 	char line[256];
-	FILE *file = fopen(DIRECTORY "/control", "r");
+	FILE *file = open_in("control", "r");
 	while (file && fgets(line, sizeof line, file))
 		if (sscanf(line, "busy %ld %u", &gpu, &pid) == 2 && gpu == CARD(device) && n < room)
 			list[n++] = (process){ pid, 1 << 20, ~0U, ~0U };

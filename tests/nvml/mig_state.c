@@ -1,5 +1,6 @@
 /* mig.c's state, and what tests want of it: see there. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,11 +42,24 @@ static const struct { gi_profile info; unsigned size, starts; } table[GI_PROFILE
 };
 static const unsigned ci_slices[CI_PROFILES] = { 1, 2, 3, 4, 7 };
 
+/* The path of the file NAME of BASE. */
+static const char *in(const char *base, const char *name)
+{
+	static char path[1024];
+	Dl_info own;
+	if (*base == '/' || !dladdr(cards, &own))
+		snprintf(path, sizeof path, "%s/%s", base, name);
+	else
+		snprintf(path, sizeof path, "%.*s/%s/%s", (int)(strrchr(own.dli_fname, '/') - own.dli_fname), own.dli_fname, base, name);
+	return path;
+}
+static FILE *open_in(const char *name, const char *mode) { return fopen(in(DIRECTORY, name), mode); }
+
 static int asked(const char *what, long number)
 {
 	char word[64];
 	long found;
-	FILE *file = fopen(DIRECTORY "/control", "r");
+	FILE *file = open_in("control", "r");
 	char line[256];
 	int yes = 0;
 	while (file && fgets(line, sizeof line, file))
@@ -65,7 +79,7 @@ static int refused(const char *function)
 		n++;
 	snprintf(counts[n].name, sizeof counts[n].name, "%s", function);
 	counts[n].calls++;
-	FILE *file = fopen(DIRECTORY "/control", "r");
+	FILE *file = open_in("control", "r");
 	while (file && fgets(line, sizeof line, file))
 		if (sscanf(line, "fail %63s %d %d", name, &at, &code) == 3 && !strcmp(name, function) && at == counts[n].calls)
 			result = code;
@@ -78,7 +92,7 @@ static int refused(const char *function)
 static void load(void)
 {
 	memset(cards, 0, sizeof cards);
-	FILE *file = fopen(DIRECTORY "/state", "r");
+	FILE *file = open_in("state", "r");
 	char what[8];
 	unsigned gpu, a, b, c, d;
 	while (file && fscanf(file, "%7s %u", what, &gpu) == 2 && gpu < GPUS) {
@@ -98,10 +112,10 @@ static void load(void)
 static void capability(unsigned gpu, int gi, int ci, int there)
 {
 	unsigned minor = GPUS - 1 - gpu;
-	char path[512], part[32] = "";
+	char path[1200], part[32] = "";
 	if (ci >= 0)
 		snprintf(part, sizeof part, "/ci%d", ci);
-	int end = snprintf(path, sizeof path, TREE "/proc/driver/nvidia/capabilities/gpu%u", minor);
+	int end = snprintf(path, sizeof path, "%s/gpu%u", in(TREE, "proc/driver/nvidia/capabilities"), minor);
 	mkdir(path, 0755);
 	end += snprintf(path + end, sizeof path - end, "/mig");
 	mkdir(path, 0755);
@@ -125,7 +139,7 @@ static void capability(unsigned gpu, int gi, int ci, int there)
 
 static void save(void)
 {
-	FILE *file = fopen(DIRECTORY "/state.new", "w");
+	FILE *file = open_in("state.new", "w");
 	for (unsigned gpu = 0; gpu < GPUS; gpu++) {
 		fprintf(file, "mode %u %u %u\n", gpu, cards[gpu].mode, cards[gpu].pending);
 		for (int gi = 0; gi < MAX_GI; gi++) {
@@ -145,7 +159,9 @@ static void save(void)
 		}
 	}
 	fclose(file);
-	rename(DIRECTORY "/state.new", DIRECTORY "/state");
+	char new[1024];
+	strcpy(new, in(DIRECTORY, "state.new"));
+	rename(new, in(DIRECTORY, "state"));
 }
 
 /* Kill who called, and end with it, if this line of the log is the one. */
@@ -153,7 +169,7 @@ static void maybe_killed(const char *when, int lines)
 {
 	char line[256], word[16];
 	int at;
-	FILE *file = fopen(DIRECTORY "/control", "r");
+	FILE *file = open_in("control", "r");
 	while (file && fgets(line, sizeof line, file))
 		if (sscanf(line, "kill %15s %d", word, &at) == 2 && !strcmp(word, when) && at == lines) {
 			kill(getppid(), SIGKILL);
@@ -169,7 +185,7 @@ static void begin(const char *format, long a, long b, long c, long d)
 {
 	char line[256];
 	log_lines = 1;
-	FILE *file = fopen(DIRECTORY "/log", "a+");
+	FILE *file = open_in("log", "a+");
 	rewind(file);
 	while (fgets(line, sizeof line, file))
 		log_lines++;

@@ -90,11 +90,13 @@ class MigManager:
         changes: dict[str, str | None] = {STATE: PENDING, PAUSED: AWAY}
         changes |= {key: AWAY for key in OPERATORS if labels.get(key, "false") != "false"}
         self._api.label_node(self._node, changes)
-        deadline = time.monotonic() + self._places.wait_s
+        deadline, told = time.monotonic() + self._places.wait_s, ""
         while why := self._in_the_way():
             if time.monotonic() >= deadline:
                 raise GpurunError(f"within {self._places.wait_s:g} s the GPUs have not become free: {why}")
-            log.debug(f"waiting: {why}")
+            if why != told:
+                log.info(f"waiting: {why}")
+                told = why
             if stop.wait(_LOOK_S):
                 return False
         apply_config(host, name, entries)
