@@ -1,4 +1,4 @@
-"""The MIG manager's pod on a real Kubernetes: the label obeyed, who is sent away and who is waited for, what its account may do.
+"""The MIG manager's pod on a real Kubernetes: the label obeyed, who is sent away and waited for, what its account may do.
 
 The driver is the bed's simulated one, with a library whose GPUs can be divided in the place of its own.
 """

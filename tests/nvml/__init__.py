@@ -58,8 +58,8 @@ def _compiled(source: Path, *defines: str) -> bytes:
 def compile_mig(path: Path, directory: Path | str, tree: Path | str, *, gpus: int = 2, unable: int = 0) -> Path:
     """Compile to *path* a library whose GPUs can be divided, all but the last *unable*; see ``mig.c``.
 
-    *directory* is where it keeps what they are divided into, and its log; *tree* is the simulated host.  Relative ones are below
-    the library's directory.
+    *directory* is where it keeps what they are divided into, and its log; *tree* is the simulated host.  Relative ones are
+    below the library's directory.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     defines = (f"-DGPUS={gpus}", f"-DUNABLE={unable}", f'-DDIRECTORY="{directory}"', f'-DTREE="{tree}"')
