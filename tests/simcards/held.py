@@ -13,25 +13,32 @@ from pathlib import Path
 import pytest
 
 from gpurun.gpu.host import helper
-from gpurun.launcher.fresh_interpreter import READINGS_ENTRY, Child, child_command
+from gpurun.launcher.fresh_interpreter import READINGS_ENTRY, SURVEY_ENTRY, Child, child_command
 
 _SOURCE = Path(__file__).resolve().parents[2] / "src"
-_CODE = f"""import sys
-sys.path.insert(0, {str(_SOURCE)!r})
-from gpurun.gpu.host import reads
+_CODE = """import sys
+sys.path.insert(0, {!r})
+from gpurun.gpu.host import fdinfo, reads
 from gpurun.linux.files import read_file
 reads.read_regular = read_file
-from gpurun.gpu.readings_process import main
+if {!r}:
+    import threading
+    fdinfo.clients_of = lambda pid: threading.Event().wait()
+from {} import main
 main()
 """
 
 
-def open_fifos(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on the helper that reads what GPUs do waits at a FIFO as it would at a file whose driver hangs."""
+def open_fifos(monkeypatch: pytest.MonkeyPatch, processes: bool = False) -> None:
+    """From now on the helpers that look at GPUs wait at a FIFO as they would at a file whose driver hangs; with *processes*
+    also at the fdinfo of any process."""
 
     def command(entry: str) -> Child:
         plain = child_command(entry)
-        return plain if entry != READINGS_ENTRY else Child((plain.executable, "-ISBc", _CODE), sys.executable, None)
+        if entry not in (READINGS_ENTRY, SURVEY_ENTRY):
+            return plain
+        code = _CODE.format(str(_SOURCE), processes, entry.partition(":")[0])
+        return Child((plain.executable, "-ISBc", code), sys.executable, None)
 
     monkeypatch.setattr(helper, "child_command", command)
 

@@ -58,18 +58,22 @@ _NO_OTHERS = Survey(())
 
 
 def list_gpus(env: Mapping[str, str], form: str, roots: tuple[str, ...], processes: bool) -> int:
-    """``gpu list``: *roots* are the state directories whose containers are looked at; returns the exit code."""
+    """``gpu list``: *roots* are the state directories whose containers are looked at; returns the exit code, which is 1
+    where a driver does not tell which GPUs it has."""
     gpu_roots = site_roots(env)
-    answer = describe(gpu_roots, roots, processes, _leases(env), other_makers(env))
+    others = other_makers(env)
+    if others.problem:
+        write_stderr(f"gpurun: {others.problem}")
+    answer = describe(gpu_roots, roots, processes, _leases(env), others)
     if processes:
         add_readings(answer["gpus"], env, lambda text: write_stderr(f"gpurun: {text}"))
     if form == "json":
         write_stdout(dumps(answer, 2) + "\n")
     elif answer["gpus"]:
         write_stdout(fitting(answer, width()))
-    else:
+    elif not others.problem:
         write_stderr(f"gpurun: {why_none(gpu_roots, answer['driverVersion'])}")
-    return 0
+    return 1 if others.problem else 0
 
 
 def _leases(env: Mapping[str, str]) -> tuple[Lease, ...]:

@@ -7,10 +7,11 @@ null where the driver does not tell it) as well; ``uuid`` is the name that a req
 from __future__ import annotations
 
 from gpurun.commands.gpu_leases import row as lease_row
+from gpurun.errors import GpuError
 from gpurun.gpu.device import Survey
 from gpurun.gpu.leases.container_nodes import command_of
-from gpurun.gpu.leases.survey import survey
 from gpurun.gpu.readings import once
+from gpurun.gpu.surveys import limited_survey
 from gpurun.gpu.vendors import present
 
 #: Seconds that the drivers have to answer.
@@ -29,9 +30,15 @@ if TYPE_CHECKING:
 
 
 def other_makers(env: Mapping[str, str]) -> Survey:
-    """What this host has of other makers than NVIDIA."""
-    rows = [row for row in present(env) if row.name != "nvidia"]
-    return Survey(tuple([unit for row in rows for unit in survey(env, ask=False, vendor=row.name).units]))
+    """What this host has of other makers than NVIDIA; ``problem`` says of which that cannot be told."""
+    units: list[GpuDevice] = []
+    problems = []
+    for row in [row for row in present(env) if row.name != "nvidia"]:
+        try:
+            units += limited_survey(row, env, ask=False).units
+        except GpuError as e:
+            problems.append(str(e))
+    return Survey(tuple(units), problem="; ".join(problems))
 
 
 def maker_row(

@@ -11,19 +11,17 @@ import marshal
 import os
 import resource
 import sys
-import threading
 import time
 
-from gpurun.errors import error_text
 from gpurun.gpu.device import Measured, Reading, ReadingSource
 from gpurun.gpu.host.fdinfo import Clients, OpenNodes, clients_at, open_nodes
+from gpurun.gpu.host.tasks import Task, silence
 from gpurun.gpu.vendors import module, named
 from gpurun.record import Record, to_wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from typing import Any
+    from collections.abc import Collection
 
 #: What may be left out, beside the keys of devices and the names of makers: the look at processes.
 PROCESSES = "processes"
@@ -57,33 +55,11 @@ class Readings(Record):
     problems: tuple[str, ...] = ()
 
 
-class _Task:
-    """A call in a thread of its own; :attr:`value` is there when it is done, :attr:`error` if it has failed."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self.value: Any = None
-        self.error = ""
-        self._call = call
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.value = self._call()
-        except Exception as e:
-            self.error = error_text(e)
-
-    def is_done(self, deadline: float) -> bool:
-        """Whether it is, waited for until *deadline* (of the monotonic clock)."""
-        self._thread.join(max(deadline - time.monotonic(), 0))
-        return not self._thread.is_alive()
-
-
 def look(question: ReadingsQuestion) -> Readings:
     """The answer to *question*, in no more than its time."""
     began = time.monotonic()
     deadline, proc_deadline = began + question.seconds, began + question.seconds * _PROC_PART
-    walk = None if PROCESSES in question.skipped else _Task(lambda: open_nodes(question.proc))
+    walk = None if PROCESSES in question.skipped else Task(lambda: open_nodes(question.proc))
 
     def clients_of(source: ReadingSource) -> Clients | None:
         nodes = walk.value if walk is not None and walk.is_done(proc_deadline) else None
@@ -92,23 +68,23 @@ def look(question: ReadingsQuestion) -> Readings:
         minors = source.minors
         return Clients(clients_at([one for one in nodes.nodes if one.minor in minors], question.proc), nodes.whole)
 
-    def read(source: ReadingSource) -> _Task:
-        return _Task(lambda: source.read(lambda: clients_of(source), question.figures))
+    def read(source: ReadingSource) -> Task:
+        return Task(lambda: source.read(lambda: clients_of(source), question.figures))
 
-    def begin(name: str) -> list[tuple[ReadingSource, _Task | None]]:
+    def begin(name: str) -> list[tuple[ReadingSource, Task | None]]:
         found: tuple[ReadingSource, ...] = module(name, "readings").sources(question.sysroot)
         return [(source, None if source.key in question.skipped else read(source)) for source in found]
 
-    def find(name: str) -> _Task:
-        return _Task(lambda: begin(name))
+    def find(name: str) -> Task:
+        return Task(lambda: begin(name))
 
     finders = {name: find(name) for name in question.vendors if name not in question.skipped}
-    reads: list[tuple[ReadingSource, _Task | None]] = []
+    reads: list[tuple[ReadingSource, Task | None]] = []
     silent: list[str] = []
     problems: list[str] = []
     for name, finder in finders.items():
         if not finder.is_done(deadline) or finder.error:
-            problems.append(f"the GPUs of {named(name).title} cannot be read: {finder.error or _silence(question.seconds)}")
+            problems.append(f"the GPUs of {named(name).title} cannot be read: {finder.error or silence(question.seconds)}")
             silent.append(name)
             continue
         reads += finder.value
@@ -125,17 +101,13 @@ def look(question: ReadingsQuestion) -> Readings:
     return Readings(tuple(measured), tuple(silent), tuple(problems))
 
 
-def _outcome(task: _Task | None, deadline: float, seconds: float) -> tuple[tuple[Reading, ...], str]:
+def _outcome(task: Task | None, deadline: float, seconds: float) -> tuple[tuple[Reading, ...], str]:
     """(readings, why there are none)."""
     if task is None:
         return (), "it has not answered before and is not asked now"
     if not task.is_done(deadline):
-        return (), _silence(seconds)
+        return (), silence(seconds)
     return (task.value, "") if not task.error else ((), task.error)
-
-
-def _silence(seconds: float) -> str:
-    return f"its driver has not answered within {seconds:g} s: it hangs or is very slow; `dmesg` says more"
 
 
 def parse(words: Collection[str]) -> ReadingsQuestion:

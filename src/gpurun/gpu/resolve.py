@@ -120,7 +120,10 @@ def gpu_edits(asked: Inquiry) -> ContainerEdits | None:
 def _with_offers(text: str, vendor: Vendor, asked: Inquiry) -> str:
     """*text*, an error about GPUs of *vendor*; where this host has nothing of the kind at all, with what it has instead."""
     from gpurun.gpu.offers import accelerators, counted, idle_cards, offers_text
+    from gpurun.gpu.surveys import is_silence
 
+    if is_silence(text):
+        return text  # what else the host has would be asked of the same driver
     accelerator = vendor.accelerators[0]
     if accelerator and any(e.startswith(f"{accelerator}=") for e in asked.env):
         return text if vendor in [row for row, _ in accelerators(asked.own_env)] else text + offers_text(asked.own_env)

@@ -26,6 +26,9 @@ NVML_ENTRY = "gpurun.gpu.nvidia.host.nvml_process:main"
 READINGS_ENTRY = "gpurun.gpu.readings_process:main"
 
 
+SURVEY_ENTRY = "gpurun.gpu.survey_process:main"
+
+
 MPS_ENTRY = "gpurun.gpu.nvidia.mps.supervisor:main"
 
 

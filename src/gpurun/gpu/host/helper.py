@@ -23,7 +23,7 @@ _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 _LIMIT = 8 << 20  # bytes of an answer: eight GPUs with a thousand processes each are below one
 _SIGKILL, _SIGNALS = 9, 64
 _GRACE_S = 0.5  # after SIGKILL; a process that the driver holds in the kernel does not die at all
-#: Entry → the helpers that were left behind; they are children of this process until they die.
+#: Key of :func:`ask` → the helpers that were left behind; they are children of this process until they die.
 _left: dict[str, list[int]] = {}
 
 
@@ -35,10 +35,11 @@ class HelperAnswer(Record):
     status: int | None
 
 
-def ask(entry: str, words: Sequence[str], timeout_s: float) -> HelperAnswer:
+def ask(entry: str, words: Sequence[str], timeout_s: float, key: str = "") -> HelperAnswer:
     """What the helper *entry* (of :mod:`gpurun.launcher.fresh_interpreter`) writes when its ``sys.argv[1:]`` are *words*.
 
-    It is given up after *timeout_s* seconds.  Raises OSError when no process can be made.
+    It is given up after *timeout_s* seconds; :func:`is_held` knows it by *key*, or by the entry where that is empty.  Raises
+    OSError when no process can be made.
     """
     deadline = time.monotonic() + timeout_s
     pid, read = start(entry, words)
@@ -48,15 +49,15 @@ def ask(entry: str, words: Sequence[str], timeout_s: float) -> HelperAnswer:
         posix.close(read)
         status = end(pid, deadline)
         if status is None:
-            _left.setdefault(entry, []).append(pid)
+            _left.setdefault(key or entry, []).append(pid)
     return HelperAnswer(data, status)
 
 
-def is_held(entry: str) -> bool:
-    """Whether a helper *entry* that :func:`ask` has killed is still there, because the kernel holds it in a driver."""
-    left = _left.get(entry, [])
-    _left[entry] = [pid for pid in left if not _is_reaped(pid)]
-    return bool(_left[entry])
+def is_held(key: str) -> bool:
+    """Whether a helper *key* that :func:`ask` has killed is still there, because the kernel holds it in a driver."""
+    left = _left.get(key, [])
+    _left[key] = [pid for pid in left if not _is_reaped(pid)]
+    return bool(_left[key])
 
 
 def _is_reaped(pid: int) -> bool:

@@ -15,6 +15,7 @@ from gpurun.gpu.leases import container_nodes
 from gpurun.gpu.leases.grants import Grants
 from gpurun.gpu.leases.liveness import own_pid_namespace
 from gpurun.gpu.leases.names import of_cgroup
+from gpurun.gpu.surveys import limited_survey
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,13 +28,19 @@ _HOW = {"lease": "leased by", "share": "shared by"}
 
 
 def survey(own_env: Mapping[str, str], ask: bool = True, vendor: str = "", more: bool = False) -> Survey:
-    """Look at the GPUs of this host, those of one *vendor* or of all; with *ask* the drivers are asked how they are used.
+    """Look at the GPUs of this host, those of one *vendor* or of all; with *ask* the drivers are asked how they are used,
+    and never for long.
 
     *own_env* is gpurun's environment; with *more* the nodes for other uses than computing are looked at.
     Raises :class:`GpurunError`.
     """
     rows = [row for row in vendors.present(own_env) if vendor in ("", row.name)]
-    found: list[Survey] = [vendors.module(row.name, "survey").survey(own_env, ask, more) for row in rows]
+    found: list[Survey] = []
+    for row in rows:
+        if ask and row.readings:  # a room without readings has a limit of its own
+            found.append(limited_survey(row, own_env, True, more))
+        else:
+            found.append(vendors.module(row.name, "survey").survey(own_env, ask, more))
     return Survey(
         tuple([unit for one in found for unit in one.units]),
         tuple([pair for one in found for pair in one.computing]),

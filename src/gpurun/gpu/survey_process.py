@@ -1,0 +1,79 @@
+"""The helper process that looks at a maker's GPUs; see :mod:`gpurun.gpu.surveys`, which starts it and ends it."""
+
+from __future__ import annotations
+
+import ctypes
+import marshal
+import os
+import resource
+import sys
+import time
+
+from gpurun.gpu.device import Survey
+from gpurun.gpu.host.tasks import Task, silence
+from gpurun.gpu.vendors import module
+from gpurun.record import Record, replace, to_wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: The part of the time within which processes and links have to be told; which GPUs there are may take the rest as well.
+_USE_PART = 0.7
+
+
+class SurveyQuestion(Record):
+    """What is asked of the helper: the GPUs of *vendor* below *sysroot*, within *seconds*.
+
+    With *ask* how they are used as well, with *more* the nodes for other uses than computing.
+    """
+
+    vendor: str
+    sysroot: str
+    seconds: float
+    ask: bool = True
+    more: bool = False
+
+
+def look(question: SurveyQuestion) -> Survey | str:
+    """The answer to *question*, in no more than its time; a sentence where the GPUs are not told.
+
+    Where their use alone is not told, ``problem`` of the survey says so.
+    """
+    began = time.monotonic()
+    survey = module(question.vendor, "survey").survey
+    env = {"GPURUN_SYSROOT": question.sysroot}
+    units = Task(lambda: survey(env, False, question.more))
+    if question.ask:
+        whole = Task(lambda: survey(env, True, question.more))
+        if whole.is_done(began + question.seconds * _USE_PART) and not whole.error:
+            found: Survey = whole.value
+            return found
+    if not units.is_done(began + question.seconds):
+        return silence(question.seconds)
+    if units.error:
+        return units.error
+    alone: Survey = units.value
+    return replace(alone, problem=whole.error or silence(question.seconds * _USE_PART)) if question.ask else alone
+
+
+def parse(words: Sequence[str]) -> SurveyQuestion:
+    """The question in the *words* of a command line, as :func:`words_of` has made them."""
+    vendor, sysroot, seconds, ask, more = words
+    return SurveyQuestion(vendor, sysroot, float(seconds), bool(ask), bool(more))
+
+
+def words_of(question: SurveyQuestion) -> tuple[str, ...]:
+    """*question* as words of a command line."""
+    flags = ["y" if flag else "" for flag in (question.ask, question.more)]
+    return (question.vendor, question.sysroot, str(question.seconds), *flags)
+
+
+def main() -> int:
+    """``sys.argv[1:]`` is a question; the answer goes to stdout.  It does not return: threads may be held for good."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL: no caller, no question
+    data = marshal.dumps(to_wire(look(parse(sys.argv[1:]))))
+    while data:
+        data = data[os.write(1, data) :]
+    os._exit(0)
