@@ -58,14 +58,15 @@ class Cluster:
 
     def start(
         self, interval_s: float = 0.2, programs: str = "", driver_root: str = "/", makers: tuple[str, ...] = (),
-        root: str = "",
+        root: str = "", memory_shares: bool = False,
     ) -> None:  # fmt: skip
         """Start the driver, and wait until its sockets are there; the drivers of all *makers* in one, if there are any.
 
         *root* is where the host's root is mounted, when it runs in a pod.
         """
         host = NodeHost(Roots(driver_root, str(self.driver.path)), root)
-        places = DraPlaces(str(self.kubelet_dir), str(self.cdi_dir), str(self.directory / "mps"), programs, interval_s)
+        directories = str(self.kubelet_dir), str(self.cdi_dir), str(self.directory / "mps")
+        places = DraPlaces(*directories, programs, interval_s, memory_shares)
         driver: DraDriver | DraDrivers
         if makers:
             driver = DraDrivers(self.api, self.node_name, host, places, self.driver.env, self.probes, makers)

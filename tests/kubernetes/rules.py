@@ -82,8 +82,9 @@ def _device(device: Object, where: str) -> list[str]:
             found.append(f"{where}.attributes[{name}]: must be a string compatible with semver.org spec 2.0.0")
     for name, value in capacity.items():
         found += _qualified(name, f"{where}.capacity")
-        if set(value) != {"value"} or not _QUANTITY.match(value["value"]):
+        if set(value) - {"requestPolicy"} != {"value"} or not _QUANTITY.match(value["value"]):
             found.append(f"{where}.capacity[{name}]: no quantity")
+        found += _policy(value, bool(device.get("allowMultipleAllocations")), f"{where}.capacity[{name}].requestPolicy")
     consumed = device.get("consumesCounters") or ()
     if len(consumed) > 2:
         found.append(f"{where}.consumesCounters: too many")
@@ -91,6 +92,19 @@ def _device(device: Object, where: str) -> list[str]:
     for one in consumed:
         found += _counters(one.get("counterSet"), one.get("counters"), f"{where}.consumesCounters")
     return found
+
+
+def _policy(capacity: Object, multiple: bool, where: str) -> list[str]:
+    policy = capacity.get("requestPolicy")
+    if policy is None:
+        return []
+    given = policy.get("validRange") or {}
+    quantities = [policy.get("default"), *given.values()]
+    if not multiple or set(policy) - {"default", "validRange", "validValues"} or set(given) - {"min", "max", "step"}:
+        return [f"{where}: forbidden without allowMultipleAllocations, or unknown field"]
+    if not all(_QUANTITY.match(str(one)) for one in quantities) or not given.get("min"):
+        return [f"{where}: no quantity"]
+    return []
 
 
 def _counters(name: object, counters: Object | None, where: str) -> list[str]:

@@ -388,10 +388,12 @@ def test_the_api_server_refuses_what_the_driver_would_not_understand(rights: Non
 class Dra:
     """The DRA driver with its GPUs."""
 
-    def __init__(self, directory: Path, mig: tuple[tuple[int, int, int], ...] = ()) -> None:
+    def __init__(
+        self, directory: Path, mig: tuple[tuple[int, int, int], ...] = (), words: tuple[str, ...] = ()
+    ) -> None:  # fmt: skip
         self.driver = driver(directory, mig)
         programs, self.log = mps_programs(directory)
-        words = ("--kubeconfig", str(account(directory, "gpurun-dra-driver")), "--interval", "0.5")
+        words = ("--kubeconfig", str(account(directory, "gpurun-dra-driver")), "--interval", "0.5", *words)
         env = self.driver.env | {"PATH": f"{programs}:{os.environ['PATH']}"}
         self.program = Program(directory, "kubernetes", "dra-driver", *words, env=env)
 

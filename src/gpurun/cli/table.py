@@ -173,6 +173,7 @@ COMMANDS: dict[str, CommandRow] = {
             ("device-id-strategy", "", "text", "device-plugin: uuid or index"),
             ("pass-device-specs", "", "switch", "device-plugin: name device nodes too, beside envvar and volume-mounts"),
             ("fail-on-init-error", "", "switch", "device-plugin: end when there are no GPUs (=false: wait for them)"),
+            ("memory-shares", "", "switch", "dra-driver: let several claims share a GPU's memory"),
             ("mps-root", "", "dir", "device-plugin, dra-driver: where MPS daemons have their directories (/run/gpurun/mps)"),
             ("output-file", "o", "file", "labels: write them there; - is stdout (default: for Node Feature Discovery)"),
             ("patch-node", "", "switch", "labels, uninstall-node: set or remove them at the node itself"),

@@ -21,6 +21,7 @@ def dra_driver(invocation: Invocation) -> int:
         cdi_dir=invocation.option("cdi-dir", default.cdi_dir),
         mps_root=invocation.option("mps-root", default.mps_root),
         interval_s=interval(invocation, default.interval_s),
+        memory_shares=invocation.flag("memory-shares"),
     )
     api = connect(invocation.option("kubeconfig"))
     with probed(invocation) as probes:

@@ -101,27 +101,35 @@ def _run_hook(words: tuple[str, ...]) -> int:
 
 
 def _limit_memory(call: HookCall) -> None:
-    """Limit the GPUs' memory for the container's cgroup, as its variables ask: a createRuntime hook, on the host."""
+    """Limit the GPUs' memory for the container's cgroup, as --limit or its variables say: a hook of the host."""
     from gpurun.cdi.edits import MemoryLimit
     from gpurun.cgroup.tree import UNIFIED_MOUNTPOINT, cgroup_of
-    from gpurun.gpu.nvidia.host.nvml import NO_LIMIT, find_nvml, set_memory_limits
+    from gpurun.gpu.nvidia.host.nvml import find_nvml, set_memory_limits
     from gpurun.gpu.nvidia.host.roots import Roots
-    from gpurun.gpu.nvidia.request.memory_limits import read_memory_limits
 
     state, bundle = _read_state(call.value("container-spec"))
-    try:
-        config = as_object(parse_json(read_file(f"{bundle}/config.json", _LIMIT), bundle), "")
-    except OSError as e:
-        write_stderr(f"nvidia-cdi-hook: no limit of GPU memory is set: {bundle}/config.json: {e.strerror}")
-        return  # as NVIDIA's hook: in a user namespace without its owner the bundle is closed to it
-    env = get_strings(get_object(config, "process", "") or {}, "env", "process")
-    asked = read_memory_limits(env, NO_LIMIT)
+    hard = call.value("limit")
+    asked = (0, int(hard)) if hard else _asked_limits(bundle)
     if asked is None:
         return
     pid = require(get_int(state, "pid", "state"), "state", "pid")
     library = find_nvml(Roots(call.value("driver-root") or "/", posix.environ.get(b"GPURUN_SYSROOT", b"").decode()))
     limits = tuple([MemoryLimit(gpu, asked[1], asked[0], library) for gpu in call.values("gpu-id")])
     set_memory_limits(UNIFIED_MOUNTPOINT, UNIFIED_MOUNTPOINT + cgroup_of(pid), limits)
+
+
+def _asked_limits(bundle: str) -> tuple[int, int] | None:
+    """(soft, hard) limit in bytes that the container's variables ask for; None for none."""
+    from gpurun.gpu.nvidia.host.nvml import NO_LIMIT
+    from gpurun.gpu.nvidia.request.memory_limits import read_memory_limits
+
+    try:
+        config = as_object(parse_json(read_file(f"{bundle}/config.json", _LIMIT), bundle), "")
+    except OSError as e:
+        write_stderr(f"nvidia-cdi-hook: no limit of GPU memory is set: {bundle}/config.json: {e.strerror}")
+        return None  # as NVIDIA's hook: in a user namespace without its owner the bundle is closed to it
+    asked = read_memory_limits(get_strings(get_object(config, "process", "") or {}, "env", "process"), NO_LIMIT)
+    return asked[:2] if asked is not None else None
 
 
 def usage(command: str = "") -> str:

@@ -75,13 +75,15 @@ class NodeGpu(Record):
 class NodeGpus(Record):
     """The node: *driver* is the kernel module's version (empty: not loaded), *cuda* the newest CUDA that it runs.
 
-    *nvml* says why NVML could not be asked; then what only it knows is missing.
+    *nvml* says why NVML could not be asked; then what only it knows is missing.  *limits*: the driver can limit what
+    a container has of a GPU's memory.
     """
 
     driver: str = ""
     cuda: str = ""
     gpus: tuple[NodeGpu, ...] = ()
     nvml: str = ""
+    limits: bool = False
 
 
 def read_node(roots: Roots) -> NodeGpus:
@@ -119,7 +121,7 @@ def node_of(roots: Roots, version: str, gpus: tuple[Gpu, ...], answer: dict[str,
     by_nvml = {bus_order(str(gpu["busId"])): gpu for gpu in answer["gpus"] if gpu.get("busId")}
     failed = {int(gpu["index"]): str(gpu["error"]) for gpu in answer["gpus"] if gpu.get("error")}
     made = [_gpu(roots, gpu, by_nvml.get(bus_order(gpu.bus_id), {}), failed.get(gpu.index, "")) for gpu in gpus]
-    return NodeGpus(version, str(answer.get("cudaVersion") or ""), tuple(made), problem)
+    return NodeGpus(version, str(answer.get("cudaVersion") or ""), tuple(made), problem, bool(answer.get("memoryLimits")))
 
 
 def _gpu(roots: Roots, gpu: Gpu, details: dict[str, Any], problem: str) -> NodeGpu:

@@ -61,10 +61,12 @@ def with_edits(spec: CdiSpec, more: CdiEdits) -> CdiSpec:
     return replace(made, version=minimum_version(made))
 
 
-def renamed(spec: CdiSpec, names: Mapping[str, str]) -> CdiSpec:
-    """*spec* with the devices that are in *names*, under their new names."""
-    devices = [CdiDevice(names[d.name], d.edits, d.annotations) for d in spec.devices if d.name in names]
-    return replace(spec, devices=tuple(devices))
+def with_devices(spec: CdiSpec, devices: Mapping[str, tuple[str, CdiEdits]]) -> CdiSpec:
+    """*spec* with these devices alone: name → (the name of one of *spec*'s, what this one brings beside it)."""
+    edits = {device.name: device.edits for device in spec.devices}
+    made = [CdiDevice(name, merged(edits[old], more)) for name, (old, more) in devices.items() if old in edits]
+    made_spec = replace(spec, devices=tuple(made))
+    return replace(made_spec, version=minimum_version(made_spec))
 
 
 def merged(*all_edits: CdiEdits) -> CdiEdits:

@@ -16,6 +16,7 @@ from gpurun.cgroup.tree import Tree
 from gpurun.engine.plan.gpu_memory import plan_gpu_memory
 from gpurun.errors import ConfigError, GpuError
 from gpurun.gpu.leases.limits import Keeper, keeper_of
+from gpurun.gpu.nvidia.cdi.known_hooks import parse_call
 from gpurun.gpu.nvidia.request.memory_limits import read_memory_limits
 from tests.conftest import MakeBundle
 from tests.gpu.leases.conftest import MakeHost, make_host  # noqa: F401
@@ -220,6 +221,36 @@ def test_the_hook_of_another_runtime(told: Told, host: SimulatedDriver, bundle: 
         assert [one[:3] for one in found] == wanted
         own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
         assert {one[4] for one in found} <= {f"/sys/fs/cgroup{own}"}
+
+
+@pytest.mark.native
+@pytest.mark.gpurun_only
+def test_a_hook_that_says_how_much(told: Told, runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver) -> None:
+    """gpurun's own option, as its DRA driver uses it: run like any hook, and the container's variables change nothing."""
+    b = asking(bundle(), "0")
+    words = [
+        "gpurun",
+        "hook",
+        "apply-cuda-memory-limits",
+        "--driver-root",
+        "/",
+        "--gpu-id",
+        uuid(0),
+        "--limit",
+        str(96 << 20),
+    ]
+    env = [f"{name}={value}" for name, value in host.env.items()]
+    b.config["hooks"] = {"createRuntime": [{"path": str(runtime.path), "args": words, "env": env}]}
+    b.process["env"] += [f"{LIMIT}S=1", f"{REQUEST}S=1"]
+    one = started(runtime, b, host)
+    variables, hook = told()
+    assert variables[:3] == (0, 1, 1) and hook == (0, 0, 96, "open", f"/sys/fs/cgroup{one.cgroup()}")
+
+
+@pytest.mark.parametrize("limit", ["", "-1", "8Gi", "9" * 30])
+def test_a_hook_with_a_limit_that_is_none(limit: str) -> None:
+    with pytest.raises(ConfigError, match=r'^apply-cuda-memory-limits: --limit ".*" is not a number of bytes'):
+        parse_call(("apply-cuda-memory-limits", "--gpu-id", "GPU-1", "--limit", limit))
 
 
 @pytest.mark.native

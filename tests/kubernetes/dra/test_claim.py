@@ -135,3 +135,22 @@ def test_the_schema_of_the_documents_is_the_models() -> None:
     same_as_golden(file, made)
     sharing = schema()["$defs"]["Sharing"]["properties"]["strategy"]
     assert sharing["enum"] == ["TimeSlicing", "MPS"]
+
+
+@pytest.mark.parametrize(
+    ("amount", "size"), [("8Gi", 8 << 30), ("1536Mi", 1536 << 20), ("8589934592", 8 << 30), ("9G", 9 * 10**9)]
+)
+def test_a_share_of_memory(amount: str, size: int) -> None:
+    shared = result(shareID="s-1", consumedCapacity={"memory": amount})
+    assert read_claim(claim([shared, result(device="gpu-1", consumedCapacity={"other": "1"})]), "node-1").devices == (
+        Allocated("gpu", "node-1", "gpu-0", False, "s-1", memory=size),
+        Allocated("gpu", "node-1", "gpu-1"),
+    )
+
+
+@pytest.mark.parametrize("amount", ["", "-1", "8589934592500m", "1e99", "8Gi\n", {"a": 1}, "9" * 5000])
+def test_a_share_of_memory_that_is_none(amount: object) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^claim ns/c: consumedCapacity\.memory: .{1,60} is not an amount of memory such as 8Gi$"
+    ):
+        read_claim(claim([result(shareID="s-1", consumedCapacity={"memory": amount})]), "node-1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.kubernetes.dra.slices import allocatable, quantity, semantic_version, slices
+from gpurun.kubernetes.dra.slices import NodePool, allocatable, quantity, semantic_version, slices
 from gpurun.kubernetes.node import NodeGpus
 from gpurun.record import replace
 from tests.kubernetes.records import gpu, mig, node, node_of
@@ -108,3 +108,23 @@ def test_versions(text: str, version: str) -> None:
 @pytest.mark.parametrize(("size", "text"), [(80 << 30, "80Gi"), (1 << 20, "1Mi"), (1000, "1000"), (85520809984, "81559Mi")])
 def test_quantities(size: int, text: str) -> None:
     assert quantity(size) == text
+
+
+def test_gpus_whose_memory_claims_may_share() -> None:
+    """All of it goes to a claim that does not say how much, so that claims written before have the GPU alone."""
+    small = replace(gpu(2, 3), memory=(64 << 20) - 1)
+    divided = gpu(0, 3, (mig(0, 0, start=0, size=1),))
+    _, spec = slices(node(divided, gpu(1, 3), small), "n", {}, 36, sharing=True)
+    part, whole, too_small = spec["devices"]
+    assert whole["allowMultipleAllocations"] is True
+    policy = {"default": "80Gi", "validRange": {"min": "64Mi"}}
+    assert whole["capacity"] == {"memory": {"value": "80Gi", "requestPolicy": policy}}
+    for one in (part, too_small):
+        assert "allowMultipleAllocations" not in one and "requestPolicy" not in one["capacity"]["memory"]
+    body = {"metadata": {"name": "n-0"}, "spec": spec | {"pool": spec["pool"] | {"generation": 1}}}
+    assert problems(body, None, 36) == []
+
+
+@pytest.mark.parametrize(("wanted", "limits", "shares"), [(True, True, True), (True, False, False), (False, True, False)])
+def test_a_pool_has_shares_where_the_driver_limits_them(wanted: bool, limits: bool, shares: bool) -> None:
+    assert NodePool(replace(node_of(1), limits=limits), {}, wanted).shares is shares

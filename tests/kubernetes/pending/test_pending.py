@@ -193,6 +193,30 @@ def test_which_device_is_whose_and_what_excludes_which() -> None:
 
 
 @pytest.mark.parametrize(
+    ("wanted", "consumed", "said"),
+    [
+        ("8Gi", ["16Gi", "48Gi"], "it is free"),
+        ("16Gi", ["16Gi", "48Gi"], "it is free"),
+        ("17Gi", ["16Gi", "48Gi"], "17Gi of memory wanted, 16Gi of 80Gi left: claim team/c0 (pod p0) has 16Gi, "
+                                   "claim team/c1 (pod p1) has 48Gi"),
+        ("", ["64Mi"], "80Gi of memory wanted, 81856Mi of 80Gi left: claim team/c0 (pod p0) has 64Mi"),
+        ("", [], "it is free"),
+        ("8Gi", ["1e9"], "some of its memory is taken by claim team/c0 (pod p0)"),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_several_claims_share(wanted: str, consumed: list[str], said: str) -> None:
+    memory = {"value": "80Gi", "requestPolicy": {"default": "80Gi", "validRange": {"min": "64Mi"}}}
+    device = {"name": "gpu-0", "allowMultipleAllocations": True, "capacity": {"memory": memory, "other": {"value": "1"}}}
+    more: Object = {"capacity": {"requests": {"memory": wanted}}} if wanted else {}
+    claims = [claim("mine", **more)]
+    for number, amount in enumerate(consumed):
+        claims.append(claim(f"c{number}", "gpu-0", (f"p{number}",)))
+        claims[-1]["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"] = {"memory": amount}
+    _, line = claim_lines(CLAIMING, [node("a")], claims, CLASSES, [slice_of("a", [device])])
+    assert line == f"  a/gpu-0: {said}"
+
+
+@pytest.mark.parametrize(
     ("claims", "classes", "slices", "said"),
     [
         ([], CLASSES, [], "claim team/mine: there is none of that name"),

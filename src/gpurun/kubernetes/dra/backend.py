@@ -8,6 +8,7 @@ from typing import Protocol
 
 from gpurun import log
 from gpurun.gpu.nvidia.host.nvml_watch import XidEvent
+from gpurun.gpu.nvidia.memory_limits import NOT_KNOWN
 from gpurun.kubernetes.dra.prepare import MakeSpec
 from gpurun.kubernetes.dra.slices import DRIVER, Allocatable, NodePool, Pool, allocatable
 from gpurun.kubernetes.health import HealthState, xid_filter
@@ -50,12 +51,16 @@ class Backend(Protocol):
 
 
 class NvidiaBackend:
-    """The :class:`Backend` of NVIDIA's GPUs; *woken* is called when the driver has told something."""
+    """The :class:`Backend` of NVIDIA's GPUs; *woken* is called when the driver has told something.
 
-    def __init__(self, host: NodeHost, env: Mapping[str, str], woken: Callable[[], None]) -> None:
+    *shared*: several claims may share a GPU's memory.
+    """
+
+    def __init__(self, host: NodeHost, env: Mapping[str, str], woken: Callable[[], None], shared: bool = False) -> None:
         self.driver, self.shares = DRIVER, True
         self.spec: MakeSpec | None = None
-        self._host, self._woken = host, woken
+        self._host, self._woken, self._shared = host, woken, shared
+        self._said: set[str] = set()
         self._health = HealthState(xid_filter(env))
         self._events: SimpleQueue[XidEvent] = SimpleQueue()
         self._watch = XidWatch(host.roots, self._event)
@@ -85,7 +90,14 @@ class NvidiaBackend:
             log.warning(f"Xid {event.xid} of {event.uuid or 'a GPU'}: {'unhealthy' if hit else 'does not count'}")
         ill, devices = self._health.unhealthy(node), allocatable(node)
         problems = {name: ill.get(one.uuid) or ill.get(one.gpu_uuid, "") for name, one in devices.items()}
-        return View(NodePool(node, ill), devices, problems)
+        if self._shared and node.gpus and not node.nvml and not node.limits:
+            self._warn_once(f"no claim gets a share of a GPU's memory: {NOT_KNOWN}")
+        return View(NodePool(node, ill, self._shared), devices, problems)
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._said:
+            log.warning(text)
+        self._said.add(text)
 
     def _event(self, event: XidEvent) -> None:
         self._events.put(event)

@@ -28,7 +28,10 @@ class DeviceConfig(Record):
 
 
 class Allocated(Record):
-    """One device of a claim; *share* is the share of a device that several claims have."""
+    """One device of a claim; *share* names the share of a device that several claims have, *memory* is its size in bytes.
+
+    No *memory* is said of a device that one claim has alone.
+    """
 
     request: str
     pool: str
@@ -36,6 +39,7 @@ class Allocated(Record):
     admin: bool = False
     share: str = ""
     config: DeviceConfig = DeviceConfig()
+    memory: int = 0
 
 
 class Claim(Record):
@@ -50,7 +54,7 @@ class Claim(Record):
 def read_claim(claim: Object, pool: str, driver: str = DRIVER) -> Claim:
     """The record of a ResourceClaim object, with its devices of *driver*.
 
-    Raises :class:`ConfigError` for configuration that is not understood.
+    Raises :class:`ConfigError` for configuration, and an amount of memory, that is not understood.
 
     Of several configurations for a device the last one counts, those of the claim after those of its classes.
     """
@@ -79,12 +83,21 @@ def read_claim(claim: Object, pool: str, driver: str = DRIVER) -> Claim:
             Allocated(
                 request, pool, str(result.get("device", "")),
                 bool(result.get("adminAccess")), str(result.get("shareID") or ""),
-                fitting[-1] if fitting else DeviceConfig(),
+                fitting[-1] if fitting else DeviceConfig(), _consumed(result, where),
             )
         )  # fmt: skip
     return Claim(
         str(metadata.get("uid", "")), str(metadata.get("namespace", "")), str(metadata.get("name", "")), tuple(devices)
     )
+
+
+def _consumed(result: Object, where: str) -> int:
+    """The memory, in bytes, that a device of an allocation gives to the claim; 0 where the device is not shared."""
+    amount = (result.get("consumedCapacity") or {}).get("memory")
+    try:
+        return 0 if amount is None else bytes_of(amount)
+    except ValueError as e:
+        raise ConfigError(f"{where}: consumedCapacity.memory", str(e)) from None
 
 
 def _no_config(parameters: object, where: str) -> DeviceConfig:

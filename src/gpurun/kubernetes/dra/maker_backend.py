@@ -31,7 +31,12 @@ class MakerPool(Record):
         """No: what is divided has devices of its own, each whole."""
         return False
 
-    def slices(self, name: str, server_minor: int, counting: bool, tainting: bool) -> list[Object]:
+    @property
+    def shares(self) -> bool:
+        """No: nobody would limit them."""
+        return False
+
+    def slices(self, name: str, server_minor: int, counting: bool, tainting: bool, sharing: bool) -> list[Object]:
         """Each device with its attributes; one that is not well has a taint, or is left out where the server has none."""
         made = []
         for gpu in self.gpus:

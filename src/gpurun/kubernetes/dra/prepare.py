@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from gpurun import log
-from gpurun.cdi.document import CdiSpec
+from gpurun.cdi.document import CdiEdits, CdiSpec
 from gpurun.errors import GpurunError
 from gpurun.gpu.nvidia.mps.daemon import MpsLimits
 from gpurun.gpu.nvidia.mps.node_service import NodeService, end, ensure, is_served, keep
@@ -23,7 +23,8 @@ from gpurun.kubernetes.dra.checkpoint import (
     PreparedDevice,
     completed,
 )
-from gpurun.kubernetes.dra.claim import Claim, DeviceConfig
+from gpurun.kubernetes.dra.claim import Allocated, Claim, DeviceConfig
+from gpurun.kubernetes.dra.share import limit_edits, limit_of
 from gpurun.kubernetes.dra.slices import DRIVER, Allocatable
 from gpurun.kubernetes.node_programs import driver_program, driver_root_of, own_program
 from gpurun.kubernetes.specs import (
@@ -33,7 +34,7 @@ from gpurun.kubernetes.specs import (
     is_spec,
     mps_edits,
     remove,
-    renamed,
+    with_devices,
     with_edits,
     write,
 )
@@ -95,12 +96,11 @@ class Preparer:
             known = self._checkpoint.claims.get(claim.uid)
             if known is not None and known.state == COMPLETED and self._still_there(known):
                 return known
-            made = self._planned(claim)
+            made, limits = self._planned(claim)
             self._checkpoint.put(made)
             try:
                 spec = self._share(claim, made, self._spec(self._uuids(made)))
-                names = {d.uuid: _device_name(claim.uid, d.device) for d in made.devices}
-                write(self._file(claim.uid), renamed(spec, names))
+                write(self._file(claim.uid), with_devices(spec, self._cdi_devices(made, limits)))
             except GpurunError:
                 if known is not None and known.state == COMPLETED and known.boot == self._boot:
                     self._checkpoint.put(known)  # pods that run have it: what they have is not taken away
@@ -148,13 +148,16 @@ class Preparer:
         if problem is not None:
             raise problem
 
-    def _planned(self, claim: Claim) -> PreparedClaim:
-        """All that is going to be done for *claim*.  Raises :class:`GpurunError` when it cannot be."""
+    def _planned(self, claim: Claim) -> tuple[PreparedClaim, list[int]]:
+        """All that is going to be done for *claim*.  Raises :class:`GpurunError` when it cannot be.
+
+        Returns (what is noted of it, the bytes of memory that each of its devices is limited to, 0: no limit).
+        """
         where = f"claim {claim.namespace}/{claim.name}"
         if not claim.devices:
             raise GpurunError(f"{where} is not allocated any device of this node")
         here = self._devices()
-        made = []
+        made, limits = [], []
         for device in claim.devices:
             found = here.get(device.device)
             if found is None:
@@ -163,7 +166,7 @@ class Preparer:
                 raise GpurunError(f"{where}: {device.device} is a MIG device, whose time slice cannot be set")
             if not device.admin:
                 self._check_free(where, claim.uid, found, device.share)
-            cdi = (f"{self._vendor}/{CLASS}={_device_name(claim.uid, device.device)}",)
+            cdi = (f"{self._vendor}/{CLASS}={_device_name(claim.uid, device)}",)
             strategy = "" if device.admin else device.config.strategy
             made.append(
                 PreparedDevice(
@@ -171,7 +174,8 @@ class Preparer:
                     strategy,
                 )
             )  # fmt: skip
-        return PreparedClaim(claim.uid, claim.namespace, claim.name, STARTED, self._boot, tuple(made))
+            limits.append(limit_of(where, device, found))
+        return PreparedClaim(claim.uid, claim.namespace, claim.name, STARTED, self._boot, tuple(made)), limits
 
     def _check_free(self, where: str, uid: str, wanted: Allocatable, share: str) -> None:
         for other in self._checkpoint.claims.values():
@@ -180,6 +184,15 @@ class Preparer:
                     continue
                 if not (share and device.share and share != device.share):
                     raise StillPreparedError(where, wanted.name, other)
+
+    def _cdi_devices(self, made: PreparedClaim, limits: list[int]) -> dict[str, tuple[str, CdiEdits]]:
+        """The CDI devices of a claim as :func:`with_devices` has them: each GPU with the limit of its share."""
+        return {
+            device.cdi[0].partition("=")[2]: (
+                device.uuid, limit_edits(self._host, device.uuid, limit) if limit else CdiEdits()
+            )
+            for device, limit in zip(made.devices, limits, strict=True)
+        }  # fmt: skip
 
     def _share(self, claim: Claim, made: PreparedClaim, spec: CdiSpec) -> CdiSpec:
         """Set up how the devices are shared; *spec* with what its clients need.  Raises :class:`GpurunError`."""
@@ -266,8 +279,9 @@ def _has_mps(claim: PreparedClaim) -> bool:
     return any(device.strategy == "MPS" for device in claim.devices)
 
 
-def _device_name(uid: str, device: str) -> str:
-    return f"{uid}-{device}"
+def _device_name(uid: str, device: Allocated) -> str:
+    # A claim may have two shares of a GPU, each for another container.
+    return f"{uid}-{device.device}" + (f"-{device.share}" if device.share else "")
 
 
 def _limits(uuids: tuple[str, ...], mps: list[tuple[str, DeviceConfig]]) -> MpsLimits:

@@ -19,8 +19,14 @@ from gpurun.kubernetes.follow import follow
 from gpurun.kubernetes.pauses import Pauses
 
 _PLURAL = "resourceslices"
-#: The first minor version whose server has taints of devices, if they are not switched off.
-_TAINTS_MINOR = 36
+_MULTIPLE = "allowMultipleAllocations"
+#: Fields of devices → the first minor version whose server has them, if they are not switched off.
+_FIELDS = {"taints": 36, _MULTIPLE: 34}
+#: What it means that a server has no such field.
+_WITHOUT = {
+    "taints": "has no taints of devices: a GPU that is not well is not published",
+    _MULTIPLE: "does not give a device to several claims: GPUs are published without shares of their memory",
+}
 Object = dict[str, Any]
 
 
@@ -35,7 +41,8 @@ class Publisher:
         self.version = api.resource_version_of_group()
         self._minor = api.minor_version()
         self._counting = True
-        self._tainting: bool | None = None if self._minor >= _TAINTS_MINOR else False
+        #: Whether the server keeps a field of devices; not there: not tried yet.
+        self._kept: dict[str, bool] = {}
         self._owner: list[Object] = []
         self._lock = threading.Lock()
         #: Our slices as the server has them, by name; None until it has said so.  *_failure* is why it has not, or why a
@@ -58,7 +65,8 @@ class Publisher:
         if there is None:
             return False
         try:
-            wanted = pool.slices(self._name, self._minor, self._counting, bool(pool.ill) and self._has_taints())
+            tainting, sharing = bool(pool.ill) and self._keeps("taints"), pool.shares and self._keeps(_MULTIPLE)
+            wanted = pool.slices(self._name, self._minor, self._counting, tainting, sharing)
             written = self._write(there, wanted)
         except ApiError as e:
             if self._counting and e.status in (400, 422) and pool.counts:
@@ -155,21 +163,25 @@ class Publisher:
             taint.pop("timeAdded", None)
         return bool(found == spec)
 
-    def _has_taints(self) -> bool:
-        """Whether the server keeps taints of devices: one that has the feature off leaves them out without a word."""
-        if self._tainting is None:
-            one = {"name": "a", "taints": [unhealthy(self._driver)]}
-            pool = {"name": self._name, "generation": 0, "resourceSliceCount": 1}
-            body = {
-                "apiVersion": f"{RESOURCE_GROUP}/{self.version}", "kind": "ResourceSlice",
-                "metadata": {"name": f"{self._name}-{self._driver}-try"},
-                "spec": {"driver": self._driver, "nodeName": self._name, "pool": pool, "devices": [one]},
-            }  # fmt: skip
-            made = self._api.create(RESOURCE_GROUP, self.version, _PLURAL, body, dry_run=True)
-            self._tainting = bool(made["spec"]["devices"][0].get("taints"))
-            if not self._tainting:
-                log.warning("this API server has no taints of devices: a GPU that is not well is not published")
-        return self._tainting
+    def _keeps(self, field: str) -> bool:
+        """Whether the server keeps the *field* of devices: one that has it switched off leaves it out without a word."""
+        if field not in self._kept:
+            self._kept[field] = self._minor >= _FIELDS[field] and bool(self._tried()[field])
+            if not self._kept[field]:
+                log.warning(f"this API server {_WITHOUT[field]}")
+        return self._kept[field]
+
+    def _tried(self) -> Object:
+        """A device with all of these fields, as the server would keep it."""
+        one: Object = {"name": "a", "taints": [unhealthy(self._driver)], _MULTIPLE: True}
+        pool = {"name": self._name, "generation": 0, "resourceSliceCount": 1}
+        body = {
+            "apiVersion": f"{RESOURCE_GROUP}/{self.version}", "kind": "ResourceSlice",
+            "metadata": {"name": f"{self._name}-{self._driver}-try"},
+            "spec": {"driver": self._driver, "nodeName": self._name, "pool": pool, "devices": [one]},
+        }  # fmt: skip
+        made = self._api.create(RESOURCE_GROUP, self.version, _PLURAL, body, dry_run=True)
+        return dict.fromkeys(_FIELDS) | dict(made["spec"]["devices"][0])
 
     def _owners(self) -> list[Object]:
         """The node owns its slices: they go with it."""

@@ -31,13 +31,14 @@ _DAEMONS_S = 5.0
 
 class DraPlaces(Record):
     """Where the kubelet and the container engine look, where MPS daemons and NVIDIA's programs are (empty: PATH), and how
-    often the GPUs are looked at (seconds)."""
+    often the GPUs are looked at (seconds); *memory_shares*: several claims may share a GPU's memory."""
 
     kubelet_dir: str = KUBELET_DIR
     cdi_dir: str = CDI_DIR
     mps_root: str = "/run/gpurun/mps"
     programs: str = ""
     interval_s: float = 10.0
+    memory_shares: bool = False
 
 
 def checkpoint_path(kubelet_dir: str, driver: str) -> str:
@@ -58,7 +59,7 @@ class DraDriver:
     ) -> None:  # fmt: skip
         self._api, self._host, self._places = api, host, places
         self._stop, self._wake = threading.Event(), threading.Event()
-        self._gpus = backend or NvidiaBackend(host, env, self._wake.set)
+        self._gpus = backend or NvidiaBackend(host, env, self._wake.set, places.memory_shares)
         self._driver = self._gpus.driver
         self._here: Mapping[str, Allocatable] = {}
         self._publisher = Publisher(api, node_name, self._driver)
@@ -107,7 +108,7 @@ class DraDriver:
                 self._probes.tell(problems[0] if problems else registered)
                 for problem in set(problems) - self._said:
                     log.warning(problem)
-                self._said = (self._said | set(problems)) if problems else self._said & set()
+                self._said = self._said | set(problems) if problems else set()
                 self._wake.wait(min(1.0, self._places.interval_s))
                 self._wake.clear()
         finally:

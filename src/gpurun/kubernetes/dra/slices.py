@@ -16,6 +16,8 @@ DRIVER = "gpu.nvidia.com"
 MAX_DEVICES, MAX_COUNTING, MAX_SETS = 128, 64, 8
 #: The key of the taint of a device after an Xid, whose number is the value.
 TAINT_XID = f"{DRIVER}/xid"
+#: The least memory of a share, as the API writes it, and in bytes.
+LEAST_SHARE, _LEAST_BYTES = "64Mi", 64 << 20
 _PARTS = {
     "multiprocessorCount": "multiprocessors",
     "sharedCopyEngineCount": "copyEngines",
@@ -29,13 +31,17 @@ Object = dict[str, Any]
 
 
 class Allocatable(Record):
-    """One device that a claim can be given: its *name* in the pool, and what it is here (*uuid*: a MIG device or GPU)."""
+    """One device that a claim can be given: its *name* in the pool, and what it is here (*uuid*: a MIG device or GPU).
+
+    *memory* is in bytes, 0: unknown.
+    """
 
     name: str
     uuid: str
     gpu_uuid: str
     index: int
     mig: bool = False
+    memory: int = 0
 
 
 class Pool(Protocol):
@@ -49,24 +55,34 @@ class Pool(Protocol):
     def counts(self) -> bool:
         """Whether devices consume counters, if the server has any."""
 
-    def slices(self, name: str, server_minor: int, counting: bool, tainting: bool) -> list[Object]:
+    @property
+    def shares(self) -> bool:
+        """Whether a device may be given to several claims, if the server allows that."""
+
+    def slices(self, name: str, server_minor: int, counting: bool, tainting: bool, sharing: bool) -> list[Object]:
         """The ``spec`` of each slice of the pool *name*, without the generation, for a server as :func:`slices` has it."""
 
 
 class NodePool(Record):
-    """The :class:`Pool` of NVIDIA's GPUs on *node*; *ill* is by UUID."""
+    """The :class:`Pool` of NVIDIA's GPUs on *node*; *ill* is by UUID, *shared*: several claims may share a GPU's memory."""
 
     node: NodeGpus
     ill: Mapping[str, str]
+    shared: bool = False
 
     @property
     def counts(self) -> bool:
         """Whether there are MIG devices."""
         return bool(counter_sets(self.node))
 
-    def slices(self, name: str, server_minor: int, counting: bool, tainting: bool) -> list[Object]:
+    @property
+    def shares(self) -> bool:
+        """Whether the site wants shares, and the driver can limit them."""
+        return self.shared and self.node.limits
+
+    def slices(self, name: str, server_minor: int, counting: bool, tainting: bool, sharing: bool) -> list[Object]:
         """See :func:`slices`."""
-        return slices(self.node, name, self.ill, server_minor, counting, tainting)
+        return slices(self.node, name, self.ill, server_minor, counting, tainting, sharing)
 
 
 def unhealthy(driver: str) -> Object:
@@ -83,7 +99,7 @@ def allocatable(node: NodeGpus) -> dict[str, Allocatable]:
             found[name] = Allocatable(name, mig.uuid, gpu.uuid, gpu.index, True)
         if not gpu.mig_enabled:
             name = f"gpu-{gpu.minor}"
-            found[name] = Allocatable(name, gpu.uuid, gpu.uuid, gpu.index)
+            found[name] = Allocatable(name, gpu.uuid, gpu.uuid, gpu.index, memory=gpu.memory)
     return found
 
 
@@ -93,8 +109,8 @@ def mig_name(gpu: NodeGpu, mig: NodeMig) -> str:
     return f"gpu-{gpu.minor}-mig-{profile}-{mig.gi}-{mig.ci}"
 
 
-def devices(node: NodeGpus, ill: Mapping[str, str], counters: bool, tainting: bool) -> list[Object]:
-    """The devices of the pool; with *counters* they say what they consume of their GPU.
+def devices(node: NodeGpus, ill: Mapping[str, str], counters: bool, tainting: bool, sharing: bool = False) -> list[Object]:
+    """The devices of the pool; with *counters* they say what they consume of their GPU, with *sharing* GPUs may have shares.
 
     One whose UUID is *ill* (why, by UUID) has a taint, or is left out when the server knows none.
     """
@@ -102,7 +118,7 @@ def devices(node: NodeGpus, ill: Mapping[str, str], counters: bool, tainting: bo
     for gpu in node.gpus:
         if not gpu.mig_enabled and (tainting or gpu.uuid not in ill):
             whole = {"name": f"gpu-{gpu.minor}", "attributes": _gpu_attributes(node, gpu), **_capacity(gpu.memory)}
-            made.append(whole | _taints(ill.get(gpu.uuid, "")))
+            made.append(whole | _taints(ill.get(gpu.uuid, "")) | (_in_shares(gpu) if sharing else {}))
         for mig in gpu.migs:
             why = ill.get(mig.uuid) or ill.get(gpu.uuid, "")
             if why and not tainting:
@@ -128,15 +144,17 @@ def counter_sets(node: NodeGpus) -> list[Object]:
 
 
 def slices(
-    node: NodeGpus, name: str, ill: Mapping[str, str], server_minor: int, counting: bool = True, tainting: bool = True
-) -> list[Object]:
+    node: NodeGpus, name: str, ill: Mapping[str, str], server_minor: int, counting: bool = True, tainting: bool = True,
+    sharing: bool = False,
+) -> list[Object]:  # fmt: skip
     """The ``spec`` of each slice of the pool *name* (the node's), without the generation.
 
     A server before 1.35 wants counters in the slice of those who consume them, later ones in a slice of their own;
-    *counting* and *tainting* are false for a server that has no counters or taints of devices.
+    *counting* and *tainting* are false for a server that has no counters or taints of devices; with *sharing* it may give a
+    GPU's memory to several claims.
     """
     sets = counter_sets(node) if counting else []
-    return sliced(DRIVER, name, devices(node, ill, bool(sets), tainting), sets, server_minor)
+    return sliced(DRIVER, name, devices(node, ill, bool(sets), tainting, sharing), sets, server_minor)
 
 
 def sliced(driver: str, name: str, made: list[Object], sets: list[Object], server_minor: int) -> list[Object]:
@@ -207,6 +225,15 @@ def _capacity(memory: int, mig: NodeMig | None = None) -> Object:
     for number in range(mig.start, mig.start + mig.size) if mig and mig.start >= 0 else ():
         found[f"memorySlice{number}"] = {"value": "1"}
     return {"capacity": found} if found else {}
+
+
+def _in_shares(gpu: NodeGpu) -> Object:
+    """What allows several claims to have the GPU: each consumes memory, and all of it where it does not say how much."""
+    if gpu.memory < _LEAST_BYTES:
+        return {}
+    size = quantity(gpu.memory)
+    memory = {"value": size, "requestPolicy": {"default": size, "validRange": {"min": LEAST_SHARE}}}
+    return {"allowMultipleAllocations": True, "capacity": {"memory": memory}}
 
 
 def _counter_set(gpu: NodeGpu) -> str:

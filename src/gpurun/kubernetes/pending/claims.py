@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpurun.kubernetes.dra.opaque import bytes_of
+from gpurun.kubernetes.dra.slices import quantity
 from gpurun.kubernetes.pending.nodes import name_of, refusals
 from gpurun.kubernetes.pending.selectors import excluded_by
 
 Object = Mapping[str, Any]
 Key = tuple[str, str, str]  # (driver, pool, device)
+Held = tuple[str, Mapping[str, str]]  # (who has it, how much of its capacities, where others may have some as well)
 
 
 def claim_lines(
@@ -51,21 +54,41 @@ def _results(claim: Object) -> list[Object]:
     return list((allocation.get("devices") or {}).get("results") or ())
 
 
-def _holders(claims: Sequence[Object]) -> dict[Key, str]:
-    """Device → who has it; admin access takes nothing from others."""
-    found: dict[Key, str] = {}
+def _holders(claims: Sequence[Object]) -> dict[Key, list[Held]]:
+    """Device → who has it, or some of it; admin access takes nothing from others."""
+    found: dict[Key, list[Held]] = {}
     for claim in claims:
         pods = [str(one.get("name")) for one in (claim.get("status") or {}).get("reservedFor") or ()]
         for result in _results(claim):
             if not result.get("adminAccess"):
                 key = str(result.get("driver")), str(result.get("pool")), str(result.get("device"))
-                found[key] = f"claim {name_of(claim)}" + (f" (pod {', '.join(pods)})" if pods else " (no pod)")
+                who = f"claim {name_of(claim)}" + (f" (pod {', '.join(pods)})" if pods else " (no pod)")
+                found.setdefault(key, []).append((who, result.get("consumedCapacity") or {}))
     return found
+
+
+def _too_little(device: Object, held: Sequence[Held], wanted: Object) -> str:
+    """What *device*, which several claims may have, has too little of for the request *wanted*; empty: nothing."""
+    requests = (wanted.get("capacity") or {}).get("requests") or {}
+    for name, capacity in sorted((device.get("capacity") or {}).items()):
+        policy = capacity.get("requestPolicy") or {}
+        amount = requests.get(name) or policy.get("default")
+        if amount is None:
+            continue
+        has = [(who, consumed[name]) for who, consumed in held if name in consumed]
+        try:
+            left = bytes_of(capacity["value"]) - sum([bytes_of(size) for _, size in has])
+            if bytes_of(amount) > left:
+                theirs = ", ".join([f"{who} has {size}" for who, size in has])
+                return f"{amount} of {name} wanted, {quantity(left)} of {capacity['value']} left: {theirs}"
+        except ValueError:  # an amount that GPUs' memory does not have
+            return f"some of its {name} is taken by {', '.join([who for who, _ in held])}"
+    return ""
 
 
 def _request_lines(
     claim: str, request: Object, wanted: Object, pod: Object, nodes: Sequence[Object], classes: Sequence[Object],
-    slices: Sequence[Object], holders: Mapping[Key, str],
+    slices: Sequence[Object], holders: Mapping[Key, list[Held]],
 ) -> list[str]:  # fmt: skip
     cls = str(wanted.get("deviceClassName"))
     kind = next((one for one in classes if one["metadata"]["name"] == cls), None)
@@ -78,7 +101,8 @@ def _request_lines(
     lines = [head]
     for place in _newest(slices):
         for device in place["spec"].get("devices") or ():
-            why = _why_not(place["spec"], device, selectors, pod, nodes, {} if wanted.get("adminAccess") else holders)
+            others = {} if wanted.get("adminAccess") else holders
+            why = _why_not(place["spec"], device, selectors, pod, nodes, others, wanted)
             lines.append(f"  {place['spec']['pool']['name']}/{device['name']}: {why}")
     return lines if len(lines) > 1 else [f"{head}: no node publishes any device"]
 
@@ -99,9 +123,9 @@ def _newest(slices: Sequence[Object]) -> list[Object]:
 
 def _why_not(
     place: Object, device: Object, selectors: Sequence[tuple[str, Object]], pod: Object, nodes: Sequence[Object],
-    holders: Mapping[Key, str],
+    holders: Mapping[Key, list[Held]], wanted: Object,
 ) -> str:  # fmt: skip
-    """Why the pod does not get *device*."""
+    """Why the pod does not get *device* for the request *wanted*."""
     driver = str(place.get("driver"))
     inner = device.get("basic") or device  # v1beta1 has it one level deeper
     unknown = []
@@ -112,9 +136,10 @@ def _why_not(
             return f"the selector of the {whose} excludes it ({why}): {expression}"
         if why is None:
             unknown.append(f"; whether the selector of the {whose} lets it pass is not known here: {expression}")
-    holder = holders.get((driver, str(place["pool"]["name"]), str(device["name"])))
-    if holder:
-        return f"{holder} has it"
+    held = holders.get((driver, str(place["pool"]["name"]), str(device["name"])), [])
+    taken = _too_little(inner, held, wanted) if inner.get("allowMultipleAllocations") else ""
+    if held and (taken or not inner.get("allowMultipleAllocations")):
+        return taken or f"{held[-1][0]} has it"
     node = next((one for one in nodes if one["metadata"]["name"] == place.get("nodeName")), None)
     reasons = refusals(pod, node) if node is not None else []
     taints = [f"the taint {one.get('key')}:{one.get('effect')} is on the device" for one in inner.get("taints") or ()]

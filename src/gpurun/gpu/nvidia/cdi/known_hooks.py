@@ -10,8 +10,10 @@ from __future__ import annotations
 import posix
 
 from gpurun.cdi.edits import Hook
+from gpurun.decimals import decimal
 from gpurun.errors import ConfigError
 from gpurun.gpu.vendors import named
+from gpurun.oci.reader import INT64_MAX
 from gpurun.record import Record
 
 #: The version of NVIDIA's toolkit whose command lines gpurun has under NVIDIA's names, and which docs/nvidia.md compares
@@ -26,12 +28,13 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "disable-device-node-modification": ("container-spec",),
     "update-application-profile": ("container-spec",),
     "chmod": ("mode", "path", "container-spec"),
-    "apply-cuda-memory-limits": ("driver-root", "gpu-id", "container-spec"),
+    "apply-cuda-memory-limits": ("driver-root", "gpu-id", "container-spec", "limit"),
     "noop": (),
 }
 _LISTS = ("link", "folder", "path", "gpu-id")
 #: The only one of the stage createRuntime.  gpurun does what it does for the container's variables, with the hook or without
-#: (:mod:`gpurun.gpu.nvidia.memory_limits`).
+#: (:mod:`gpurun.gpu.nvidia.memory_limits`).  With ``--limit``, which is gpurun's own and says how many bytes, whatever the
+#: variables say, it is run like any hook.
 LIMITS = "apply-cuda-memory-limits"
 
 
@@ -64,10 +67,10 @@ def as_known_call(hook: Hook) -> HookCall | None:
         call = parse_call(words)
     except ConfigError:
         return None
-    if call is not None and (call.command == LIMITS) != (hook.stage == "createRuntime"):
+    if call is None or (call.command == LIMITS) != (hook.stage == "createRuntime") or call.values("limit"):
         return None
     # The container's specification given by name: meant for tests of the hook, and not this container.
-    return None if call is None or call.values("container-spec") else call
+    return None if call.values("container-spec") else call
 
 
 def parse_call(words: tuple[str, ...]) -> HookCall | None:
@@ -107,6 +110,8 @@ def _check(call: HookCall) -> None:
         for text in call.values(name):
             if not text.startswith("/"):
                 raise ConfigError(call.command, f'--{name} "{text}" is not an absolute path')
+    if any(decimal(text, INT64_MAX) is None for text in call.values("limit")):
+        raise ConfigError(call.command, f'--limit "{call.value("limit")}" is not a number of bytes')
     if call.command == "chmod":
         mode = call.value("mode")
         if not mode or len(mode) > 5 or set(mode) - set("01234567"):
