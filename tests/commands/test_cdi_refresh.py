@@ -13,6 +13,7 @@ from gpurun.__main__ import main
 from gpurun.cdi.files import read_spec_file
 from gpurun.commands import cdi_refresh
 from gpurun.gpu.vendors import named
+from tests.needs_nodes import require_nodes
 from tests.simcards import amd, intel
 from tests.simdriver import Options, make
 
@@ -118,8 +119,7 @@ def all_makers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     path = make(tmp_path / "three", Options(gpus=1)).path
     monkeypatch.setenv("GPURUN_SYSROOT", str(path))
-    if not amd.beside_nvidia(path).real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(amd.beside_nvidia(path).real_nodes)
     intel.arc(path, functions=False, first=20)
     return tmp_path / "run/cdi"
 

@@ -14,6 +14,7 @@ import pytest
 
 from gpurun.__main__ import main
 from gpurun.gpu.doctor import examine
+from tests.needs_nodes import needs_nodes
 from tests.nvml import compile_stub
 from tests.simdriver import Options, SimulatedDriver, bus_id, make, make_tegra, make_wsl, uuid
 
@@ -223,9 +224,6 @@ def test_a_list_does_not_need_nvml(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 def findings(driver: SimulatedDriver, subject: str) -> list[tuple[str, str]]:
     return [(f.verdict, f.text) for f in examine(driver.env) if f.subject == subject]
-
-
-needs_nodes = pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
 
 
 @needs_nodes

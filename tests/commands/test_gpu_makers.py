@@ -16,6 +16,7 @@ from gpurun.commands.gpu_leases import list_leases
 from gpurun.commands.gpu_list import list_gpus
 from gpurun.gpu.leases.lease import Lease, Leased
 from gpurun.gpu.leases.store import Store
+from tests.needs_nodes import require_nodes
 from tests.simcards import GIB, Host, amd, intel
 from tests.simcards.held import hang, open_fifos
 from tests.simdriver import Options, make
@@ -24,8 +25,7 @@ from tests.simdriver import Options, make
 @pytest.fixture
 def arc(tmp_path: Path) -> Host:
     host = intel.arc(tmp_path / "host")
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
     return host
 
 
@@ -93,8 +93,7 @@ def test_explain(arc: Host) -> None:
 
 def test_what_is_asked_for_is_said_of_accelerators_too(tmp_path: Path) -> None:
     host = intel.gaudi(tmp_path)
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
     answer = answer_for(question(("HABANA_VISIBLE_DEVICES=1",)), host.env)
     assert answer["request"]["devices"] == ["1"]
     assert lines_of(answer)[:2] == ["asked for by HABANA_VISIBLE_DEVICES", "  devices: 1"]

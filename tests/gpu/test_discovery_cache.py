@@ -21,6 +21,7 @@ from gpurun.gpu.host import facts as looked
 from gpurun.gpu.nvidia.host import driver
 from gpurun.gpu.nvidia.request.records import VOLUME_MOUNTS
 from gpurun.gpu.resolve import Inquiry, gpu_edits, no_check
+from tests.needs_nodes import require_nodes
 from tests.nvml import compile_stub
 from tests.simdriver import VERSION, Options, SimulatedDriver, bus_id, make
 
@@ -79,8 +80,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def host_with(options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     made = make(tmp_path / "host", options)
-    if not made.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(made.real_nodes)
     host = Host(made, tmp_path / "cache")
     read = driver.read_driver
 

@@ -19,6 +19,7 @@ from gpurun.gpu.nvidia.request.settings import Settings
 from gpurun.gpu.request.injected import Injected
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from gpurun.oci.config import Device, Mount, OciHook
+from tests.needs_nodes import require_nodes
 from tests.simdriver import Options, SimulatedDriver, bus_id
 
 NAME = "nvidia.com/gpu=1"
@@ -41,8 +42,7 @@ GIVEN = ("an engine's CDI device", "an engine's node")
 @pytest.fixture
 def host(make_sim: Callable[[Options], SimulatedDriver]) -> SimulatedDriver:
     sim = make_sim(Options())
-    if not sim.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(sim.real_nodes)
     path = sim.path / "etc/cdi/nvidia.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(to_text(generate(Roots(sysroot=str(sim.path)), GenerateOptions(), sim.env).spec, "yaml"))

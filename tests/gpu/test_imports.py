@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs_nodes import require_nodes
 from tests.simdriver import Options, SimulatedDriver
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -60,8 +61,7 @@ def test_what_a_request_imports(
     make_sim: Callable[[Options], SimulatedDriver], env: tuple[str, ...], more: set[str]
 ) -> None:
     host = make_sim(Options(gpus=8))
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
     assert imported(host, *env) == PLAIN | more
 
 

@@ -9,6 +9,7 @@ import pytest
 from gpurun.__main__ import main
 from tests.gpu.machine_cells import Case, Said, check_command, check_request, explained, read_table
 from tests.gpu.machine_table import SENTENCES
+from tests.needs_nodes import require_nodes
 from tests.simcards import Host
 from tests.simcards.machines import MACHINES
 
@@ -24,8 +25,7 @@ def name(case: Case) -> str:
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Host]:
     made = {name: machine.build(tmp_path_factory.mktemp("machine") / "host") for name, machine in MACHINES.items()}
-    if not all(host.real_nodes for host in made.values()):
-        pytest.skip("device nodes need root")
+    require_nodes(all(host.real_nodes for host in made.values()))
     return made
 
 

@@ -13,6 +13,7 @@ from tests.conftest import MakeBundle
 from tests.gpu.machine_cells import Case, Said, check_command, check_request, read_table, sentences
 from tests.native.bundle import Bundle
 from tests.native.runtime import ENVIRONMENT, Runtime
+from tests.needs_nodes import require_nodes
 from tests.simcards import Host
 from tests.simcards.machines import MACHINES, nodes_of
 
@@ -46,8 +47,7 @@ def hosts(place: Path) -> Iterator[Callable[[str], Host]]:
             directory = Path(tempfile.mkdtemp(dir=place))
             directory.chmod(0o755)
             made[machine] = MACHINES[machine].build(directory)
-        if not made[machine].real_nodes:
-            pytest.skip("device nodes need root")
+        require_nodes(made[machine].real_nodes)
         return made[machine]
 
     yield of

@@ -15,6 +15,7 @@ from gpurun.gpu.amd.host import amd_gpus
 from gpurun.gpu.intel.host import intel_gpus
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from tests.cgroup.conftest import Spawn, base, call_without, spawn, tree  # noqa: F401
+from tests.needs_nodes import require_nodes
 from tests.simcards import RENDER, Host, amd, intel
 
 USER = 4711
@@ -29,8 +30,7 @@ def host() -> Iterator[Host]:
         os.chmod(directory, 0o755)
         made = amd.mi210(Path(directory, "host"), count=2)
         intel.arc(made.path, functions=False, first=40)
-        if not made.real_nodes:
-            pytest.skip("device nodes need root")
+        require_nodes(made.real_nodes)
         yield made
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from gpurun.gpu.nvidia.host.device_numbers import node_minors
 from gpurun.gpu.usage import GpuUsage, of_gpu, of_measured
 from gpurun.gpu.vendors import GivenGpu
 from gpurun.oci.config import Device
+from tests.needs_nodes import needs_nodes
 from tests.nvml import compile_stub
 from tests.simcards import GIB, amd, intel
 from tests.simdriver import VERSION, Options, bus_id, make, uuid
@@ -111,7 +111,7 @@ def test_a_container_with_partitions_and_one_with_the_gpu(tmp_path: Path) -> Non
     assert [row["key"] for row in usage(host.env, (226, 131))[0] or ()] == [intel.VF]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+@needs_nodes
 @pytest.mark.parametrize("mode", ["well", "crash"])
 def test_a_host_of_two_makers(tmp_path: Path, mode: str) -> None:
     """Both are told of; a driver that fails costs its own numbers alone."""
@@ -127,7 +127,7 @@ def test_a_host_of_two_makers(tmp_path: Path, mode: str) -> None:
     assert usage(driver.env) == (None, [])
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+@needs_nodes
 def test_nvidias_gpus_are_found_by_their_keys(tmp_path: Path) -> None:
     """So are those whose driver has another major, and a MIG device tells of its GPU."""
     driver = make(tmp_path / "host", Options(gpus=2, drm=False))

@@ -12,6 +12,7 @@ from gpurun.gpu.leases.survey import survey
 from gpurun.gpu.request.free import read_free_request
 from gpurun.gpu.resolve import Inquiry, gpu_edits, may_ask
 from gpurun.gpu.visible import makers_words
+from tests.needs_nodes import require_nodes
 from tests.simcards import Host, intel
 from tests.simdriver import Options, bus_id, make, uuid
 
@@ -21,8 +22,7 @@ CUDA = ("CUDA_VERSION=12.4", "NVIDIA_VISIBLE_DEVICES=all", "HOME=/")
 @pytest.fixture
 def arc(tmp_path: Path) -> Host:
     host = intel.arc(tmp_path / "host")
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
     return host
 
 
@@ -127,8 +127,7 @@ def test_what_can_be_leased(arc: Host) -> None:
 
 def test_gaudi(tmp_path: Path) -> None:
     host = intel.gaudi(tmp_path)
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
     made = gpu_edits(Inquiry(("HABANA_VISIBLE_DEVICES=1",), {}, False, host.env))
     assert made is not None
     names = ["/dev/accel/accel1", "/dev/accel/accel_controlD1", "/dev/infiniband/uverbs1"]

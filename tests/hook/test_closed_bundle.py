@@ -23,6 +23,7 @@ from gpurun.linux.files import read_file
 from gpurun.ns.path import UNUSABLE
 from gpurun.oci.config import Device
 from tests.native.descriptors import descriptors_left
+from tests.needs_nodes import needs_nodes
 from tests.simdriver.elf import shared_library
 
 
@@ -60,7 +61,7 @@ def test_the_rootfs_says_which_libraries(tmp_path: Path, rootfs: Path, bundle: d
     assert [(link.path, link.target) for link in made.links] == [("/lib64/libcuda.so.1", "libcuda.so.999")]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+@needs_nodes
 def test_the_rootfs_says_which_devices(tmp_path: Path, rootfs: Path) -> None:
     os.mknod(rootfs / "dev/nvidia1", 0o20666, os.makedev(195, 1))
     (rootfs / "dev/nvidia2").write_text("a file")
@@ -144,7 +145,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+@needs_nodes
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_library_that_becomes_something_else(
     rootfs: Path, monkeypatch: pytest.MonkeyPatch, opened: list[str], change: str
@@ -177,7 +178,7 @@ def test_what_was_read_is_not_read_again(tmp_path: Path, rootfs: Path) -> None:
     assert [entry.soname for entry in made.ldcache] == ["libcuda.so.1"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+@needs_nodes
 def test_a_node_that_goes_hides_no_other(rootfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (0, 1):
         os.mknod(rootfs / f"dev/nvidia{number}", 0o20666, os.makedev(195, number))

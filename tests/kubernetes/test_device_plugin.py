@@ -22,10 +22,11 @@ from tests.kubernetes.driver_container import DRIVER_ROOT, moved
 from tests.kubernetes.kubelet import NotEnough
 from tests.kubernetes.mps import mps_programs
 from tests.kubernetes.nodes import GPU, Node, node, replace_node
+from tests.needs_nodes import needs_nodes
 from tests.nvml import compile_stub
 from tests.simdriver import MULTIARCH, VERSION, Options, minor, uuid
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+pytestmark = needs_nodes
 
 FIRST, SECOND = uuid(0), uuid(1)
 

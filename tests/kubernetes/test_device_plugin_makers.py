@@ -17,10 +17,11 @@ from gpurun.cdi.files import read_registry
 from gpurun.kubernetes.config import PluginConfig, Replicated, Sharing
 from tests.kubernetes.kubelet import NotEnough
 from tests.kubernetes.nodes import GPU, NO_NVIDIA, Node, node
+from tests.needs_nodes import needs_nodes
 from tests.simcards import DRM_MAJOR, RENDER, amd, intel
 from tests.simdriver import Options
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+pytestmark = needs_nodes
 
 AMD, I915, XE = "amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe"
 

@@ -29,10 +29,11 @@ from tests.kubernetes.driver_container import DRIVER_ROOT, moved
 from tests.kubernetes.mps import mps_programs
 from tests.kubernetes.nodes import replace_node
 from tests.kubernetes.test_device_plugin import stub_library
+from tests.needs_nodes import needs_nodes
 from tests.nvml import compile_stub
 from tests.simdriver import Options, minor, uuid
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+pytestmark = needs_nodes
 own_server = pytest.mark.skipif(REAL, reason="what a real API server would not do, or nobody allocates there")
 
 # Minors run against the order of the bus ids, and devices are named by their minors.

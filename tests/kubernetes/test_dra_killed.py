@@ -13,8 +13,9 @@ import pytest
 from gpurun.errors import GpurunError
 from tests.forms import stride
 from tests.kubernetes import killed
+from tests.needs_nodes import needs_nodes
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+pytestmark = needs_nodes
 
 
 def killed_at(step: int, directory: Path, prepare: bool) -> bool:

@@ -13,6 +13,7 @@ from gpurun.gpu.intel.cluster import cluster_gpus as intel_gpus
 from gpurun.kubernetes.labels import others_of, patch_of
 from tests.cli.test_main import gpurun
 from tests.kubernetes.api_server import ApiServer
+from tests.needs_nodes import needs_nodes
 from tests.simcards import amd, intel
 from tests.simdriver import Options, make
 
@@ -134,7 +135,7 @@ def test_whose_labels_are_whose() -> None:
     assert patch_of(now, {"amd.com/gpu.vram": "64G"}, ("amd",))["amd.com/gpu.vram.32G"] is None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+@needs_nodes
 def test_beside_nvidia_and_one_that_cannot_be_read(tmp_path: Path) -> None:
     host = make(tmp_path / "host", Options(gpus=1))
     amd.beside_nvidia(host.path)

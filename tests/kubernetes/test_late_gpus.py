@@ -16,6 +16,7 @@ from gpurun.kubernetes import late_gpus
 from gpurun.kubernetes.late_gpus import LateGpus, forbidden_nodes
 from gpurun.oci.resources import DeviceRule
 from tests.cgroup.conftest import Spawn, base, spawn, tree  # noqa: F401
+from tests.needs_nodes import require_nodes
 from tests.simcards import amd
 from tests.simdriver import Options, make, minor
 
@@ -25,8 +26,7 @@ MINE = {"GPURUN_GPU_OPTIONAL": "true"}
 @pytest.mark.parametrize("denied", ["", "nvidiactl", "nvidia0", "nvidia-caps"])
 def test_what_the_rules_of_the_cgroup_forbid(denied: str, base: Path, spawn: Spawn, tmp_path: Path) -> None:  # noqa: F811
     host = make(tmp_path / "host", Options(gpus=2, mig=((minor(0, 2), 1, 0),)))
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
     dev = host.path / "dev"
     capabilities = sorted((dev / "nvidia-caps").iterdir())
     for path in capabilities:
@@ -40,8 +40,7 @@ def test_what_the_rules_of_the_cgroup_forbid(denied: str, base: Path, spawn: Spa
 @pytest.mark.parametrize("denied", ["", "kfd", "dri/renderD129"])
 def test_of_amds_gpus(denied: str, base: Path, spawn: Spawn, tmp_path: Path) -> None:  # noqa: F811
     host = amd.mi210(tmp_path / "host", count=2)
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
     place = tmp_path / "host"
     meant = [place / "dev" / denied] if denied else []
     assert forbidden(meant, place, base, spawn) == set(map(str, meant))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
-import pytest
-
 from tests.kubernetes.load import load
+from tests.needs_nodes import needs_nodes
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+pytestmark = needs_nodes
 
 
 def test_a_thousand_pods_at_sixteen_at_a_time() -> None:

@@ -22,6 +22,7 @@ from gpurun.metrics.containers import Used, container_samples, labels_of
 from gpurun.metrics.exposition import application, text
 from gpurun.metrics.gpus import gpu_samples
 from gpurun.metrics.samples import Sample
+from tests.needs_nodes import needs_nodes
 from tests.nvml import compile_stub
 from tests.simdriver import Options, make, uuid
 
@@ -104,7 +105,7 @@ def test_containers() -> None:
         assert value == wanted and found["pod"] == "p", name
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+@needs_nodes
 def test_the_command(tmp_path: Path) -> None:
     driver = make(tmp_path / "host", Options(gpus=2))
     library = next(path for path in driver.path.rglob("libnvidia-ml.so.*") if not path.is_symlink())

@@ -21,9 +21,8 @@ from gpurun.kubernetes.node import has_hardware
 from gpurun.kubernetes.probes import Probes, served
 from tests.kubernetes.cluster import REAL, cluster
 from tests.kubernetes.nodes import GPU, node
+from tests.needs_nodes import needs_nodes
 from tests.simdriver import Options, SimulatedDriver
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
 
 
 def asked(port: int, path: str) -> tuple[int, str]:
@@ -82,7 +81,7 @@ def test_clients_that_say_nothing_do_not_pile_up() -> None:
                 assert time.monotonic() < deadline
 
 
-@needs_root
+@needs_nodes
 def test_the_plugin_is_ready_when_the_kubelet_knows_it() -> None:
     with node() as made:
         made.kubelet.refuse = "not now"
@@ -102,7 +101,7 @@ def test_the_plugin_is_ready_when_the_kubelet_knows_it() -> None:
         made.kubelet.wait(lambda: "no GPU" in made.probes.not_ready())
 
 
-@needs_root
+@needs_nodes
 def test_a_node_without_a_gpu_is_ready() -> None:
     """Else the rollout of a DaemonSet on all nodes would never end."""
     for hardware in (True, False):
@@ -132,7 +131,7 @@ def test_hardware(tmp_path: Path) -> None:
         assert has_hardware(roots) is wanted
 
 
-@needs_root
+@needs_nodes
 @pytest.mark.skipif(REAL, reason="plays the kubelet of the node")
 def test_the_dra_driver_is_ready_when_the_kubelet_knows_it() -> None:
     with cluster() as made:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import MakeBundle
 from tests.native.runtime import ENVIRONMENT, Runtime
+from tests.needs_nodes import require_nodes
 from tests.simdriver import VERSION, Options, SimulatedDriver, bus_id, minor, uuid
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
@@ -52,8 +53,7 @@ def test_what_cannot_be_asked(runtime: Runtime, bundle: MakeBundle) -> None:
 
 def test_the_gpus_of_a_container(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver) -> None:
     """By its own records and its /dev: the saved config says nothing of them."""
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
     env = ENVIRONMENT | host.env
     b = bundle().args("sleep", "60")
     b.process["env"] += ["NVIDIA_VISIBLE_DEVICES=1"]
@@ -78,8 +78,7 @@ def test_the_gpus_of_a_container(runtime: Runtime, bundle: MakeBundle, host: Sim
 
 
 def test_the_gpus_of_one_that_hides_them_or_has_stopped(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver) -> None:
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
     env = ENVIRONMENT | host.env
     b = bundle().args("sleep", "60")
     b.process["env"] += ["NVIDIA_VISIBLE_DEVICES=1"]

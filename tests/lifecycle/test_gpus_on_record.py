@@ -12,6 +12,7 @@ import pytest
 
 from tests.conftest import MakeBundle
 from tests.native.runtime import ENVIRONMENT, Container, Runtime
+from tests.needs_nodes import require_nodes
 from tests.simcards import Host, intel
 from tests.simdriver import Options, SimulatedDriver, bus_id, minor
 
@@ -97,8 +98,7 @@ def test_a_gpu_that_is_gone_is_named(runtime: Runtime, bundle: MakeBundle, arc: 
 
 def test_nodes_for_drawing_are_of_the_gpu(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver) -> None:
     """The DRM node of an NVIDIA GPU is none of another maker's, and is not told as a GPU of its own."""
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
     env = ENVIRONMENT | host.env
     container = started(runtime, bundle, env, "NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_DRIVER_CAPABILITIES=all")
     assert "renderD" in runtime("exec", container.id, "ls", "/dev/dri", env=env).out

@@ -15,6 +15,7 @@ from tests.native.leaks import Leaks
 from tests.native.refusing import refuse
 from tests.native.runtime import ENVIRONMENT, Runtime
 from tests.native.waiting import wait_until
+from tests.needs_nodes import require_nodes
 from tests.simdriver import SimulatedDriver, minor
 
 pytestmark = pytest.mark.native
@@ -178,8 +179,7 @@ def test_exec_where_the_container_has_cgroups_of_its_own(runtime: Runtime, bundl
 @pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM])
 def test_a_gpu_comes_and_goes(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver, error: int) -> None:
     """The host's mounts stay as they are: our root directory is the host's then, and our mount namespace the container's."""
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
     env = ENVIRONMENT | host.env
     before, mounts = refuse(STOOD_IN, error), runtime.bed.mounts()
     container = runtime.start(bundle().sh(FOREVER), env=env, preexec=before)

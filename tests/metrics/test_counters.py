@@ -15,6 +15,7 @@ from gpurun.metrics.counters import LEGACY, Counter, CountersFile, counters
 from gpurun.metrics.fields import FIELDS, LABEL_FIELDS, words
 from gpurun.metrics.gpus import gpu_samples
 from gpurun.metrics.samples import Sample
+from tests.needs_nodes import needs_nodes
 from tests.nvml import compile_stub
 from tests.simdriver import Options, make
 
@@ -125,7 +126,7 @@ def test_a_file_that_changes(tmp_path: Path) -> None:
         CountersFile(str(path), FIELDS, LABEL_FIELDS)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+@needs_nodes
 def test_the_command_asks_for_what_takes_time(tmp_path: Path) -> None:
     driver = make(tmp_path / "host", Options(gpus=2))
     library = next(path for path in driver.path.rglob("libnvidia-ml.so.*") if not path.is_symlink())

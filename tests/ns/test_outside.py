@@ -19,10 +19,10 @@ from tests.gpu.leases.conftest import MakeHost, make_host  # noqa: F401
 from tests.native.bundle import Bundle
 from tests.native.leaks import Leaks
 from tests.native.runtime import ENVIRONMENT, Runtime
+from tests.needs_nodes import needs_nodes
 from tests.simdriver import SimulatedDriver, minor
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
-root_only = pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
 
 GPUS = 2
 FIRST = f"nvidia{minor(0, GPUS)}"  # the node of GPU 0
@@ -86,7 +86,7 @@ SETUPS: dict[str, Callable[[Bundle], object]] = {
 }
 
 
-@root_only
+@needs_nodes
 @pytest.mark.parametrize("how", SETUPS)
 @pytest.mark.parametrize("destination", ["/dev", "/dev/dri"])
 def test_nodes_that_the_host_lacks_are_not_made_there(
@@ -104,7 +104,7 @@ def test_nodes_that_the_host_lacks_are_not_made_there(
     assert listing(dev) == before
 
 
-@root_only
+@needs_nodes
 @pytest.mark.parametrize("how", SETUPS)
 @pytest.mark.parametrize("destination", ["/dev", "/dev/dri"])
 def test_nodes_that_are_there_are_used(
@@ -124,7 +124,7 @@ def test_nodes_that_are_there_are_used(
     assert listing(dev) == before, "nor is a link made there"
 
 
-@root_only
+@needs_nodes
 def test_another_device_of_that_name_is_refused(
     runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver, dev: Path, wanted: Nodes
 ) -> None:
@@ -137,7 +137,7 @@ def test_another_device_of_that_name_is_refused(
     assert listing(dev) == before
 
 
-@root_only
+@needs_nodes
 @pytest.mark.parametrize("path", ["/dev/vendor0", "/data/below/vendor0", "/dev/link/vendor0"])
 def test_nodes_of_cdi_devices(
     runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver, dev: Path, path: str, leaks: Leaks
@@ -165,7 +165,7 @@ def test_nodes_of_cdi_devices(
         assert runtime.output(made, env=ENVIRONMENT | host.env) == "/dev/vendor0\n"
 
 
-@root_only
+@needs_nodes
 @pytest.mark.parametrize("how", SETUPS)
 def test_gpu_attach_and_detach(
     runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver, dev: Path, wanted: Nodes, how: str

@@ -14,6 +14,7 @@ import pytest
 from gpurun.gpu.amd.cdi import amd_ctk_text, generate
 from gpurun.toolkit.amd_ctk import program
 from gpurun.toolkit.amd_docker import removed, without_default
+from tests.needs_nodes import require_nodes
 from tests.simcards import Host, amd
 
 from .conftest import Call
@@ -173,8 +174,7 @@ def test_lists(ctk: Ctk, one: Host, tmp_path: Path) -> None:
 
 
 def test_the_cdi_file(ctk: Ctk, one: Host, tmp_path: Path) -> None:
-    if not one.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(one.real_nodes)
     made = tmp_path / "cdi/amd.json"
     assert ctk("cdi", "generate", f"--output={made}") == (0, f"Generated CDI spec: {made}\n")
     assert made.read_text() == amd_ctk_text(str(one.path))
@@ -190,8 +190,7 @@ def test_the_cdi_file(ctk: Ctk, one: Host, tmp_path: Path) -> None:
 
 
 def test_gpuruns_own_cdi_file_is_valid_too(ctk: Ctk, call: Call, one: Host, tmp_path: Path) -> None:
-    if not one.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(one.real_nodes)
     made = tmp_path / "amd.json"
     assert call("gpurun", "cdi", "generate", "--mode=amd", f"--output={made}", env=one.env).returncode == 0
     assert ctk("cdi", "validate", f"--path={made}")[1].endswith("CDI spec is valid\n")

@@ -11,11 +11,10 @@ import pytest
 
 from gpurun.gpu.nvidia.request.settings import Settings, read_settings
 from gpurun.toolkit.config_file import DEFAULT, set_values
+from tests.needs_nodes import needs_nodes
 from tests.simdriver import MAJORS, Options, SimulatedDriver, make, minor
 
 from .conftest import Call
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
 
 
 def test_the_default_is_what_gpurun_assumes(tmp_path: Path, call: Call) -> None:
@@ -107,7 +106,7 @@ def nodes(directory: Path) -> dict[str, tuple[int, int]]:
     return {p.name: (os.major(p.stat().st_rdev), os.minor(p.stat().st_rdev)) for p in directory.iterdir()}
 
 
-@needs_root
+@needs_nodes
 def test_control_nodes(call: Call, tmp_path: Path) -> None:
     driver = make(tmp_path / "host", Options(nodes=False))
     dev = driver.path / "dev"
@@ -125,7 +124,7 @@ def test_control_nodes(call: Call, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@needs_root
+@needs_nodes
 def test_control_nodes_refused(call: Call, tmp_path: Path) -> None:
     driver = make(tmp_path / "host", Options(nodes=False))
     command = ("nvidia-ctk", "system", "create-device-nodes", "--control-devices")
@@ -141,7 +140,7 @@ def test_control_nodes_refused(call: Call, tmp_path: Path) -> None:
     assert "driver not loaded" in call(*command, env={"GPURUN_SYSROOT": str(empty)}).stderr
 
 
-@needs_root
+@needs_nodes
 def test_links(call: Call, tmp_path: Path) -> None:
     driver = make(tmp_path / "host", Options(gpus=2))
     char = driver.path / "dev/char"

@@ -16,6 +16,7 @@ from gpurun.cli.parse import parse_command, parse_globals
 from gpurun.gpu.nvidia.cdi.known_hooks import COMMANDS, LIMITS
 from gpurun.toolkit import ctk
 from gpurun.toolkit.ctk_cdi import VARIABLES, translate_options
+from tests.needs_nodes import needs_nodes
 from tests.simdriver import SimulatedDriver, uuid
 
 from .conftest import Call
@@ -268,7 +269,7 @@ def test_a_name_that_no_runtime_reads_gets_an_ending(call: Call, tmp_path: Path,
     assert (tmp_path / made).read_text()[0] == ("{" if made.endswith("json") else "-")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")
+@needs_nodes
 def test_links_with_their_nodes(call: Call, host: SimulatedDriver, tmp_path: Path) -> None:
     """--create-device-nodes is for --create-all, as NVIDIA's says, and makes the control nodes first."""
     dev = tmp_path / "dev"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.bed import IMAGE, ClientBed, ClientBedUnavailable
+from tests.needs_nodes import require_nodes
 from tests.simcards import RENDER, VIDEO, amd
 
 pytestmark = [pytest.mark.clients, pytest.mark.native]
@@ -19,8 +20,7 @@ LOOK = "ls /dev/dri 2>/dev/null; ls /dev/kfd 2>/dev/null; echo groups $(id -G)"
 @pytest.fixture(scope="module")
 def docker(tmp_path_factory: pytest.TempPathFactory, names: Path) -> Iterator[ClientBed]:
     host = amd.mi210(tmp_path_factory.mktemp("amd") / "host", count=2)
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{names}:{os.environ['PATH']}")
         try:

@@ -16,6 +16,7 @@ from gpurun.gpu.amd.cdi import amd_ctk_text, generate
 from gpurun.gpu.nvidia.cdi.generated import GenerateOptions
 from gpurun.gpu.nvidia.host.roots import Roots
 from gpurun.invocation import Globals, Invocation
+from tests.needs_nodes import require_nodes
 from tests.simcards import KFD_MAJOR, Host, amd
 
 #: amd-ctk's file for a host with one GPU, in the layout of Go's encoder: card before render, kfd last and without minor 0.
@@ -62,8 +63,7 @@ def one(tmp_path: Path) -> Host:
 
 
 def _with_nodes(host: Host) -> Host:
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
     return host
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import MakeBundle
 from tests.native.bundle import Bundle
 from tests.native.runtime import ENVIRONMENT, Runtime
+from tests.needs_nodes import require_nodes
 from tests.simcards import RENDER, VIDEO, Host, amd
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
@@ -19,8 +20,7 @@ LOOK = "ls /dev/dri /dev/dri/by-path; id -G; for n in /dev/kfd /dev/dri/render*;
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     made = amd.mi210(tmp_path / "host", count=2)
-    if not made.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(made.real_nodes)
     return made
 
 

@@ -11,6 +11,7 @@ import pytest
 from gpurun.gpu.amd.doctor import examine
 from gpurun.gpu.doctor import examine as examine_host
 from gpurun.gpu.host.finding import Finding
+from tests.needs_nodes import require_nodes
 from tests.simcards import Host, amd
 from tests.simdriver import Options, make
 
@@ -20,8 +21,7 @@ _NAMES = ("amdgpu", "/dev/kfd", "AMD's GPUs", "AMD's device nodes", "groups of A
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     made = amd.mi210(tmp_path / "host", count=2)
-    if not made.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(made.real_nodes)
     return made
 
 

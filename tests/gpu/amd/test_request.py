@@ -14,6 +14,7 @@ from gpurun.gpu.amd.request import MAX_VALUE, AmdRequest, read_request, select
 from gpurun.gpu.leases.survey import survey
 from gpurun.gpu.request.free import FreeRequest
 from gpurun.gpu.resolve import Inquiry, gpu_edits
+from tests.needs_nodes import require_nodes
 from tests.simcards import RENDER, VIDEO, Host, amd
 
 FIRST, SECOND = "0000:43:00.0", "0000:63:00.0"  # of two MI210, by their addresses
@@ -33,8 +34,7 @@ def asked(host: Host, *env: str, allocate: Allocate | None = None, cards: str = 
 
 
 def needs_nodes(host: Host) -> None:
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from gpurun.errors import GpurunError
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from tests.conftest import MakeBundle
 from tests.native.runtime import ENVIRONMENT, Runtime
+from tests.needs_nodes import require_nodes
 from tests.simcards import GIB, Host, amd
 
 #: The second one in the order of PCI addresses.
@@ -24,8 +25,7 @@ pytestmark = pytest.mark.gpurun_only
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     made = amd.mi210(tmp_path / "host", count=2)
-    if not made.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(made.real_nodes)
     return made
 
 

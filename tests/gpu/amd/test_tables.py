@@ -13,6 +13,7 @@ import pytest
 from gpurun.gpu.amd.host import amd_gpus, kfd_nodes
 from gpurun.gpu.amd.request import read_request, select
 from gpurun.gpu.host.drm import node_of_sysfs
+from tests.needs_nodes import require_nodes
 from tests.simcards import RENDER, VIDEO, Card, Host, amd
 
 FIRST, SECOND = "0000:05:00.0", "0000:48:00.0"
@@ -92,8 +93,7 @@ def test_a_node_is_as_the_host_has_it(tmp_path: Path, name: str, minor: int, mod
     host = Host(tmp_path)
     host.node(f"dri/{name}", 226, minor, gid, mode)
     host.write(f"sys/class/drm/{name}/dev", f"226:{minor}")
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
     node = node_of_sysfs(str(tmp_path), f"{tmp_path}/sys/class/drm/{name}/dev", f"/dev/dri/{name}")
     assert node is not None and node.exists
     assert (node.major, node.minor, node.mode, node.gid) == (226, minor, mode, gid)

@@ -10,6 +10,7 @@ import pytest
 
 from gpurun.gpu.host import fdinfo
 from gpurun.gpu.host.fdinfo import DrmClient, clients_of, engine_loads, open_nodes, read_client
+from tests.needs_nodes import require_nodes
 
 XE = """pos:\t0
 flags:\t0100002
@@ -53,8 +54,7 @@ def test_nonsense_in_a_client_counts_nothing() -> None:
 
 
 def test_a_process_is_asked_for_its_drm_descriptors_alone(tmp_path: Path) -> None:
-    if os.geteuid():
-        pytest.skip("device nodes need root")
+    require_nodes()
     fd, fdinfo = tmp_path / "77/fd", tmp_path / "77/fdinfo"
     fd.mkdir(parents=True)
     fdinfo.mkdir()

@@ -13,13 +13,13 @@ from gpurun.errors import GpuError
 from gpurun.gpu.intel.cdi import generate
 from gpurun.gpu.nvidia.cdi.generated import GenerateOptions
 from gpurun.gpu.nvidia.host.roots import Roots
+from tests.needs_nodes import require_nodes
 from tests.simcards import Host, intel
 
 
 def test_each_gpu_has_both_names_and_what_is_written_can_be_read(tmp_path: Path) -> None:
     host = intel.arc(tmp_path)
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
     spec = generate(str(tmp_path))
     assert [device.name for device in spec.devices] == [
         "card0", "0000-03-00-0-0x56a0", "card1", "0000-04-00-0-0xe20b", "card3", "0000-07-00-1-0xe211",
@@ -50,7 +50,6 @@ def test_without_gpus(tmp_path: Path) -> None:
 
 def test_the_command_writes_it(tmp_path: Path) -> None:
     host = intel.arc(tmp_path / "host")
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
     spec = generate_spec("intel", Roots(sysroot=str(host.path)), GenerateOptions(), host.env).spec
     assert (spec, spec.kind) == (generate(str(host.path)), "intel.com/gpu")

@@ -12,6 +12,7 @@ import pytest
 from gpurun.gpu.doctor import examine as examine_host
 from gpurun.gpu.host.finding import Finding
 from gpurun.gpu.intel.doctor import examine
+from tests.needs_nodes import require_nodes
 from tests.simcards import Host, intel
 from tests.simdriver import Options, make
 
@@ -19,16 +20,14 @@ from tests.simdriver import Options, make
 @pytest.fixture
 def arc(tmp_path: Path) -> Host:
     made = intel.arc(tmp_path / "host")
-    if not made.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(made.real_nodes)
     return made
 
 
 @pytest.fixture
 def gaudi(tmp_path: Path) -> Host:
     made = intel.gaudi(tmp_path / "host")
-    if not made.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(made.real_nodes)
     return made
 
 

@@ -11,6 +11,7 @@ from gpurun.errors import ConfigError, GpuError
 from gpurun.gpu.host.drm_edits import drm_edits
 from gpurun.gpu.intel.gaudi import accelerators, gaudi_edits, selected
 from gpurun.gpu.intel.host import intel_gpus
+from tests.needs_nodes import require_nodes
 from tests.simcards import GIB, intel
 
 
@@ -28,8 +29,7 @@ def test_a_gpu_with_virtual_functions_is_not_offered(tmp_path: Path) -> None:
 
 def test_a_container_is_given_nodes_links_and_groups_of_its_gpu_alone(tmp_path: Path) -> None:
     host = intel.arc(tmp_path)
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
     gpu = intel_gpus(str(tmp_path))[1]
     made = drm_edits(((gpu.label, "intel:0", gpu.drm),))
     assert [(n.path, n.major, n.minor, n.file_mode, n.gid) for n in made.device_nodes] == [

@@ -13,6 +13,7 @@ from gpurun.gpu.intel.exporter import FIELDS
 from gpurun.gpu.intel.host import intel_gpus
 from gpurun.gpu.intel.readings import CardLook, reading, sources
 from gpurun.record import replace
+from tests.needs_nodes import require_nodes
 from tests.simcards import GIB, Host, intel
 
 FDINFO = "drm-driver:\txe\ndrm-client-id:\t{}\ndrm-pdev:\t0000:04:00.0\ndrm-resident-vram0:\t1024 KiB\n"
@@ -21,8 +22,7 @@ FDINFO = "drm-driver:\txe\ndrm-client-id:\t{}\ndrm-pdev:\t0000:04:00.0\ndrm-resi
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
     """Two processes that have the B580 open, one of them twice."""
-    if os.geteuid():
-        pytest.skip("device nodes need root")
+    require_nodes()
     node = tmp_path / "renderD129"
     os.mknod(node, 0o020600, os.makedev(226, 129))
     for pid, clients in ((7, (1, 2)), (9, (3,))):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs_nodes import require_nodes
 from tests.nvml import compile_stub
 from tests.simdriver import MULTIARCH, VERSION, Options, SimulatedDriver, make
 
@@ -34,8 +35,7 @@ def make_host(place: Path) -> Iterator[MakeHost]:
         directory.chmod(0o755)
         made.append(directory)
         host = make(directory, Options(gpus=gpus, major=major or next(_majors), **options))  # type: ignore[arg-type]
-        if not host.real_nodes:
-            pytest.skip("device nodes need root")
+        require_nodes(host.real_nodes)
         if nvml:
             library = directory / f"usr/lib/{MULTIARCH[os.uname().machine]}/nvidia/current/libnvidia-ml.so.{VERSION}"
             library.unlink()

@@ -17,6 +17,7 @@ from gpurun.gpu.nvidia.request.settings import Settings, roots_of
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from gpurun.kubernetes.node import read_node
 from tests.cgroup.conftest import Spawn, base, call_without, spawn, tree  # noqa: F401
+from tests.needs_nodes import require_nodes
 from tests.simdriver import Options, SimulatedDriver, bus_id, make, minor, uuid
 
 
@@ -106,8 +107,7 @@ def test_the_operators_device_plugin(host: SimulatedDriver) -> None:
 
 def test_a_slurm_job_has_its_own_gpus(host: SimulatedDriver, base: Path, spawn: Spawn, tmp_path: Path) -> None:  # noqa: F811
     """NVIDIA/nvidia-container-toolkit#211, #585: what the rules of the caller's cgroup deny is not its to give."""
-    if not host.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(host.real_nodes)
     node = os.stat(host.path / f"dev/nvidia{minor(1, 3)}").st_rdev
     settings, said = Settings(), tmp_path / "said"
 

@@ -14,14 +14,14 @@ from gpurun.gpu.nvidia.cdi.generated import GenerateOptions
 from gpurun.gpu.nvidia.host.roots import Roots
 from gpurun.gpu.nvidia.request.settings import Settings
 from gpurun.gpu.resolve import Inquiry, gpu_edits
+from tests.needs_nodes import require_nodes
 from tests.simdriver import Options, SimulatedDriver
 
 
 @pytest.fixture
 def host(make_sim: Callable[[Options], SimulatedDriver]) -> SimulatedDriver:
     sim = make_sim(Options(mps=True))
-    if not sim.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(sim.real_nodes)
     path = sim.path / "etc/cdi/nvidia.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(to_text(generate(Roots(sysroot=str(sim.path)), GenerateOptions(), {}).spec, "yaml"))

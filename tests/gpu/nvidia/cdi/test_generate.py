@@ -23,6 +23,7 @@ from gpurun.gpu.resolve import Inquiry, gpu_edits
 from gpurun.oci.config import Device, OciHook
 from tests.golden import same_as_golden
 from tests.gpu.nvidia.cdi.generating import MakeSim, gpurun, hooks, made, names
+from tests.needs_nodes import require_nodes
 from tests.simdriver import MULTIARCH, Options, SimulatedDriver, bus_id, mig_minor, mig_uuid, minor, uuid
 
 GOLDEN = Path(__file__).with_name("golden.yaml")
@@ -31,8 +32,7 @@ GOLDEN = Path(__file__).with_name("golden.yaml")
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the golden file has the paths of x86_64")
 def test_golden(sim: SimulatedDriver) -> None:
     """What other runtimes are told of the simulated host.  To accept a change: UPDATE_GOLDEN=1."""
-    if not sim.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(sim.real_nodes)
     text = to_text(made(sim), "yaml").replace(str(sim.path), "/SYSROOT")
     same_as_golden(GOLDEN, text)
 
@@ -264,8 +264,7 @@ def test_wrong_command_lines(sim: SimulatedDriver, args: tuple[str, ...], words:
 def test_the_numa_nodes_of_devices_from_files(make_sim: MakeSim) -> None:
     """Placement near the GPUs does not depend on who looked the devices up: gpurun in the files, or an engine before it."""
     sim = make_sim(Options(gpus=4))
-    if not sim.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(sim.real_nodes)
     path = sim.path / "etc/cdi/nvidia.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(to_text(made(sim), "yaml"))

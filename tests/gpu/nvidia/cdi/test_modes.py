@@ -15,14 +15,14 @@ from gpurun.errors import GpuError
 from gpurun.gpu.nvidia.cdi.generated import GenerateOptions
 from gpurun.gpu.nvidia.cdi.modes import generate_mode
 from tests.gpu.nvidia.cdi.generating import MakeSim, gpurun, hooks, made, names
+from tests.needs_nodes import require_nodes
 from tests.simdriver import Options, SimulatedDriver
 
 
 @pytest.fixture
 def extra_nodes(sim: SimulatedDriver, tmp_path: Path) -> Path:
     """A /dev with what has no GPU number."""
-    if os.geteuid() != 0:
-        pytest.skip("device nodes need root")
+    require_nodes()
     names = "nvidia-fs0 nvidia-fs1 infiniband/uverbs0 infiniband/rdma_cm gdrdrv nvidia-nvswitchctl nvidia-nvswitch0"
     for name in [*names.split(), *[f"nvidia-caps-imex-channels/channel{n}" for n in (10, 2)]]:
         node = tmp_path / "dev" / name
@@ -59,8 +59,7 @@ def test_other_modes(extra_nodes: Path, mode: str, devices: list[str], nodes: li
 @pytest.mark.parametrize("mode", ["gds", "mofed", "gdrcopy", "nvswitch", "imex"])
 def test_the_kind_of_other_modes_on_the_command_line(make_sim: MakeSim, mode: str) -> None:
     sim = make_sim(Options(gpus=1, extras=True))
-    if not sim.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(sim.real_nodes)
     done = gpurun(sim, "cdi", "generate", "--mode", mode)
     assert done.returncode == 0 and "\nkind: nvidia.com/gpu\n" in done.stdout
     (own,) = [word for word in done.stderr.replace(";", " ").split() if word.startswith("--class=")]
@@ -83,8 +82,7 @@ def test_which_imex_channels(extra_nodes: Path) -> None:
 def test_management(make_sim: MakeSim) -> None:
     """Every node of the driver, its files, and nothing that hides or filters: for those who administer the host."""
     sim = make_sim(Options(gpus=2, mig=((0, 1, 0),), extras=True))
-    if not sim.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(sim.real_nodes)
     done = gpurun(sim, "cdi", "generate", "--mode", "management")
     assert done.returncode == 0 and "--vendor=management.nvidia.com tells them apart" in done.stderr
     spec = parse_spec(done.stdout.encode(), "x.yaml")

@@ -25,6 +25,7 @@ from gpurun.record import replace
 from tests.conftest import MakeBundle
 from tests.native.bundle import Bundle, base_config
 from tests.native.runtime import ENVIRONMENT, Runtime
+from tests.needs_nodes import require_nodes
 from tests.simdriver import MAJORS, Options, SimulatedDriver, bus_id, make, mig_minor, minor, uuid
 
 CONTROL = Device("/dev/nvidiactl", "c", 195, 255)
@@ -44,8 +45,7 @@ def caps(*numbers: int) -> tuple[Device, ...]:
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> SimulatedDriver:
     sim = make(tmp_path_factory.mktemp("engine") / "host", Options(gpus=4, mig=MIG))
-    if not sim.real_nodes:
-        pytest.skip("device nodes need root")
+    require_nodes(sim.real_nodes)
     return sim
 
 
