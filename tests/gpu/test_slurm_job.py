@@ -13,6 +13,10 @@ import pytest
 from gpurun.errors import GpurunError
 from gpurun.gpu.amd.host import amd_gpus
 from gpurun.gpu.intel.host import intel_gpus
+from gpurun.gpu.leases import allocator
+from gpurun.gpu.leases.policy import LeasePolicy
+from gpurun.gpu.leases.store import Store
+from gpurun.gpu.request.free import read_free_request
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from tests.cgroup.conftest import Spawn, base, call_without, spawn, tree  # noqa: F401
 from tests.needs_nodes import require_nodes
@@ -87,3 +91,23 @@ def test_all_are_those_of_the_job(
     assert job[3] == render(first, *others)
     for refused, name in ((job[2], second.key), (job[5], second.key), (job[6], cards[1].key)):
         assert isinstance(refused, str) and name in refused and not_of_it in refused, refused
+
+
+def test_free_gpus_are_those_of_the_job(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are not waited for either: nobody's end makes them the job's."""
+    first, second = amd_gpus(str(host.path))
+    assert first.drm.render is not None
+    closed = frozenset([first.drm.render.host_path])
+    monkeypatch.setattr(allocator, "closed_by_job", closed.intersection)
+    monkeypatch.setattr("gpurun.gpu.leases.container_nodes.containers_with_nodes", lambda granted: ())  # of other tests
+
+    def chosen(words: str) -> allocator.Choice:
+        request = read_free_request(words, "AMD_VISIBLE_DEVICES", "amd")
+        requester = allocator.Requester("", "", source="AMD_VISIBLE_DEVICES")
+        return allocator.preview(request, host.env, LeasePolicy(), Store(str(tmp_path / "leases")), requester)
+
+    assert [unit.key for unit in chosen("free").chosen] == [second.key]
+    refusal = "2 GPUs wanted, 1 of 2 free: GPU 0: the caller's Slurm job may not open it"
+    with pytest.raises(GpurunError, match=refusal):
+        chosen("free:2")
+    assert [one.waiting for one in chosen("free").verdicts] == [False, False]

@@ -11,6 +11,7 @@ import time
 from gpurun import log
 from gpurun.errors import GpuError, GpurunError, clean
 from gpurun.gpu.device import Survey, units_of
+from gpurun.gpu.host.access import NOT_OF_THE_JOB, closed_by_job
 from gpurun.gpu.leases import queue
 from gpurun.gpu.leases.choice import Verdict, choose, judge
 from gpurun.gpu.leases.lease import Lease, Leased
@@ -226,7 +227,13 @@ def _verdicts(
     request: FreeRequest, found: Survey, leases: tuple[Lease, ...], policy: LeasePolicy, requester: Requester
 ) -> tuple[Verdict, ...]:
     never = frozenset([unit.key for unit in found.units if is_named(unit, policy.never)])
-    return judge(request, found.units, holders(found, leases, policy, requester.own), never)
+    closed = closed_by_job([node.host_path for unit in found.units for node in unit.nodes])
+    return tuple(
+        [
+            Verdict(one.unit, NOT_OF_THE_JOB) if any(node.host_path in closed for node in one.unit.nodes) else one
+            for one in judge(request, found.units, holders(found, leases, policy, requester.own), never)
+        ]
+    )
 
 
 def is_named(unit: GpuDevice, names: tuple[str, ...]) -> bool:
