@@ -98,7 +98,7 @@ def test_an_unknown_key_rejects_the_file(where: str, keys: tuple[str | int, ...]
         ("devices.0.containerEdits.intelRdt.closID", "a/b", "cannot name"),
         ("devices.0.containerEdits.netDevices.0.name", "", "is missing"),
         ("annotations", {"bad key": "x"}, "must be 1 to 63"),
-        ("annotations", {"UPPER.com/x": "x"}, "no DNS name"),
+        ("annotations", {"UPPER.com/x": "x"}, "is not a DNS name"),
         ("annotations", {"a": "x" * 300_000}, "256 KiB"),
     ],
 )

@@ -195,7 +195,7 @@ def test_podmans_lists_of_runtimes(tmp_path: Path) -> None:
         ("docker", "[]", "is not a JSON object"),
         ("docker", '{"runtimes": 1}', "runtimes: is not an object"),
         ("containerd", "a = [", "config.toml: is not TOML"),
-        ("containerd", "version = 0\n", "0 is no version"),
+        ("containerd", "version = 0\n", "0 is not a version"),
         ("podman", "[engine", "containers.conf: is not TOML"),
     ],
 )

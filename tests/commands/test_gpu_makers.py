@@ -88,7 +88,7 @@ def test_explain(arc: Host) -> None:
     ]
     assert any(line.split()[0] == "992" for line in lines)
     error = answer_for(question((f"GPURUN_VISIBLE_DEVICES={intel.PF}",)), arc.env)["error"]
-    assert "is no GPU of this host: there are intel:0 (0000:03:00.0)" in error
+    assert "is not a GPU of this host: there are intel:0 (0000:03:00.0)" in error
 
 
 def test_what_is_asked_for_is_said_of_accelerators_too(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_list_of_nothing_speaks_of_the_hosts_own_maker(tmp_path: Path, capfd: 
     gaudi = intel.gaudi(tmp_path / "gaudi")
     assert list_gpus(gaudi.env, "table", (), False) == 0
     said = capfd.readouterr()
-    assert said.out == "" and "2 accelerators of Intel's that are no GPUs (ask with HABANA_VISIBLE_DEVICES)" in said.err
+    assert said.out == "" and "2 accelerators of Intel's that are not GPUs (ask with HABANA_VISIBLE_DEVICES)" in said.err
     mi210 = amd.mi210(tmp_path / "mi210", count=1)
     shutil.rmtree(mi210.path / amd.KFD)
     assert list_gpus(mi210.env, "table", (), False) == 0

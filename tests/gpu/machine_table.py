@@ -69,7 +69,7 @@ INSTEAD = {
     "N": "; this host has 2 GPUs of NVIDIA's (ask with NVIDIA_VISIBLE_DEVICES)[.*]",
     "A": "; this host has 8 GPUs of AMD's (ask with AMD_VISIBLE_DEVICES)",
     "I": "; this host has 3 GPUs of Intel's (ask with GPURUN_VISIBLE_DEVICES)",
-    "G": "; this host has 2 accelerators of Intel's that are no GPUs (ask with HABANA_VISIBLE_DEVICES)",
+    "G": "; this host has 2 accelerators of Intel's that are not GPUs (ask with HABANA_VISIBLE_DEVICES)",
     "idle": "; the card 0000:03:00.0 of Intel's has no driver: `modprobe xe` or `modprobe i915`; the card 0000:63:00.0 of AMD's has no driver: `modprobe amdgpu`",
     "card": "; the card 0000:[63|03]:00.0 of [AMD|Intel]'s has no driver: `modprobe [amdgpu|xe]`[( or `modprobe i915`)?]",
 }
@@ -131,7 +131,7 @@ SENTENCES = {
     "norefresh:intel": "gpurun: no GPU of intel.com/gpu is there ([.*]): nothing is written",
     "unknown": "9: unknown device (process.env NVIDIA_VISIBLE_DEVICES): the GPUs of this host are 0 = GPU-[.*]",
     "unknownamd": "amd:9: unknown device (process.env AMD_VISIBLE_DEVICES): the AMD GPUs of this host are 0 = 0000:[.*]",
-    "other": "'[.*]' (process.env GPURUN_VISIBLE_DEVICES) is no GPU of this host: there are [\\w+]:0 ([.*])",
+    "other": "'[.*]' (process.env GPURUN_VISIBLE_DEVICES) is not a GPU of this host: there are [\\w+]:0 ([.*])",
     "which:amd": _WHICH.format("amd"),
     "which:intel": _WHICH.format("intel"),
     **{f"every{f':{end}' if end else ''}": _EVERY + INSTEAD[end] for end in ("", "G", "idle")},
@@ -153,8 +153,8 @@ SENTENCES = {
         for end in ("", "N", "A", "I")
     },
     "gaudi7": "HABANA_VISIBLE_DEVICES: there is no Gaudi 7 on this host (there are: 0, 1)",
-    "threads:AMD": "process.env GPURUN_GPU_THREADS: nothing limits the threads of AMD GPU [.*]: ask for a share of its memory alone",
-    "threads:Intel": "process.env GPURUN_GPU_THREADS: nothing limits the threads of Intel [.*]: ask for a share of its memory alone",
+    "threads:AMD": "process.env GPURUN_GPU_THREADS: nothing limits the threads of AMD GPU [.*]: ask only for a share of its memory",
+    "threads:Intel": "process.env GPURUN_GPU_THREADS: nothing limits the threads of Intel [.*]: ask only for a share of its memory",
     "dmem:AMD": "process.env GPURUN_GPU_MEMORY: nothing limits the memory of AMD GPU [.*]: the kernel's dmem controller does, with "
     "Linux 6.14 or newer and the driver amdgpu or xe, and it does not list this GPU",
 }

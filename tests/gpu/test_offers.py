@@ -16,7 +16,7 @@ from tests.simdriver import Options, make
 
 AMDS = "; this host has 2 GPUs of AMD's (ask with AMD_VISIBLE_DEVICES)"
 INTELS = "; this host has 3 GPUs of Intel's (ask with GPURUN_VISIBLE_DEVICES)"
-GAUDIS = "; this host has 1 accelerator of Intel's that is no GPU (ask with HABANA_VISIBLE_DEVICES)"
+GAUDIS = "; this host has 1 accelerator of Intel's that is not a GPU (ask with HABANA_VISIBLE_DEVICES)"
 NVIDIAS = "; this host has 1 GPU of NVIDIA's (ask with NVIDIA_VISIBLE_DEVICES)"
 
 

@@ -49,13 +49,13 @@ def test_all_are_those_that_are_offered(arc: Host) -> None:
 @pytest.mark.parametrize(
     ("value", "error"),
     [
-        ("0", "is no GPU of this host"),  # of which maker
-        (intel.PF, "is no GPU of this host"),
-        ("card2", "is no GPU of this host"),
-        ("../../dev/sda", "is no GPU of this host"),
-        ("all,intel:0", "is no GPU of this host"),
-        ("intel:0,", "is no GPU of this host"),
-        ("x" * 65536, "is no GPU of this host"),
+        ("0", "is not a GPU of this host"),  # of which maker
+        (intel.PF, "is not a GPU of this host"),
+        ("card2", "is not a GPU of this host"),
+        ("../../dev/sda", "is not a GPU of this host"),
+        ("all,intel:0", "is not a GPU of this host"),
+        ("intel:0,", "is not a GPU of this host"),
+        ("x" * 65536, "is not a GPU of this host"),
         ("intel:0," * 8192, "more than 1024 words"),
         ("free:2;vendor=nokia", "vendor"),
         ("free:0", "from 1 to"),

@@ -149,7 +149,7 @@ def test_what_cannot_be_sends_nobody_away(node: Node, name: str, text: str) -> N
 
 def test_a_file_of_somebody_else(node: Node) -> None:
     os.chown(node.file, 1000, 0)
-    assert node.apply("balanced") == FAILED and "can be written by somebody" in node.events[0]
+    assert node.apply("balanced") == FAILED and "can be written by a user other than root" in node.events[0]
 
 
 def test_gpuruns_own_pods_are_waited_for(node: Node) -> None:

@@ -135,4 +135,4 @@ def test_rules_that_nobody_enforces(confined: bool, monkeypatch: pytest.MonkeyPa
     config = base()
     config["linux"]["resources"] = {"devices": [{"allow": False, "access": "rwm"}]}
     text = "\n".join(explain_plan(plan(config)))
-    assert ("not enforced: the kernel takes device programs of the host's root alone" in text) is confined
+    assert ("not enforced: the kernel accepts device programs only from the host's root" in text) is confined

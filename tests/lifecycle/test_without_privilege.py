@@ -73,8 +73,8 @@ def test_root_of_a_user_namespace(rootless: Rootless) -> None:  # noqa: F811
 def test_user_namespaces_are_not_made_in_a_chroot(runtime: Runtime, bundle: MakeBundle, tmp_path: Path) -> None:
     said = runtime.refused(bundle().user_namespace(), preexec=into(tmp_path, False))
     assert "clone3(2) a process in new namespaces (" in said and "user" in said
-    assert "operation not permitted: this host lets nobody without privilege make user namespaces (kernel." in said
-    assert "or gpurun runs in a chroot, where the kernel makes none" in said
+    assert "operation not permitted: this host does not let unprivileged users create user namespaces (kernel." in said
+    assert "or gpurun runs in a chroot, where the kernel refuses them" in said
 
 
 def test_a_state_directory_of_another_user(rootless: Rootless) -> None:  # noqa: F811
@@ -123,7 +123,7 @@ def test_additional_groups_with_a_map_of_one(rootless: Rootless) -> None:  # noq
     rootless.write(config)
     done = rootless("run", "c")
     assert done.returncode == 1
-    said = "set the additional groups [0]: operation not permitted: a user namespace whose map has the caller's group alone"
+    said = "set the additional groups [0]: operation not permitted: a user namespace that maps only the caller's group"
     assert said in done.stdout and "run.oci.keep_original_groups" in done.stdout, done.stdout
     assert left(rootless) == []
 

@@ -80,7 +80,7 @@ def test_twice_and_the_wrong_kind_are_told() -> None:
     assert [(one.field, one.help) for one in found.metrics] == [("DCGM_FI_DEV_GPU_TEMP", "a")] and not found.labels
     assert [text.partition(": ")[2] for text in found.warnings] == [
         "line 2: DCGM_FI_DEV_GPU_TEMP is there already, this line is left out",
-        "line 3: DCGM_FI_DEV_SM_CLOCK is no label here and is left out",
+        "line 3: DCGM_FI_DEV_SM_CLOCK is not a label and is left out",
         "line 4: DCGM_FI_DEV_BRAND is only a label and is left out",
     ]
 
@@ -93,8 +93,8 @@ def test_twice_and_the_wrong_kind_are_told() -> None:
         ('DCGM_FI_DEV_GPU_TEMP, gauge, "a, b"', "right behind the comma"),
         ('DCGM_FI_DEV_GPU_TEMP,gauge,"a', "right behind the comma"),
         (" # a comment", "is not DCGM FIELD"),
-        ("temperature, gauge, a", '"temperature" is no field of DCGM'),
-        (", gauge, a", '"" is no field of DCGM'),
+        ("temperature, gauge, a", '"temperature" is not a field of DCGM'),
+        (", gauge, a", '"" is not a field of DCGM'),
         ("DCGM_FI_DEV_GPU_TEMP, histogram, a", '"histogram" is not gauge, counter or label'),
         ("DCGM_FI_DEV_GPU_TEMP, , a", '"" is not gauge'),
     ],

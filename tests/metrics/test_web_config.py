@@ -66,7 +66,7 @@ def test_nothing_is_plain_http() -> None:
         (TLS + ", min_version: TLS13, max_version: TLS12}", "newer than max_version"),
         (TLS + ", min_version: 1.2}", "min_version: 1.2 is unknown"),
         ("http_server_config: {http2: true}", "HTTP/2 is not served"),
-        ("http_server_config: {headers: {Server: x}}", "'Server' is no header that can be set"),
+        ("http_server_config: {headers: {Server: x}}", "'Server' cannot be set; the headers"),
         ("http_server_config: {headers: {X-Frame-Options: allow}}", "it can be deny or sameorigin"),
         ('http_server_config: {headers: {X-XSS-Protection: "1\\r\\nSet-Cookie: a"}}', "printable ASCII"),
         ("basic_auth_users: {alice: secret}", "the password of 'alice' is not a bcrypt hash"),

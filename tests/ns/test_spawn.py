@@ -15,7 +15,7 @@ from gpurun.ns.spawn import _remedy
     ("new", "errno", "words"),
     [
         (CLONE_NEWUSER, EACCES, "AppArmor may keep the program that called from making user namespaces"),
-        (CLONE_NEWUSER, EPERM, "this host lets nobody without privilege make user namespaces"),
+        (CLONE_NEWUSER, EPERM, "this host does not let unprivileged users create user namespaces"),
         (CLONE_NEWNS, EPERM, "this takes CAP_SYS_ADMIN"),
         (CLONE_NEWUSER, ENOSPC, "as many namespaces as user.max_*_namespaces allows"),
     ],

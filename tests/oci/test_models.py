@@ -64,7 +64,7 @@ def test_every_kind_of_member_is_valid() -> None:
     ("path", "value", "text"),
     [
         ("ociVersion", ..., "ociVersion: is missing"),
-        ("ociVersion", "2.0.0", 'ociVersion: "2.0.0" is no version of the specification like 1.2.0'),
+        ("ociVersion", "2.0.0", 'ociVersion: "2.0.0" is not a version of the specification, such as 1.2.0'),
         ("root", ..., "root: is missing"),
         ("process", None, "process: is missing"),
         ("process.args", [], "process.args: must not be empty"),
@@ -195,7 +195,7 @@ def test_a_text_that_is_no_object_is_refused_in_the_words_of_create(tmp_path: Pa
 
 def test_a_version_that_create_takes_all_the_same(tmp_path: Path) -> None:
     (only,) = [one for one in problems({"ociVersion": "9.0"}) if one.where == "ociVersion"]
-    assert only.what == '"9.0" is no version of the specification like 1.2.0: `create` and runc take it all the same'
+    assert only.what == '"9.0" is not a version of the specification, such as 1.2.0: `create` and runc accept it anyway'
 
 
 def test_no_file(tmp_path: Path) -> None:
@@ -217,5 +217,5 @@ def test_the_built_file_tells_all_of_them(tmp_path: Path) -> None:
         'process.cwd: "x" must be an absolute path',
         "process.capabilities.effective: must be an array, not a number",
         'note: mount: is not in the specification and ignored (did you mean "mounts"?)',
-        'note: process.capabilities.bounding[0]: "CAP_KIL" is no capability, and ignored (did you mean "CAP_KILL"?)',
+        'note: process.capabilities.bounding[0]: "CAP_KIL" is not a capability and is ignored (did you mean "CAP_KILL"?)',
     ]

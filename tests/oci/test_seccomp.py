@@ -29,7 +29,6 @@ def test_everything_is_read() -> None:
                 {"names": ["read"], "action": "SCMP_ACT_ALLOW", "comment": "unknown members are ignored"},
             ],
         },
-        "linux.seccomp",
     )
     assert found == Seccomp(
         default_action="SCMP_ACT_ERRNO",
@@ -48,14 +47,14 @@ def test_everything_is_read() -> None:
 
 
 def test_absent_flags_differ_from_none() -> None:
-    assert read_seccomp({}, "linux.seccomp").flags is None
-    assert read_seccomp({"flags": None}, "linux.seccomp").flags is None
-    assert read_seccomp({"flags": []}, "linux.seccomp").flags == ()
+    assert read_seccomp({}).flags is None
+    assert read_seccomp({"flags": None}).flags is None
+    assert read_seccomp({"flags": []}).flags == ()
 
 
 def test_an_errno_of_zero_differs_from_none() -> None:
-    assert read_seccomp({"defaultErrnoRet": 0}, "linux.seccomp").default_errno_ret == 0
-    assert read_seccomp({"defaultErrnoRet": None}, "linux.seccomp").default_errno_ret is None
+    assert read_seccomp({"defaultErrnoRet": 0}).default_errno_ret == 0
+    assert read_seccomp({"defaultErrnoRet": None}).default_errno_ret is None
 
 
 @pytest.mark.parametrize(
@@ -76,5 +75,5 @@ def test_an_errno_of_zero_differs_from_none() -> None:
 )
 def test_wrong_types_are_named(profile: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as e:
-        read_seccomp(profile, "linux.seccomp")
+        read_seccomp(profile)
     assert str(e.value).startswith(message)

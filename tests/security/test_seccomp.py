@@ -25,7 +25,7 @@ ALLOW, ERRNO, KILL, NOTIFY, TRACE = 0x7FFF0000, 0x50000, 0, 0x7FC00000, 0x7FF000
 
 
 def plan(profile: dict[str, Any], machine: str = "x86_64") -> SeccompPlan:
-    made = plan_seccomp(read_seccomp(profile, "linux.seccomp"), machine)
+    made = plan_seccomp(read_seccomp(profile), machine)
     assert made is not None
     return made
 
@@ -43,9 +43,9 @@ def arg(index: int, op: str, value: int, value_two: int = 0) -> dict[str, Any]:
 
 
 def test_an_empty_profile_is_no_profile() -> None:
-    assert plan_seccomp(read_seccomp({}, "linux.seccomp"), "x86_64") is None
-    assert plan_seccomp(read_seccomp({"architectures": ["SCMP_ARCH_X86"]}, "linux.seccomp"), "x86_64") is None
-    assert plan_seccomp(read_seccomp({"defaultAction": "SCMP_ACT_ALLOW"}, "linux.seccomp"), "x86_64") is not None
+    assert plan_seccomp(read_seccomp({}), "x86_64") is None
+    assert plan_seccomp(read_seccomp({"architectures": ["SCMP_ARCH_X86"]}), "x86_64") is None
+    assert plan_seccomp(read_seccomp({"defaultAction": "SCMP_ACT_ALLOW"}), "x86_64") is not None
 
 
 @pytest.mark.parametrize(

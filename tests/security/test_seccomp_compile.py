@@ -37,7 +37,7 @@ def library() -> libseccomp.Library:
 
 
 def compiled(library: libseccomp.Library, profile: dict[str, Any]) -> Compiled:
-    plan = plan_seccomp(read_seccomp(profile, "linux.seccomp"), "x86_64")
+    plan = plan_seccomp(read_seccomp(profile), "x86_64")
     assert plan is not None
     return compile_plan(plan, library)
 
@@ -78,7 +78,7 @@ def test_a_profile_that_does_not_fit_is_made_shorter(
     library: libseccomp.Library, monkeypatch: pytest.MonkeyPatch, room: str
 ) -> None:
     """As a list, then without the answer to newer calls; and judged the same but for these."""
-    plan = plan_seccomp(read_seccomp(engine_profile(), "linux.seccomp"), "x86_64")
+    plan = plan_seccomp(read_seccomp(engine_profile()), "x86_64")
     assert plan is not None
     sizes = [len(seccomp_compile._filter(plan, library, as_tree)[0]) // 8 for as_tree in (True, False)]
     stub = len(enosys_stub(seccomp_compile._newest_calls(plan, library))) // 8
@@ -338,7 +338,7 @@ def test_too_long_a_profile_is_refused(library: libseccomp.Library) -> None:
 
 
 def test_an_architecture_that_libseccomp_does_not_know(library: libseccomp.Library) -> None:
-    plan = plan_seccomp(read_seccomp(one_rule("SCMP_ACT_ERRNO"), "linux.seccomp"), "x86_64")
+    plan = plan_seccomp(read_seccomp(one_rule("SCMP_ACT_ERRNO")), "x86_64")
     assert plan is not None
     with pytest.raises(ConfigError, match=r"^linux.seccomp.architectures: libseccomp .* not know .* 0x40001234$"):
         compile_plan(replace(plan, architectures=(X86_64, 0x40001234)), library)

@@ -205,7 +205,7 @@ def test_the_tracker_is_off(ctk: Ctk) -> None:
     assert ctk("gpu-tracker", "disable") == (0, "GPU Tracker is already disabled\n")
     assert ctk("gpu-tracker", "release", "0123abcd") == ctk("gpu-tracker", "init") == (0, "")
     code, said = ctk("gpu-tracker", "enable")
-    assert code == 1 and said.startswith("failed to enable GPU Tracker: gpurun has leases")
+    assert code == 1 and said.startswith("failed to enable GPU Tracker: gpurun uses leases")
     assert ctk("gpu-tracker", "0")[0] == ctk("gpu-tracker", "0", "mine")[0] == 1
 
 

@@ -188,8 +188,8 @@ def test_which_runtime_it_is_like_and_which_is_the_default(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("version = 0", "version: 0 is no version"),
-        ('version = "2"', "version: 2 is no version"),
+        ("version = 0", "version: 0 is not a version"),
+        ('version = "2"', "version: 2 is not a version"),
         ("version = ", "is not TOML"),
         ("version = 2\nplugins = 3", "plugins: is not a table"),
         ("version = 2\nimports = 3", "imports: is not an array"),

@@ -331,7 +331,7 @@ def test_what_user_is_not_for(user: Host, words: tuple[str, ...], said: str) -> 
 
 
 def test_root_has_the_hosts_clients(host: Host) -> None:
-    with pytest.raises(UsageError, match="--user is for the user whose client it is"):
+    with pytest.raises(UsageError, match="--user changes the configuration of the user"):
         call("install", "docker", "--user")
 
 

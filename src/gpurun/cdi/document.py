@@ -266,7 +266,7 @@ def annotation_problem(key: str) -> str:
     if slash:
         labels = prefix.split(".")
         if len(prefix) > 253 or not all(_is_name(label, "-", 63) and label == label.lower() for label in labels):
-            return f'"{prefix}" is no DNS name'
+            return f'"{prefix}" is not a DNS name'
     if not _is_name(name, "-_.", 63):
         return f'"{name}" must be 1 to 63 letters, digits, - _ . with a letter or digit at both ends'
     return ""

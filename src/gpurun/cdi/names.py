@@ -41,7 +41,7 @@ def kind_problem(kind: str) -> str:
     """What is wrong with the kind ``vendor/class``."""
     vendor, slash, cls = kind.partition("/")
     if not slash:
-        return f'"{kind}" is no vendor/class'
+        return f'"{kind}" is not of the form vendor/class'
     return vendor_problem(vendor) or class_problem(cls)
 
 

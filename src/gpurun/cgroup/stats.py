@@ -70,7 +70,7 @@ def stats(read: Read, hugepage_sizes: tuple[str, ...] = ()) -> dict[str, Any]:
         "cpu": _cpu(read),
         "cpuset": _cpuset(read),
         "memory": _memory(read),
-        "pids": _with_limit({"current": _number(read("pids.current"))}, "limit", _number(read("pids.max"), none=0)),
+        "pids": _with_limit({"current": _number(read("pids.current"))}, _number(read("pids.max"), none=0)),
         "blkio": _blkio(read),
         "hugetlb": {size: _hugetlb(read, size) for size in hugepage_sizes},
         "intel_rdt": {},
@@ -80,9 +80,9 @@ def stats(read: Read, hugepage_sizes: tuple[str, ...] = ()) -> dict[str, Any]:
     return {**made, "dmem": dmem} if dmem else made
 
 
-def _with_limit(made: dict[str, Any], name: str, limit: int) -> dict[str, Any]:
+def _with_limit(made: dict[str, Any], limit: int) -> dict[str, Any]:
     """*made* with the limit, which runc leaves out when there is none."""
-    return {**made, name: limit} if limit else made
+    return {**made, "limit": limit} if limit else made
 
 
 def _number(text: str, none: int = UNLIMITED) -> int:
@@ -174,7 +174,7 @@ def _dmem(read: Read) -> dict[str, dict[str, int]]:
     limits = _read_keyed(read("dmem.max"))
     used = _read_keyed(read("dmem.current"))
     told = [name for name, size in used.items() if size or name in limits]
-    return {name: _with_limit({"usage": used[name]}, "limit", limits.get(name, 0)) for name in told}
+    return {name: _with_limit({"usage": used[name]}, limits.get(name, 0)) for name in told}
 
 
 def _hugetlb(read: Read, size: str) -> dict[str, int]:

@@ -105,7 +105,7 @@ def cgroup_path(tree: Tree, cgroups_path: str, container_id: str, own: str) -> s
     named = clean_path(cgroups_path or container_id)
     if named == "/":
         raise ConfigError(
-            "linux.cgroupsPath", f'"{cgroups_path}" is the root of the tree: it must name a cgroup for the container alone'
+            "linux.cgroupsPath", f'"{cgroups_path}" is the root of the tree: it must name a cgroup for this container only'
         )
     if "\n" in named:
         raise ConfigError("linux.cgroupsPath", "contains a newline, which cgroup names cannot have")

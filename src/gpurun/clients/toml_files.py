@@ -335,7 +335,7 @@ def _said(value: Any) -> Any:
 def _version(document: Any, path: str) -> int:
     version = document.get("version", 1)
     if not isinstance(version, int) or version < 1:
-        raise ConfigError(f"{path}: version", f"{version} is no version of containerd's configuration")
+        raise ConfigError(f"{path}: version", f"{version} is not a version of containerd's configuration")
     return int(version)
 
 

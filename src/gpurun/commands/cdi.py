@@ -111,7 +111,7 @@ def _advice(dirs: tuple[str, ...], env: Mapping[str, str]) -> str:
     return ", ".join(said) or f"this host has no GPU that a CDI file could describe{offers_text(env)}"
 
 
-def configured_dirs(env: Mapping[str, str], given: tuple[str, ...] = ()) -> tuple[str, ...]:
+def configured_dirs(env: Mapping[str, str], given: tuple[str, ...]) -> tuple[str, ...]:
     """The directories *given*, else those of the site's configuration, else the usual ones."""
     return given or spec_dirs(read_settings(settings_path(env)), env)
 

@@ -191,11 +191,11 @@ def _cautions(invocation: Invocation, mode: str, spec: CdiSpec, output: str, for
         said.append(f"{output} is written: no runtime reads {given}, whose name ends in neither .json nor .yaml")
     implied = _implied_format(output)
     if form and implied and form != implied:
-        said.append(f"--format {form}: the name {output} says {implied}, and so will its readers think")
+        said.append(f"--format {form}: readers of {output} will expect {implied}, because of its name")
     if mode in _OWN_KIND and spec.kind == "nvidia.com/gpu":
         said.append(
-            f"the kind of these devices is that of GPUs: beside a file of GPUs in one directory {spec.kind}=all counts in "
-            f"neither; {_OWN_KIND[mode]} tells them apart"
+            f"these devices have the kind of GPUs: in one directory with a file of GPUs, neither file's {spec.kind}=all is "
+            f"valid; give them a kind of their own with {_OWN_KIND[mode]}"
         )
     return said
 

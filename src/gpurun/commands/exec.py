@@ -109,7 +109,7 @@ def _sub_cgroup(given: tuple[str, ...]) -> str:
         raise GpurunError("--cgroup can be given once: cgroup v2 has one hierarchy")
     controllers, colon, _ = given[0].partition(":")
     if colon and "/" not in controllers:
-        raise UnsupportedError("--cgroup", f'"{given[0]}" names controllers of cgroup v1; on cgroup v2 give the path alone')
+        raise UnsupportedError("--cgroup", f'"{given[0]}" names controllers of cgroup v1; on cgroup v2 give only the path')
     if not given[0]:
         raise GpurunError("--cgroup must not be empty")
     return given[0]

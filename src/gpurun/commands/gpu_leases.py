@@ -123,7 +123,7 @@ def release(words: tuple[str, ...], env: Mapping[str, str], asked: bool) -> int:
         if not found:
             for lease in store.foreign_leases():
                 if _is_meant(lease, words[0]):
-                    raise GpurunError(f"{clean(words[0])}: the lease is one of user {lease.user}, who can release it")
+                    raise GpurunError(f"{clean(words[0])}: the lease belongs to user {lease.user}: release it as that user")
             raise GpurunError(
                 f"{clean(words[0])}: no container with this id or name has a lease: `gpurun gpu leases` "
                 f"lists those that have one"

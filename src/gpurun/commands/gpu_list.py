@@ -157,7 +157,7 @@ def _add_nvml(answer: Row, gpu_roots: Roots, gpus: tuple[Gpu, ...], held: tuple[
     usage = {str(gpu["busId"]).lower(): gpu for gpu in said["gpus"] if gpu.get("busId")} if said else {}
     using = holders(tuple([(g.node.major, g.node.minor) for g in gpus]), held)
     for row, gpu in zip(answer["gpus"], gpus, strict=True):
-        _add_usage(row, usage.get(gpu.bus_id.lower(), {}), using.get((gpu.node.major, gpu.node.minor), ()), held)
+        _add_usage(row, usage.get(gpu.bus_id.lower(), {}), using.get((gpu.node.major, gpu.node.minor), ()))
     answer["nvml"] = problem
 
 
@@ -229,7 +229,7 @@ def _usage(gpu_roots: Roots) -> tuple[Row | None, str | None]:
         return None, str(e)
 
 
-def _add_usage(row: Row, details: Row, using: tuple[Holder, ...], held: tuple[Held, ...]) -> None:
+def _add_usage(row: Row, details: Row, using: tuple[Holder, ...]) -> None:
     total, used = details.get("memoryTotal"), details.get("memoryUsed")
     row["memory"] = None if total is None else {"total": total, "used": used}
     row["utilization"] = details.get("utilization")

@@ -17,7 +17,7 @@ from gpurun.gpu.nvidia.mig.busy import held
 from gpurun.gpu.nvidia.mig.change_record import DIRECTORY
 from gpurun.invocation import Invocation
 from gpurun.kubernetes.kubelet import KUBELET_DIR
-from gpurun.kubernetes.node_programs import driver_program
+from gpurun.kubernetes.node_programs import nvidia_smi
 from gpurun.kubernetes.pauses import Pauses
 
 TYPE_CHECKING = False
@@ -90,7 +90,7 @@ def _host(invocation: Invocation, root: str) -> MigHost:
 
     # In a pod the node's directory is mounted at its own place, for its root is read-only.
     record = DIRECTORY if root else f"{sysroot}{DIRECTORY}"
-    return MigHost(find_nvml(host.roots), record, driver_program(host, "nvidia-smi"), hold)
+    return MigHost(find_nvml(host.roots), record, nvidia_smi(host), hold)
 
 
 def _reboot(root: str) -> None:

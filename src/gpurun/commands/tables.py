@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 CLEAR = "\x1b[H\x1b[J"
 
 
-def aligned(rows: Sequence[tuple[str, ...]], least: int = 12) -> list[str]:
+def aligned(rows: Sequence[tuple[str, ...]], least: int) -> list[str]:
     """*rows* as lines, columns at least *least* wide and 3 apart, as runc prints them.
 
     What a terminal would obey is escaped.

@@ -101,7 +101,7 @@ def _string(text: str) -> tuple[str, str]:
 
 def _character(code: int) -> str:
     if code == 0 or 0xD800 <= code < 0xE000:
-        raise ValueError(f"{code:x} is no character that a text can have")
+        raise ValueError(f"{code:x} is not a character that a string can hold")
     return chr(code)
 
 

@@ -35,7 +35,7 @@ class Places:
             return ""
 
 
-def examine_rootless(env: Mapping[str, str], nodes: Iterable[str] = (), root: str = "") -> tuple[Finding, ...]:
+def examine_rootless(env: Mapping[str, str], nodes: Iterable[str], root: str = "") -> tuple[Finding, ...]:
     """All findings for the user who calls.  *nodes* are the GPUs' device nodes; *root* is where the host's files are, for
     tests.  Changes nothing, raises nothing.
     """
@@ -51,7 +51,7 @@ def examine_rootless(env: Mapping[str, str], nodes: Iterable[str] = (), root: st
     else:
         text = "this is root: the findings about id ranges, sessions and nodes are a user's, so call it as that user"
         found.append(Finding("user", "note", text))
-    found += [_runtime_dir(env, places, name, uid), *_manager(places, name, uid), _cgroups(env), _fuse(places)]
+    found += [_runtime_dir(env, places, name, uid), *_manager(places, name, uid), _cgroups(), _fuse(places)]
     closed = closed_nodes(nodes)
     if closed:
         found.append(Finding("device nodes", "fail", f"user {name} cannot open all: {closed}"))
@@ -87,7 +87,7 @@ def _mappers(places: Places) -> list[Finding]:
         try:
             mode = os.stat(places.root + path).st_mode
         except OSError:
-            text = "is missing: containers have one user alone: `apt install uidmap` (Fedora: shadow-utils)"
+            text = "is missing: containers have only one user: `apt install uidmap` (Fedora: shadow-utils)"
             found.append(Finding(name, "note", text))
             continue
         if mode & stat.S_ISUID or _has_file_capabilities(places.root + path):
@@ -148,7 +148,7 @@ def _manager(places: Places, name: str, uid: int) -> list[Finding]:
     return [Finding("linger", "note", text)]
 
 
-def _cgroups(env: Mapping[str, str]) -> Finding:
+def _cgroups() -> Finding:
     from gpurun.cgroup.service_manager import wants_user_manager
     from gpurun.cgroup.systemd import find_user_manager
     from gpurun.cgroup.tree import find_tree
@@ -159,7 +159,7 @@ def _cgroups(env: Mapping[str, str]) -> Finding:
         tree = find_tree()
         if tree.bound_to_v1:
             text = (
-                f"cgroup v1 has {', '.join(tree.bound_to_v1)} (a hybrid host), and users get none of v1: no limits without "
+                f"cgroup v1 has {', '.join(tree.bound_to_v1)} (a hybrid host), which users cannot use: no limits without "
                 "root until the host boots with systemd.unified_cgroup_hierarchy=1"
             )
             return Finding(subject, "note", text)
@@ -185,6 +185,6 @@ def _fuse(places: Places) -> Finding:
     if not os.access(path, os.R_OK | os.W_OK, effective_ids=True):
         owner = grp.getgrgid(os.stat(path).st_gid).gr_name
         return Finding(
-            "fuse", "note", f"/dev/fuse opens for the group {owner} alone: `chmod 0666 /dev/fuse`, by an udev rule"
+            "fuse", "note", f"/dev/fuse can be opened only by the group {owner}: `chmod 0666 /dev/fuse`, by an udev rule"
         )
     return Finding("fuse", "ok", "/dev/fuse can be opened")

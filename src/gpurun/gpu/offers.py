@@ -76,7 +76,7 @@ def offers(own_env: Mapping[str, str]) -> tuple[str, ...]:
         f"{_number(count, 'GPU')} of {vendor.title}'s (ask with {vendor.variable})" for vendor, count in counted(own_env)
     ]
     others = [
-        f"{_number(count, 'accelerator')} of {vendor.title}'s that {'is no GPU' if count == 1 else 'are no GPUs'} "
+        f"{_number(count, 'accelerator')} of {vendor.title}'s that {'is not a GPU' if count == 1 else 'are not GPUs'} "
         f"(ask with {vendor.accelerators[0]})"
         for vendor, count in accelerators(own_env)
     ]

@@ -36,7 +36,7 @@ NO_LESSOR = (
     "free GPUs are leased by gpurun as the container's runtime: name the devices here (a hook and CDI files know no "
     "container that a lease could end with)"
 )
-NO_SHARER = "a share of a GPU is given by gpurun as the container's runtime alone, not by a hook"
+NO_SHARER = "a share of a GPU needs gpurun as the container's runtime; a hook cannot give one"
 _SHARE_VARIABLES = ("GPURUN_GPU_MEMORY=", "GPURUN_GPU_THREADS=")
 _SHARE_ANNOTATIONS = (GPU_MEMORY, GPU_THREADS)
 

@@ -104,4 +104,4 @@ def _find(word: str, units: tuple[GpuDevice, ...], own_env: Mapping[str, str]) -
     if not units:
         raise GpuError(f"'{clean(word)}' ({place(EVERY_MAKER)}): {_nothing(own_env)}")
     listed = ", ".join([f"{unit.vendor}:{unit.index} ({unit.key})" for unit in units[:16]])
-    raise GpuError(f"'{clean(word)}' ({place(EVERY_MAKER)}) is no GPU of this host: there are {listed}")
+    raise GpuError(f"'{clean(word)}' ({place(EVERY_MAKER)}) is not a GPU of this host: there are {listed}")

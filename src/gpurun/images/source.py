@@ -21,8 +21,6 @@ _MAX_FILES = 100_000
 _LINE = 4096  # characters of tar's output that are looked at: the rest of a line is a name
 #: Address space for tar(1), in bytes: it keeps a member's extended header in memory, of whatever size that is.
 _TAR_MEMORY = 1 << 30
-_TAR_SAYS = 1 << 20  # bytes of errors, which go to a file: while one of two pipes is read the other one can fill up
-_LIST = ("tar", "--list", "--verbose", "--warning=none", "--numeric-owner", "--quoting-style=escape", "--file")
 
 
 class Source(Record):
@@ -36,7 +34,7 @@ class Source(Record):
     rest: str = ""
 
 
-def read_source(text: str, tag: str = "") -> Source:
+def read_source(text: str, tag: str) -> Source:
     """What *text* names: a path of this host, else ``TRANSPORT:…`` as skopeo takes it; *tag* chooses among several images.
 
     Raises :class:`GpurunError` for what is not there, or has links or special files in it.

@@ -219,7 +219,7 @@ def connect(kubeconfig: str = "") -> Api:
         else:
             config.load_incluster_config(client_configuration=made)
     except Exception as e:  # ConfigException, and whatever a broken file makes the library raise
-        where = f"kubeconfig {given}" if given else "no --kubeconfig, and this is no pod with a service account"
+        where = f"kubeconfig {given}" if given else "there is no --kubeconfig, and this is not a pod with a service account"
         raise GpurunError(f"{where}: {' '.join(str(e).split()) or type(e).__name__}") from None
     made.retries = 0  # whoever calls tries again by itself, and says so
     return Api(client.ApiClient(made), str(made.host))

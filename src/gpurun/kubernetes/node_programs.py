@@ -15,9 +15,9 @@ def driver_root_of(host: NodeHost) -> str:
     return host.roots.sysroot.removeprefix(host.root) + host.roots.driver_root.rstrip("/")
 
 
-def driver_program(host: NodeHost, name: str, path: str = "") -> Program | None:
-    """NVIDIA's program *name*: of the driver's root, else of the node's directories *path*.  Raises :class:`GpurunError`."""
-    return find_driver_program(name, driver_root_of(host), path, host.root)
+def nvidia_smi(host: NodeHost, path: str = "") -> Program | None:
+    """``nvidia-smi``: of the driver's root, else of the node's directories *path*.  Raises :class:`GpurunError`."""
+    return find_driver_program("nvidia-smi", driver_root_of(host), path, host.root)
 
 
 def own_program(host: NodeHost) -> NodeProgram:

@@ -103,14 +103,14 @@ def _why_no_filter(plan: Plan) -> str:
     if not plan.cgroup.path:
         return (
             "all devices are allowed, those of other GPUs too: the program belongs to a cgroup, and this container has none "
-            "of its own; whatever node it can reach or make is decided by permissions and CAP_MKNOD alone"
+            "of its own; only permissions and CAP_MKNOD decide which nodes it can reach or make"
         )
     if not plan.cgroup.program:
         return "all devices are allowed: no program is attached"
     if is_confined() or not has_capabilities(CAP_SYS_ADMIN):
         return (
-            "not enforced: the kernel takes device programs of the host's root alone; the container can make no nodes, and "
-            "the permissions of those that it is given decide"
+            "not enforced: the kernel accepts device programs only from the host's root; the container can make no nodes, "
+            "and the permissions of those that it is given decide"
         )
     return ""
 

@@ -64,6 +64,6 @@ def _capabilities(document: Any) -> tuple[Problem, ...]:
     for kind, names in sets.items() if isinstance(sets, dict) else ():
         for i, name in enumerate(names if isinstance(names, list) else ()):
             if isinstance(name, str) and name not in NAMES:
-                what = f'"{name}" is no capability, and ignored{likely(name, tuple(NAMES))}'
+                what = f'"{name}" is not a capability and is ignored{likely(name, tuple(NAMES))}'
                 found.append(Problem(f"process.capabilities.{kind}[{i}]", what, fatal=False))
     return tuple(found)

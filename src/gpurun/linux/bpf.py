@@ -47,12 +47,9 @@ def _bpf(command: int, attr: Any, size: int) -> int:
 NAME = "gpurun_devices"
 
 
-def prog_load(instructions: bytes, name: str = NAME, license: bytes = b"Apache-2.0") -> int:
-    """Load a BPF_PROG_TYPE_CGROUP_DEVICE program (an array of struct bpf_insn); returns its descriptor.
-
-    *name* (at most 15 letters, digits, ``_`` or ``.``) is what bpftool shows.
-    """
-    code, text = buffer(instructions), buffer(license + b"\0")
+def prog_load(instructions: bytes) -> int:
+    """Load a BPF_PROG_TYPE_CGROUP_DEVICE program (an array of struct bpf_insn); returns its descriptor."""
+    code, text = buffer(instructions), buffer(b"Apache-2.0\0")
     attr = pack(
         "=IIQQIIQII16s",
         BPF_PROG_TYPE_CGROUP_DEVICE,
@@ -64,7 +61,7 @@ def prog_load(instructions: bytes, name: str = NAME, license: bytes = b"Apache-2
         0,  # log_buf
         0,  # kern_version
         0,  # prog_flags
-        name.encode()[:15],
+        NAME.encode(),
     )
     for attempt in range(_LOAD_ATTEMPTS):
         try:

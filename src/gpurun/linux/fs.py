@@ -45,12 +45,12 @@ O_NOFOLLOW = posix.O_NOFOLLOW
 O_DIRECTORY = posix.O_DIRECTORY
 
 
-def openat2(dir_fd: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
+def openat2(dir_fd: int, path: str, flags: int, resolve: int) -> int:
     """openat2(2): open *path* relative to *dir_fd* under the *resolve* rules; the descriptor is close-on-exec.
 
     EAGAIN (a rename raced with ``..`` under RESOLVE_IN_ROOT) is retried a bounded number of times, as the man page asks.
     """
-    how = pack("QQQ", flags | O_CLOEXEC, mode, resolve)
+    how = pack("QQQ", flags | O_CLOEXEC, 0, resolve)
     name = cstring(path)
     for attempt in range(128):
         try:

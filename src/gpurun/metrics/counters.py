@@ -67,7 +67,7 @@ class Counters(Record):
     def chosen(self, samples: Iterable[Sample]) -> list[Sample]:
         """Those of *samples* that the file names, in its order and words.
 
-        What is no field of DCGM's stays as it is, unless the file names figures of that maker's exporter.
+        What is not a field of DCGM's stays as it is, unless the file names figures of that maker's exporter.
         """
         found: dict[str, list[Sample]] = {}
         for sample in samples:
@@ -108,7 +108,7 @@ def counters(data: bytes, source: str, metrics: Collection[str], labels: Collect
         name, kind, help_text = [_unquoted(part).strip(" ") for part in parts.groups()]
         field = LEGACY.get(name, name)
         if not _NAME.fullmatch(field):
-            raise ConfigError(where, f'"{clean(name, 80)}" is no field of DCGM')
+            raise ConfigError(where, f'"{clean(name, 80)}" is not a field of DCGM')
         if kind not in ("gauge", "counter", "label"):
             raise ConfigError(where, f'"{clean(kind, 80)}" is not gauge, counter or label')
         named.add(field)
@@ -116,7 +116,7 @@ def counters(data: bytes, source: str, metrics: Collection[str], labels: Collect
             other = field in (metrics if kind == "label" else labels)
             why = f"cannot be had without {'DCGM' if field.startswith(_MAKERS[0]) else 'the library of its maker'}"
             if other:
-                why = "is no label here" if kind == "label" else "is only a label"
+                why = "is not a label" if kind == "label" else "is only a label"
             warnings.append(f"{where}: {name} {why} and is left out")
         elif name in [one.name for one in made] or (kind == "label" and field in kept):
             warnings.append(f"{where}: {name} is there already, this line is left out")

@@ -47,7 +47,7 @@ class Passwords:
         self._waiting = threading.BoundedSemaphore(_WAITING)
         self._known: dict[bool, dict[bytes, None]] = {True: {}, False: {}}
         if self._hash(b"", _SETTING) is None:
-            raise GpurunError("basic_auth_users: the libcrypt of this system knows no bcrypt: install libxcrypt")
+            raise GpurunError("basic_auth_users: the libcrypt of this system does not support bcrypt: install libxcrypt")
 
     def good(self, users: tuple[tuple[str, str], ...], header: str) -> bool:
         """Whether the Authorization *header* has the name and the password of one of *users* (name, bcrypt hash).

@@ -45,7 +45,7 @@ def _version(value: object) -> object:
 def _client_auth(value: object) -> object:
     if value in _UNVERIFIED:
         raise ValueError(
-            f"{value} asks for a certificate that nobody verifies, which keeps nobody out: use RequireAndVerifyClientCert "
+            f"{value} asks for a certificate but does not verify it, so anyone can connect: use RequireAndVerifyClientCert "
             "with client_ca_file"
         )
     return value or "NoClientCert"
@@ -61,7 +61,7 @@ def _header(value: object) -> object:
     if isinstance(value, dict):
         for name, text in value.items():
             if name not in _HEADERS:
-                raise ValueError(f"{name!r} is no header that can be set; those are {', '.join(_HEADERS)}")
+                raise ValueError(f"{name!r} cannot be set; the headers that can be set are {', '.join(_HEADERS)}")
             if not isinstance(text, str) or not text.isprintable() or not text.isascii():
                 raise ValueError(f"{name} must be a text of printable ASCII characters")
             if text and _HEADERS[name] and text not in _HEADERS[name]:

@@ -144,7 +144,7 @@ def _told_of_lost(path: str) -> tuple[str, ...]:
 
 def _lost(how: str, rootfs: str) -> Stays:
     image = f"the rootfs {rootfs}" if rootfs else "its rootfs"
-    return Stays(f"the journal of what was made in {image} {how}, and what it does not tell any more stays there")
+    return Stays(f"the journal of what was made in {image} {how}, and what it no longer lists stays there")
 
 
 def _still_it(path: str, rootfs: str, rest: bytes) -> bool:

@@ -71,7 +71,7 @@ def mount_all(
                 if fd < 0:
                     continue
             else:
-                fd = _new_filesystem(root_fd, root, step, cgroup)
+                fd = _new_filesystem(root_fd, step, cgroup)
             for flag, recursive in step.options.propagation:
                 lm.mount_setattr(fd, propagation=flag, recursive=recursive)
             if step.options.rec_set or step.options.rec_clr:
@@ -175,7 +175,7 @@ def _check_proc_target(root: str, target: int, step: MountStep, tree: int) -> No
         raise GpurunError(f'{step.where}: "{step.destination}" cannot be mounted because it is inside /proc')
 
 
-def _new_filesystem(root_fd: int, root: str, step: MountStep, cgroup: str) -> int:
+def _new_filesystem(root_fd: int, step: MountStep, cgroup: str) -> int:
     options = step.options
     if step.kind == "cgroup" and cgroup:
         return _bind_cgroup(root_fd, step, cgroup)
@@ -274,7 +274,7 @@ def _ordinary_directory(root_fd: int, step: MountStep) -> int:
         if e.errno not in (ELOOP, ENOTDIR):
             raise
         raise GpurunError(
-            f'{step.where}: filesystem "{step.kind}" must be mounted on ordinary directory, "{step.destination}" is none'
+            f'{step.where}: filesystem "{step.kind}" must be mounted on ordinary directory, "{step.destination}" is not one'
         ) from None
 
 

@@ -157,8 +157,8 @@ def _remedy(plan: NamespacePlan, errno: int | None) -> str:
         return ""
     if plan.new & CLONE_NEWUSER:
         return (
-            "this host lets nobody without privilege make user namespaces (kernel.unprivileged_userns_clone, "
-            "kernel.apparmor_restrict_unprivileged_userns), or gpurun runs in a chroot, where the kernel makes none"
+            "this host does not let unprivileged users create user namespaces (kernel.unprivileged_userns_clone, "
+            "kernel.apparmor_restrict_unprivileged_userns), or gpurun runs in a chroot, where the kernel refuses them"
         )
     return (
         "this takes CAP_SYS_ADMIN: run gpurun as root, or give the container a user namespace "

@@ -33,7 +33,7 @@ def _env(entry: str) -> str:
 def _version(text: str) -> str:
     major, *rest = text.partition("-")[0].partition("+")[0].split(".")
     if major != "1" or len(rest) != 2 or not all(r.isdecimal() for r in rest):
-        return f'"{text}" is no version of the specification like 1.2.0: `create` and runc take it all the same'
+        return f'"{text}" is not a version of the specification, such as 1.2.0: `create` and runc accept it anyway'
     return ""
 
 

@@ -51,8 +51,9 @@ class Seccomp(Record):
     syscalls: tuple[SeccompSyscall, ...] = ()
 
 
-def read_seccomp(obj: dict[str, Any], where: str) -> Seccomp:
-    """The profile *obj* at the JSON path *where*; raises :class:`gpurun.errors.ConfigError` naming what is wrong."""
+def read_seccomp(obj: dict[str, Any]) -> Seccomp:
+    """The profile *obj* of ``linux.seccomp``; raises :class:`gpurun.errors.ConfigError` naming what is wrong."""
+    where = "linux.seccomp"
     return Seccomp(
         default_action=get_string(obj, "defaultAction", where),
         default_errno_ret=get_int(obj, "defaultErrnoRet", where, 0, UINT32_MAX),

@@ -109,8 +109,9 @@ class SeccompPlan(Record):
     agent_needed: bool = False  # whether some system call waits for the agent's answer
 
 
-def plan_seccomp(profile: Seccomp, machine: str, where: str = "linux.seccomp") -> SeccompPlan | None:
+def plan_seccomp(profile: Seccomp, machine: str) -> SeccompPlan | None:
     """The plan of *profile* on *machine* (``uname -m``), None for an empty one; raises :class:`ConfigError`."""
+    where = "linux.seccomp"
     if not profile.default_action and not profile.syscalls:
         return None
     default = _action(profile.default_action, profile.default_errno_ret, where, "defaultAction", "defaultErrnoRet")

@@ -27,7 +27,7 @@ _CDI_FILE = "/etc/cdi/amd.json"
 #: AMD's tracker of who has which GPU is off unless somebody turns it on; gpurun's leases are in its place.
 _TRACKER_OFF = "GPU Tracker is disabled"
 _LEASES = (
-    "gpurun has leases in the place of the GPU tracker: a container with AMD_VISIBLE_DEVICES=free gets a GPU for itself, "
+    "gpurun uses leases instead of the GPU tracker: a container with AMD_VISIBLE_DEVICES=free gets a GPU for itself, "
     "and `gpurun gpu leases` shows who has which"
 )
 

@@ -101,7 +101,7 @@ def device_ids(given: list[str]) -> tuple[str, ...]:
     ids = [device for value in given for device in value.split(",") if device]
     for device in ids:
         if device in ("none", "void") or "=" in device:
-            raise StageError("device", f"{device}: unknown device (without --device there is the driver alone)")
+            raise StageError("device", f"{device}: unknown device (without --device only the driver is added)")
     return ("all",) if any(device.lower() == "all" for device in ids) else tuple(ids)
 
 

@@ -149,7 +149,7 @@ def configure(context: click.Context, /, **options: Any) -> None:
 
 @program.group("config", invoke_without_command=True, context_settings=_SETTINGS)
 @click.option("--config-file", "--config", "-c", "path", default="", help="The toolkit's config.toml.")
-@click.option("--set", "sets", multiple=True, help="KEY=VALUE; a switch alone is true. May be given again.")
+@click.option("--set", "sets", multiple=True, help="KEY=VALUE; a key without a value is true. May be given again.")
 @click.option("--set-list-separator", "separator", default=":", help="Between the items of a list.")
 @click.option("--in-place", "-i", is_flag=True, help="Write the file that was read.")
 @click.option("--output", "-o", default="", help="Write this file (else stdout).")
@@ -167,7 +167,7 @@ def config(context: click.Context, path: str, sets: tuple[str, ...], separator: 
 
 @config.command("default")
 @click.option("--output", "-o", default="", help="Write this file (else stdout).")
-@click.option("--set", "sets", multiple=True, help="KEY=VALUE; a switch alone is true. May be given again.")
+@click.option("--set", "sets", multiple=True, help="KEY=VALUE; a key without a value is true. May be given again.")
 @click.option("--set-list-separator", "separator", default=":", help="Between the items of a list.")
 @click.pass_context
 def default_config(context: click.Context, output: str, sets: tuple[str, ...], separator: str) -> None:

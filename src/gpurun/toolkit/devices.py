@@ -67,7 +67,7 @@ def control_nodes(roots: Roots) -> tuple[Node, ...]:
     if not how and "nvidia" not in majors and "nvidia-frontend" not in majors:
         raise GpuError(f"NVIDIA driver not loaded: {roots.sysroot}/proc/devices has no nvidia: `modprobe nvidia`")
     if how.get("ModifyDeviceFiles") == "0":
-        raise GpuError("ModifyDeviceFiles is 0: the administrator makes this host's device nodes, and nobody else may")
+        raise GpuError("ModifyDeviceFiles is 0: only the administrator may make this host's device nodes")
     nvidia = nvidia_major(majors)
     found = [("nvidiactl", nvidia, MINOR_CTL)]
     if "nvidia-modeset" in majors:

@@ -120,7 +120,7 @@ def uninstall(invocation: Invocation) -> int:
     program = own_path()
     noted = [entry for entry in ledger.entries() if entry.program == program]
     if not noted:
-        _say("nothing is noted that `install` of this program has told a client")
+        _say("there is no record of a client that `install` of this program has configured")
         return 0
     asked = _read_restart(invocation, {"docker"} if invocation.flag(restart.RELOAD) else {entry.client for entry in noted})
     failed = []
@@ -215,7 +215,7 @@ def _setup(invocation: Invocation) -> tuple[str, Setup]:
         if config:
             raise UsageError("--user and --config exclude each other: --user means the usual file of the user")
         if os.geteuid() == 0:
-            raise UsageError("--user is for the user whose client it is: call it as that user")
+            raise UsageError("--user changes the configuration of the user who runs the command: run it as that user")
         config = user_file(client)
     return what, Setup(client, entry, config, invocation.option("drop-in"))
 

@@ -22,10 +22,10 @@ class NvmlAnswer(Record):
     problem: str = ""
 
 
-def ask_nvml(roots: Roots, what: str = DEVICES) -> NvmlAnswer:
+def ask_nvml(roots: Roots) -> NvmlAnswer:
     """NVML's answer for the driver below *roots*; raises nothing."""
     try:
-        answer = query(find_nvml(roots), what)
+        answer = query(find_nvml(roots), DEVICES)
     except GpurunError as e:
         return NvmlAnswer({}, "", str(e))
     gpus = {str(gpu["busId"]).lower(): gpu for gpu in answer["gpus"] if gpu.get("busId")}

@@ -21,7 +21,7 @@ from gpurun.security.seccomp import SeccompPlan, plan_seccomp
 
 def plan(**more: Any) -> SeccompPlan:
     profile = {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir"], "action": "SCMP_ACT_ERRNO"}], **more}
-    made = plan_seccomp(read_seccomp(profile, "linux.seccomp"), os.uname().machine)
+    made = plan_seccomp(read_seccomp(profile), os.uname().machine)
     assert made is not None
     return made
 

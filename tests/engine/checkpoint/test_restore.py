@@ -47,5 +47,5 @@ def test_a_directory_without_a_checkpoint(kind: str, tmp_path: Path) -> None:
     elif kind == "file":
         path.write_text("")
     create = CreateOptions("one", str(tmp_path), str(tmp_path / "root"))
-    with pytest.raises(GpurunError, match=r"image is no checkpoint, there is no inventory.img in it: --image-path names"):
+    with pytest.raises(GpurunError, match=r"image is not a checkpoint \(it has no inventory.img\): --image-path must name"):
         restore.restore(RestoreOptions(create, CriuOptions(str(path))))

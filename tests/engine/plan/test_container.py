@@ -98,7 +98,7 @@ def with_mount(**mount: Any) -> dict[str, Any]:
         (
             "linux.cgroupsPath",
             "/..",
-            'linux.cgroupsPath: "/.." is the root of the tree: it must name a cgroup for the container alone',
+            'linux.cgroupsPath: "/.." is the root of the tree: it must name a cgroup for this container only',
         ),
         ("linux.netDevices", {"a/b": {}}, 'linux.netDevices.a/b: invalid network device name "a/b"'),
         ("linux.netDevices", {"eth0": 1}, "linux.netDevices.eth0: must be an object, not a number"),

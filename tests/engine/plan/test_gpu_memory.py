@@ -81,7 +81,7 @@ def test_a_share_that_the_kernel_keeps() -> None:
     assert kernel_limits(share, "GPU 0", "0000:03:00.0", CAPACITY) == ((REGION, 1 << 30),)
     with pytest.raises(GpuError, match=r"^process.env GPURUN_GPU_MEMORY: nothing limits the memory of GPU 0: "):
         kernel_limits(share, "GPU 0", "0000:04:00.0", CAPACITY)
-    with pytest.raises(GpuError, match=r"nothing limits the threads of GPU 0: ask for a share of its memory alone"):
+    with pytest.raises(GpuError, match=r"nothing limits the threads of GPU 0: ask only for a share of its memory"):
         kernel_limits(replace(share, threads=50), "GPU 0", "0000:03:00.0", CAPACITY)
 
 

@@ -52,7 +52,7 @@ def _hidden(dev: Path) -> None:
             lambda dev: os.chown(dev / "dri/renderD129", 0, 0),
             "groups of AMD's nodes",
             "note",
-            "renderD129, so in a container root",
+            "renderD129, so in a container only root can",
         ),
         (_hidden, "AMD's GPUs", "note", "0000:63:00.0 has display nodes and none of KFD"),
     ],

@@ -65,11 +65,11 @@ def test_links_have_weights_and_types(tmp_path: Path) -> None:
     amd.mi210(tmp_path)
     gpus = amd_gpus(str(tmp_path))
     found = links(str(tmp_path), gpus)
-    hives = {gpu.index: gpu.hive for gpu in gpus}
+    hives = {gpu.index: gpu.kfd.value("hive_id") for gpu in gpus}
     assert len(set(hives.values())) == 2
     for gpu in gpus:
         expected = [
-            (peer.index, XGMI, 15) if hives[peer.index] == gpu.hive else (peer.index, PCIE, 72)
+            (peer.index, XGMI, 15) if hives[peer.index] == hives[gpu.index] else (peer.index, PCIE, 72)
             for peer in gpus
             if peer.index != gpu.index
         ]

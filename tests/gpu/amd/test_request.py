@@ -157,7 +157,7 @@ def test_free_gpus_of_amd_under_either_variable(host: Host, env: str) -> None:
 
 def test_free_gpus_of_a_maker_that_is_none(host: Host) -> None:
     seen, allocate = choosing()
-    with pytest.raises(GpurunError, match="names none of nvidia, amd"):
+    with pytest.raises(GpurunError, match="must be one of nvidia, amd"):
         asked(host, "AMD_VISIBLE_DEVICES=free;vendor=voodoo", allocate=allocate)
     with pytest.raises(GpuError, match="leased by gpurun as the container's runtime"):
         asked(host, "AMD_VISIBLE_DEVICES=free")

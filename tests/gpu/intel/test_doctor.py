@@ -119,7 +119,12 @@ def _without_drm(dev: Path) -> None:
         ),
         (lambda dev: (dev / "dri/card1").unlink(), "Intel's device nodes", "fail", "the host lacks "),
         (lambda dev: (dev / "dri/renderD128").chmod(0o600), "groups of Intel's nodes", "note", 'GROUP="render"'),
-        (lambda dev: os.chown(dev / "dri/renderD128", 0, 0), "groups of Intel's nodes", "note", "no group but root's opens"),
+        (
+            lambda dev: os.chown(dev / "dri/renderD128", 0, 0),
+            "groups of Intel's nodes",
+            "note",
+            "only root or its",
+        ),
         (_without_drm, "Intel's GPUs", "fail", "none has device nodes"),
     ],
 )

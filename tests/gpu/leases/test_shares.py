@@ -202,7 +202,7 @@ def test_a_gpu_that_somebody_has_by_name(runtime: Runtime, bundle: MakeBundle, m
     site = tmp_path / "site.toml"
     site.write_text('[leases]\nshared = "refuse"\n')
     text = refused(runtime, bundle(), host, "30", site=str(site), memory="1GiB")
-    assert "and this site shares no GPU that somebody has" in text
+    assert "and this site does not share a GPU that is in use" in text
     one = runtime.start(asking(bundle(), "31", "echo ready; exec sleep 600", memory="1GiB"), env=env)
     one.wait_for("ready")
     text = refused(runtime, bundle(), host, "31", site=str(site))
@@ -332,7 +332,7 @@ def test_a_supervisor_that_is_killed(start: Start, host: SimulatedDriver) -> Non
 def test_attach_and_checkpoint_say_no(runtime: Runtime, start: Start, host: SimulatedDriver, tmp_path: Path) -> None:
     one = start("0", memory="1GiB")
     result = runtime("gpu", "attach", one.id, "1", env=ENVIRONMENT | host.env)
-    assert result.rc == 1 and "has a share of a GPU: its programs see the GPU of their MPS daemon alone" in result.text
+    assert result.rc == 1 and "has a share of a GPU: its programs see only the GPU of their MPS daemon" in result.text
     criu = tmp_path / "criu"
     criu.write_text("#!/bin/sh\n")
     criu.chmod(0o755)

@@ -50,7 +50,7 @@ def test_an_excluded_gpu_is_not_among_all(host: SimulatedDriver, name: str) -> N
 
 
 def test_all_of_them_excluded(host: SimulatedDriver) -> None:
-    with pytest.raises(GpuError, match=r"none of all GPUs is left .*config.toml excludes it"):
+    with pytest.raises(GpuError, match=r"no GPU is left .*config.toml excludes it"):
         given(host, Settings(excluded_devices=("0", "1", "2")), "NVIDIA_VISIBLE_DEVICES=all")
 
 

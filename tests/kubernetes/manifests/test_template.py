@@ -63,7 +63,7 @@ def test_rendering(text: str, wanted: str) -> None:
         ("{{ $missing }}", "there is no variable $missing"),
         ('{{ fail "not so" }}', "not so"),
         ('{{ required "name it" .a.nothing }}', "name it"),
-        ("{{ .a | .b }}", "which is no function"),
+        ("{{ .a | .b }}", "which is not a function"),
         ("{{ index .a.many 7 }}", "index: there is no 7"),
         ('{{ semverCompare "~1.2" "1.2.3" }}', "cannot compare"),
     ],

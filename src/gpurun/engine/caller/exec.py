@@ -337,7 +337,7 @@ def _send_listener(state: store.State, root: str, pid: int, listener: int) -> No
     from gpurun.security.seccomp import plan_seccomp
 
     seccomp = _saved_config(root, state.id).linux.seccomp or {}
-    plan = plan_seccomp(read_seccomp(seccomp, "linux.seccomp"), posix.uname().machine)
+    plan = plan_seccomp(read_seccomp(seccomp), posix.uname().machine)
     if plan is not None:
         send_listener(plan, pid, listener, store.state_json(state, "running"))
 

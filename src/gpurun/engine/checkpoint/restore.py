@@ -112,7 +112,7 @@ def _check_images(path: str) -> None:
     except OSError as e:
         if e.errno not in (ENOENT, ENOTDIR):
             raise StepError("read", f"{path}/inventory.img", e.errno) from None
-        text = "is no checkpoint, there is no inventory.img in it: --image-path names the directory that `checkpoint` wrote"
+        text = "is not a checkpoint (it has no inventory.img): --image-path must name the directory that `checkpoint` wrote"
         raise GpurunError(f"{path} {text}") from None
 
 

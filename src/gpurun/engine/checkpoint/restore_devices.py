@@ -61,8 +61,8 @@ def check_devices(plan: Plan, saved: SavedDevices | None, config: Config) -> Non
         lost = [name for _, name in saved.gpus if name not in names]
         if lost:
             raise GpuError(
-                f"when it was saved, {saved.computing}: its programs go on with the same GPUs alone, and the container "
-                f"would not get {lost[0]} (CRIU's CUDA plugin has no device map)"
+                f"when it was saved, {saved.computing}: its programs can continue only with the same GPUs, and the "
+                f"container would not get {lost[0]} (CRIU's CUDA plugin has no device map)"
             )
     brought = {*sources(plan), *[step.destination for step in plan.init.mounts]}
     missing = [path for path in saved.used if path not in brought]

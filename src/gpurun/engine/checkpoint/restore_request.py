@@ -72,7 +72,7 @@ def map_gpus(
         raise GpurunError(f"{where}: the container that was saved had no GPU")
     value = _value(config)
     if value in _NONE:
-        raise ConfigError("process.env", f"{where} replaces GPUs that {DEVICES} names, and it names none")
+        raise ConfigError("process.env", f"{where} replaces the GPUs in {DEVICES}, but that variable names none")
     if is_free(value):
         raise ConfigError("process.env", f"{DEVICES}={clean(value)}: free GPUs are chosen anew: leave {where} out")
     names = {str(index): name for index, name in reversed(saved.gpus)}  # NVIDIA's come first, and an index is theirs

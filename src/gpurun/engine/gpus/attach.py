@@ -172,7 +172,7 @@ def _edits(one: Running, devices: tuple[str, ...], capabilities: str, granted: l
     if may_share(one.config.process.env, one.config.annotations) and read_share(
         one.config.process.env, one.config.annotations
     ):
-        raise ConfigError("gpu attach", f"{one.id} has a share of a GPU: its programs see the GPU of their MPS daemon alone")
+        raise ConfigError("gpu attach", f"{one.id} has a share of a GPU: its programs see only the GPU of their MPS daemon")
     wanted = capabilities or env.get(DRIVER_CAPABILITIES, "")
     variables = [vendor.variable for vendor in VENDORS]
     others = [f"{name}={value}" for name, value in env.items() if name not in (*variables, DRIVER_CAPABILITIES)]

@@ -44,7 +44,7 @@ def take_away(directory: str) -> tuple[str, ...]:
     try:
         set_memory_limits(root, cgroup, tuple([MemoryLimit(gpu, NO_LIMIT, library=library) for gpu in gpus]))
     except GpuError as e:
-        return (f"what is kept of the GPU's memory for {cgroup} stays kept in the cgroups above it: {e}",)
+        return (f"the GPU's memory that is reserved for {cgroup} stays reserved in the cgroups above it: {e}",)
     return ()
 
 

@@ -144,7 +144,7 @@ class Sharing:
             who = " to variables: ask by annotation" if policy.allow == "annotations" else ""
             raise ConfigError(share.source, f"this site does not allow shares of a GPU{who} ({path}: shares.allow)")
         if posix.geteuid() != 0 or procfs.in_user_namespace():
-            text = "a share of a GPU takes root of the host, whose MPS daemon and shared memory it is"
+            text = "a share of a GPU needs root of the host, because it uses the host's MPS daemon and shared memory"
             raise ConfigError(share.source, text)
         return policy
 

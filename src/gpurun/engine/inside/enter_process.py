@@ -160,7 +160,7 @@ def become_process(process: ProcessPlan, env: dict[str, str]) -> str:
                 "set the additional groups",
                 str(list(process.groups)),
                 EPERM,
-                "a user namespace whose map has the caller's group alone may set none (user_namespaces(7)): map more groups "
+                "a user namespace that maps only the caller's group may not set any (user_namespaces(7)): map more groups "
                 "(newgidmap, /etc/subgid), leave process.user.additionalGids out, or keep the caller's groups "
                 '(the annotation "run.oci.keep_original_groups": "1")',
             ) from None

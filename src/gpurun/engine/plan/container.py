@@ -267,7 +267,7 @@ def _seccomp(config: Config, host: Host) -> SeccompPlan | None:
     from gpurun.oci.seccomp import read_seccomp
     from gpurun.security.seccomp import plan_seccomp
 
-    plan = plan_seccomp(read_seccomp(profile, "linux.seccomp"), host.machine)
+    plan = plan_seccomp(read_seccomp(profile), host.machine)
     if plan is not None and config.annotations.get(CRUN_SECCOMP_UNKNOWN, "0") != "0":  # as with crun
         return replace(plan, refuse_unknown=True)
     return plan

@@ -117,7 +117,7 @@ def plan_exec(
         env += options.env
     given = replace(given, env=env)
     its_host = ProcessHost(host.last_cap, host.apparmor, host.selinux)
-    process, warnings = plan_process(given, its_host, groups=edits[1], linux=config.linux)
+    process, warnings = plan_process(given, its_host, edits[1], config.linux)
     if config.keep_groups:
         process = replace(process, groups=None)
     affinity = (b"", b"")

@@ -29,7 +29,7 @@ def plan_gpu_memory(limits: tuple[MemoryLimit, ...], tree: Tree) -> tuple[Cgroup
         if one.library and tree.root != UNIFIED_MOUNTPOINT:
             raise ConfigError(
                 one.where,
-                f"the driver limits the memory of a cgroup below {UNIFIED_MOUNTPOINT} alone, "
+                f"the driver limits memory only for a cgroup below {UNIFIED_MOUNTPOINT}, "
                 f"and this host has its cgroup v2 at {tree.root}: boot with systemd.unified_cgroup_hierarchy=1",
             )
     return writes

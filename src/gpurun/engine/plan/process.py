@@ -41,13 +41,13 @@ class ProcessHost(Record):
 
 
 def plan_process(
-    process: Process, host: ProcessHost, where: str = "process", groups: tuple[int, ...] = (), linux: Linux | None = None
+    process: Process, host: ProcessHost, groups: tuple[int, ...], linux: Linux | None
 ) -> tuple[ProcessPlan, tuple[str, ...]]:
     """The plan of *process* and the warnings it gives rise to; raises :class:`ConfigError`.
 
     *groups* are added by device edits; *linux* has what else places the process (personality, memoryPolicy).
     """
-    _check_program(process, where)
+    _check_program(process)
     masks = None
     warnings: tuple[str, ...] = ()
     if process.capabilities is not None:
@@ -55,21 +55,21 @@ def plan_process(
     if process.apparmor_profile or process.selinux_label:
         from gpurun.security.lsm import check_apparmor, check_selinux
 
-        check_apparmor(process.apparmor_profile, f"{where}.apparmorProfile", host.apparmor)
-        check_selinux(process.selinux_label, f"{where}.selinuxLabel", host.selinux)
+        check_apparmor(process.apparmor_profile, "process.apparmorProfile", host.apparmor)
+        check_selinux(process.selinux_label, "process.selinuxLabel", host.selinux)
     knobs = None
     placed = linux is not None and (linux.personality is not None or linux.memory_policy is not None)
     if placed or process.scheduler is not None or process.io_priority is not None or process.exec_cpu_affinity is not None:
         from gpurun.engine.plan.scheduling import exec_affinity, plan_knobs
 
-        exec_affinity(process, where)  # for exec alone, but a mistake in it is told now
-        knobs, more = plan_knobs(process, linux, where)
+        exec_affinity(process)  # for exec alone, but a mistake in it is told now
+        knobs, more = plan_knobs(process, linux)
         warnings += more
     user = process.user
     return (
         ProcessPlan(
             args=process.args,
-            env=plan_env(process.env, f"{where}.env"),
+            env=plan_env(process.env, "process.env"),
             cwd=process.cwd,
             uid=user.uid,
             gid=user.gid,
@@ -78,7 +78,7 @@ def plan_process(
             capabilities=masks,
             no_new_privileges=process.no_new_privileges,
             oom_score_adj=process.oom_score_adj,
-            rlimits=_plan_limits(process, where),
+            rlimits=_plan_limits(process),
             last_cap=host.last_cap,
             terminal=process.terminal,
             console_size=process.console_size,
@@ -90,20 +90,20 @@ def plan_process(
     )
 
 
-def _check_program(process: Process, where: str) -> None:
+def _check_program(process: Process) -> None:
     if not process.cwd:
-        raise ConfigError(f"{where}.cwd", "Cwd property must not be empty")
+        raise ConfigError("process.cwd", "Cwd property must not be empty")
     if not process.cwd.startswith("/"):
-        raise ConfigError(f"{where}.cwd", "Cwd must be an absolute path")
+        raise ConfigError("process.cwd", "Cwd must be an absolute path")
     if not process.args:
-        raise ConfigError(f"{where}.args", "args must not be empty")
+        raise ConfigError("process.args", "args must not be empty")
 
 
-def _plan_limits(process: Process, where: str) -> tuple[tuple[int, int, int], ...]:
+def _plan_limits(process: Process) -> tuple[tuple[int, int, int], ...]:
     """(RLIMIT_* number, soft, hard) of each limit."""
     limits: dict[int, tuple[int, int, int]] = {}
     for i, limit in enumerate(process.rlimits):
-        at = f"{where}.rlimits[{i}]"
+        at = f"process.rlimits[{i}]"
         if limit.type not in RLIMITS:
             known = ", ".join(sorted(RLIMITS))
             raise ConfigError(f"{at}.type", f'wrong rlimit value: "{clean(limit.type)}" (known are {known})')

@@ -57,7 +57,7 @@ MEMORY_POLICY_FLAGS = {
 _MIN_DEADLINE_RUNTIME = 1024  # nanoseconds; the kernel counts in units of 2^10
 
 
-def plan_knobs(process: Process, linux: Linux | None = None, where: str = "process") -> tuple[Knobs, tuple[str, ...]]:
+def plan_knobs(process: Process, linux: Linux | None) -> tuple[Knobs, tuple[str, ...]]:
     """The knobs of *process* and, for the container's first process, of *linux*; and warnings.
 
     Raises :class:`ConfigError` for unknown names and values that the kernel could only refuse.  Returns (knobs, warnings).
@@ -69,19 +69,19 @@ def plan_knobs(process: Process, linux: Linux | None = None, where: str = "proce
     if linux is not None and linux.memory_policy is not None:
         policy = _memory_policy(linux.memory_policy)
     return Knobs(
-        scheduler=None if process.scheduler is None else _scheduler(process.scheduler, f"{where}.scheduler"),
-        io_priority=None if process.io_priority is None else _io_priority(process.io_priority, f"{where}.ioPriority"),
+        scheduler=None if process.scheduler is None else _scheduler(process.scheduler, "process.scheduler"),
+        io_priority=None if process.io_priority is None else _io_priority(process.io_priority, "process.ioPriority"),
         personality=persona,
         memory_policy=policy,
     ), warnings
 
 
-def exec_affinity(process: Process, where: str = "process") -> tuple[bytes, bytes]:
+def exec_affinity(process: Process) -> tuple[bytes, bytes]:
     """``execCPUAffinity`` as CPU masks (initial, final), empty for none: what ``exec`` runs on before and after it has
     entered the container's cgroup.  The container's first process has no part in it (config.md)."""
     if process.exec_cpu_affinity is None:
         return b"", b""
-    at = f"{where}.execCPUAffinity"
+    at = "process.execCPUAffinity"
     masks = [
         bit_mask(_numbers(get_string(process.exec_cpu_affinity, key, at), child(at, key))) for key in ("initial", "final")
     ]

@@ -77,11 +77,6 @@ class AmdGpu(Record):
         return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
     @property
-    def hive(self) -> int:
-        """The number of its XGMI hive, 0 for none."""
-        return self.kfd.value("hive_id")
-
-    @property
     def compute_units(self) -> int:
         """How many compute units it has."""
         return self.kfd.value("simd_count") // (self.kfd.value("simd_per_cu") or 1)

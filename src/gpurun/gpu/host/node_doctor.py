@@ -35,6 +35,6 @@ def examine_groups(subject: str, nodes: Sequence[HostNode], rule: str) -> Findin
     there = [node for node in nodes if node.exists]
     shut = [n.host_path for n in there if n.mode & 0o006 != 0o006 and (not n.gid or n.mode & 0o060 != 0o060)]
     if shut:
-        text = f"no group but root's opens {', '.join(shut)}, so in a container root alone does: {rule}"
+        text = f"only root or its group can open {', '.join(shut)}, so in a container only root can: {rule}"
         return Finding(subject, "note", text)
     return Finding(subject, "ok", ", ".join(sorted({group_name(node.gid) for node in there})))

@@ -47,7 +47,9 @@ def named_edits(asked: Inquiry, names: tuple[str, ...]) -> ContainerEdits:
     lacking = [name for name in names if name not in gpus]
     if lacking:
         listed = ", ".join([gpu.label for gpu in gpus.values()]) or "none"
-        raise GpuError(f"'{clean(lacking[0])}' ({place(EVERY_MAKER)}) is no GPU of Intel's on this host: there are {listed}")
+        raise GpuError(
+            f"'{clean(lacking[0])}' ({place(EVERY_MAKER)}) is not one of Intel's GPUs on this host: there are {listed}"
+        )
     cards = next((entry for entry in reversed(asked.env) if entry.startswith("GPURUN_DRI_CARDS=")), "")
     chosen = [gpus[name] for name in dict.fromkeys(names)]
     closed = closed_by_job([gpu.drm.render.host_path for gpu in chosen if gpu.drm.render is not None])

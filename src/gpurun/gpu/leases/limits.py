@@ -45,7 +45,7 @@ def kernel_limits(share: Share, label: str, address: str, capacity: str) -> tupl
     *capacity* is what ``dmem.capacity`` says.  Raises :class:`GpuError` where nothing would hold the container to it.
     """
     if share.threads:
-        raise GpuError(f"{share.source}: nothing limits the threads of {label}: ask for a share of its memory alone")
+        raise GpuError(f"{share.source}: nothing limits the threads of {label}: ask only for a share of its memory")
     regions = regions_of(capacity, address)
     if not regions:
         raise GpuError(

@@ -28,7 +28,7 @@ def examine_limits(sysroot: str, addresses: Iterable[str]) -> Finding:
         return Finding(SUBJECT, "ok", "the kernel's dmem controller counts the memory of all GPUs")
     if not capacity:
         text = (
-            "cgroup v2 has no dmem controller: it takes Linux 6.14 or newer with CONFIG_CGROUP_DMEM (`uname -r` says which)"
+            "cgroup v2 has no dmem controller: it needs Linux 6.14 or newer with CONFIG_CGROUP_DMEM (`uname -r` says which)"
         )
     else:
         text = f"the kernel's dmem controller does not count the memory of {', '.join(lacking)}: amdgpu and xe have it do so"

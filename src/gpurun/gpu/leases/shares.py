@@ -206,7 +206,7 @@ def _share_named(
         why = f"leased by {describe_lease(leased_to[0])}" if leased_to else no_room(share, unit, leases, requester.own)
     other = _by(_others(found, leases, policy, requester.own), unit)
     if not why and other and policy.shared == "refuse":
-        why = f"{other}, and this site shares no GPU that somebody has"
+        why = f"{other}, and this site does not share a GPU that is in use"
     if why:
         problem = f" ({found.problem})" if found.problem and unit.memory < 0 else ""
         raise GpuError(f"{share.source}: {unit.label} has no room for a share of {share.text}{problem}: {clean_lines(why)}")

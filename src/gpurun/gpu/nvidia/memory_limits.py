@@ -40,7 +40,7 @@ def with_memory_limits(
         return made
     soft, hard, where = asked
     if posix.geteuid() != 0 or in_user_namespace():
-        raise ConfigError(where, "a limit of a GPU's memory takes root of the host, who alone may set it")
+        raise ConfigError(where, "only root of the host can limit a GPU's memory")
     library = find_nvml(roots)
     answer = query(library)
     if not answer.get("memoryLimits"):
@@ -51,6 +51,6 @@ def with_memory_limits(
     for gpu in gpus:
         uuid = uuids.get(bus_order(gpu.bus_id))
         if uuid is None:
-            raise GpuError(f"{where}: NVML does not know GPU {gpu.index} ({gpu.bus_id}), whose memory it is to limit")
+            raise GpuError(f"{where}: NVML does not know GPU {gpu.index} ({gpu.bus_id}), so its memory cannot be limited")
         limits.append(MemoryLimit(uuid, hard, soft, library, where))
     return replace(made, memory_limits=(*made.memory_limits, *limits))

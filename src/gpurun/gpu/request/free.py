@@ -89,7 +89,7 @@ def read_free_request(text: str, source: str, vendor: str = "") -> FreeRequest:
         elif condition.startswith("vendor") and condition[6:].strip().startswith("="):
             vendor = condition.partition("=")[2].strip().lower()
             if vendor not in NAMES:
-                raise _bad(text, source, condition, f"names none of {', '.join(NAMES)}")
+                raise _bad(text, source, condition, f"must be one of {', '.join(NAMES)}")
         elif condition.startswith("for") and condition[3:].strip().startswith("<="):
             longest = _duration(condition, text, source)
         elif condition:

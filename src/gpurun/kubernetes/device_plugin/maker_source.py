@@ -102,7 +102,9 @@ def maker_offers(vendor: Vendor, gpus: Sequence[ClusterGpu], config: PluginConfi
     made = [offer_of(name, tuple(devices), config) for name, devices in sorted(found.items())]
     for offer in made:
         if offer.strategy == MPS:
-            raise GpuError(f"sharing {offer.base} by MPS: MPS shares GPUs of {PREFIX} alone, use sharing.timeSlicing")
+            raise GpuError(
+                f"sharing {offer.base} by MPS: only GPUs of {PREFIX} can be shared by MPS, use sharing.timeSlicing"
+            )
     return tuple(made)
 
 

@@ -26,7 +26,7 @@ from gpurun.kubernetes.dra.checkpoint import (
 from gpurun.kubernetes.dra.claim import Allocated, Claim, DeviceConfig
 from gpurun.kubernetes.dra.share import limit_edits, limit_of
 from gpurun.kubernetes.dra.slices import DRIVER, Allocatable
-from gpurun.kubernetes.node_programs import driver_program, driver_root_of, own_program
+from gpurun.kubernetes.node_programs import driver_root_of, nvidia_smi, own_program
 from gpurun.kubernetes.specs import (
     NodeHost,
     device_spec,
@@ -211,7 +211,7 @@ class Preparer:
         return with_edits(spec, mps_edits(f"{directory}/pipe", f"{directory}/shm"))
 
     def _time_slice(self, uuid: str, interval: int) -> None:
-        program = driver_program(self._host, "nvidia-smi", self._programs)
+        program = nvidia_smi(self._host, self._programs)
         if program is None:
             where = driver_root_of(self._host) or "PATH"
             raise GpurunError(f"a time slice is set with nvidia-smi, which is not in {where}: install the driver's programs")

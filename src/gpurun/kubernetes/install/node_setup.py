@@ -132,7 +132,7 @@ def _problem(noted: Installed) -> str:
     default = NodeSetup("")
     for name in NodeSetup._fields:
         if type(getattr(setup, name)) is not type(getattr(default, name)):
-            return f"says {name} in a wrong way"
+            return f"has a value of the wrong type for {name}"
     if {type(flag) for flag in (noted.restart, noted.removing, noted.engine_as_before)} != {bool}:
         return "cannot be read"
     if setup.engine not in ENGINES or setup.restart not in RESTART_MODES:

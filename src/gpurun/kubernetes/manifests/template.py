@@ -140,7 +140,7 @@ def _pipeline(tokens: list[tuple[str, str]]) -> Expression:
         tokens.pop(0)
         following = _command(tokens)
         if following[0] != "call":
-            raise TemplateError(f"a pipe leads to {following[0]}, which is no function")
+            raise TemplateError(f"a pipe leads to {following[0]}, which is not a function")
         made = (*following, made)
     return made
 

@@ -84,7 +84,7 @@ def test_management(make_sim: MakeSim) -> None:
     sim = make_sim(Options(gpus=2, mig=((0, 1, 0),), extras=True))
     require_nodes(sim.real_nodes)
     done = gpurun(sim, "cdi", "generate", "--mode", "management")
-    assert done.returncode == 0 and "--vendor=management.nvidia.com tells them apart" in done.stderr
+    assert done.returncode == 0 and "a kind of their own with --vendor=management.nvidia.com" in done.stderr
     spec = parse_spec(done.stdout.encode(), "x.yaml")
     assert (spec.kind, names(spec)) == ("nvidia.com/gpu", ["all"])
     apart = gpurun(sim, "cdi", "generate", "--mode", "management", "--vendor=management.nvidia.com")

@@ -206,7 +206,7 @@ def test_a_stale_file_is_told(ask: Callable[..., ContainerEdits | None], tmp_pat
 
 def test_split_devices_names_each_once() -> None:
     assert split_devices(("v.com/d=x", "v.com/d=x"), Settings(), "s") == ((), ("v.com/d=x",))
-    with pytest.raises(ConfigError, match="is no vendor/class=device"):
+    with pytest.raises(ConfigError, match="is not of the form vendor/class=device"):
         split_devices(("=x",), Settings(), "s")
 
 

@@ -184,5 +184,5 @@ def test_a_file_of_somebody_else(tmp_path: Path) -> None:
         if obeyed:
             assert list(load(str(file))) == ["off"]
         else:
-            with pytest.raises(GpurunError, match="can be written by somebody who is neither root nor you"):
+            with pytest.raises(GpurunError, match="can be written by a user other than root and you"):
                 load(str(file))

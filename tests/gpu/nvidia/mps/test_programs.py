@@ -72,9 +72,9 @@ def test_a_link_does_not_lead_out(driver: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda root: os.chown(root / "usr/bin" / NAME, 1000, 0), "can be written by somebody who is not root"),
-        (lambda root: (root / "usr/bin" / NAME).chmod(0o757), "can be written by somebody who is not root"),
-        (lambda root: (root / "usr/bin").chmod(0o777), "usr/bin can be written by somebody who is not root"),
+        (lambda root: os.chown(root / "usr/bin" / NAME, 1000, 0), "can be written by users other than root"),
+        (lambda root: (root / "usr/bin" / NAME).chmod(0o757), "can be written by users other than root"),
+        (lambda root: (root / "usr/bin").chmod(0o777), "usr/bin can be written by users other than root"),
         (lambda root: (root / "usr/bin" / NAME).chmod(0o644), "is not executable"),
     ],
 )

@@ -98,7 +98,7 @@ def generate(roots: Roots, options: GenerateOptions, own_env: Mapping[str, str])
         names = device_names(gpu, mig, options.strategies)
         if not names:
             text = f"MIG device {gpu.index} GI {mig.gi} CI {mig.ci}" if mig else f"GPU {gpu.index}"
-            warnings += (f"{text} is left out: nothing tells its {' or '.join(options.strategies)}",)
+            warnings += (f"{text} is left out: the driver does not report its {' or '.join(options.strategies)}",)
             continue
         device = f"MIG-{gpu.uuid}/{mig.gi}/{mig.ci}" if mig else str(gpu.index)
         made.append((names, nvidia_edits(GpuRequest((device,), CAPABILITIES), driver)))

@@ -158,7 +158,7 @@ def split_devices(devices: tuple[str, ...], settings: Settings, source: str) -> 
         qualified = parse_qualified(device) if "=" in device else None
         if qualified is None:
             if "=" in device or (settings.mode == "cdi" and device_problem(device)):
-                problem = device_problem(device) if "=" not in device else "it is no vendor/class=device"
+                problem = device_problem(device) if "=" not in device else "it is not of the form vendor/class=device"
                 raise ConfigError(source, f"{clean(device)} is not a CDI device name: {problem}")
             if settings.mode == "cdi" and not _is_of_driver(settings, settings.default_kind, device):
                 names.append(f"{settings.default_kind}={device}")

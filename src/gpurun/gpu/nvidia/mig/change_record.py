@@ -90,7 +90,7 @@ class ChangeStore:
                 raise ConfigError("version", f"is not {VERSION}")
             return ChangeRecord(as_string(document.get("config"), "config"), get_array(document, "before", "", _gpu))
         except ConfigError as e:
-            log.warning(f"{self._file} is no record of a MIG change and is not used: {e}")
+            log.warning(f"{self._file} is not a record of a MIG change and is ignored: {e}")
             return None
 
     def write(self, record: ChangeRecord) -> None:

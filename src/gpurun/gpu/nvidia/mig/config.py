@@ -80,8 +80,7 @@ def _check(found: posix.stat_result, path: str) -> None:
     writers = stat.S_IWOTH | (stat.S_IWGRP if found.st_gid else 0)
     if found.st_uid not in (0, posix.geteuid()) or found.st_mode & writers:
         raise GpurunError(
-            f"{path} can be written by somebody who is neither root nor you, and GPUs are not divided by it: make it yours "
-            "(chown, chmod go-w)"
+            f"{path} can be written by a user other than root and you, so it is not used: make it yours (chown, chmod go-w)"
         )
 
 
@@ -91,10 +90,10 @@ def read_configs(data: bytes, source: str) -> Configs:
     version = document.get("version")
     if version != VERSION:
         said = "is missing" if "version" not in document else f"is {clean(str(version))}"
-        raise ConfigError(f"{source}: version", f"{said}, and gpurun knows {VERSION} alone")
+        raise ConfigError(f"{source}: version", f"{said}, and gpurun reads only {VERSION}")
     for key in document:
         if key not in ("version", "mig-configs"):
-            raise ConfigError(f"{source}: {clean(key)}", "is no key of this file: it has version and mig-configs")
+            raise ConfigError(f"{source}: {clean(key)}", "is unknown: the keys of this file are version and mig-configs")
     configs = _mapping(document.get("mig-configs"), f"{source}: mig-configs")
     if not configs:
         raise ConfigError(f"{source}: mig-configs", "is empty: it needs at least one configuration")
@@ -126,7 +125,7 @@ def _entry(value: object, where: str) -> MigEntry:
     entry = _mapping(value, where)
     for key in entry:
         if key not in _KEYS:
-            raise ConfigError(f"{where}.{clean(key)}", f"is no key of an entry: it has {', '.join(_KEYS)}")
+            raise ConfigError(f"{where}.{clean(key)}", f"is unknown: the keys of an entry are {', '.join(_KEYS)}")
     for key in ("devices", "mig-enabled"):
         if key not in entry:
             raise ConfigError(f"{where}.{key}", "is missing")
@@ -162,8 +161,8 @@ def _pci_id(value: object, where: str) -> PciId:
     numbers = [_hexadecimal(word) for word in words]
     if len(words) not in (1, 2) or None in numbers:
         raise ConfigError(
-            where, f'{clean(str(value))} is no model of a GPU: that is PCI device and vendor, such as "0x20B010DE", and may '
-            'have those of the subsystem behind it, "0x20B010DE:0x144E10DE"'
+            where, f'{clean(str(value))} is not a model of a GPU: write its PCI device and vendor ("0x20B010DE"), or '
+            'add those of the subsystem ("0x20B010DE:0x144E10DE")'
         )  # fmt: skip
     return PciId(numbers[0] or 0, numbers[1] if len(numbers) == 2 else None)
 

@@ -86,7 +86,7 @@ def _check(program: int, root: int, place: str, whole: str) -> None:
             others = stat.S_IWOTH | (stat.S_IWGRP if found.st_gid else 0)
             if found.st_uid or found.st_mode & others:
                 raise GpurunError(
-                    f"{whole}{what} can be written by somebody who is not root, and is not executed: make it root's (chown "
+                    f"{whole}{what} can be written by users other than root, so it is not executed: make it root's (chown "
                     "root:root, chmod go-w)"
                 )
     if not os.fstat(program).st_mode & 0o111:

@@ -39,7 +39,7 @@ def select(request: GpuRequest, gpus: tuple[Gpu, ...], resolver: Resolver | None
         every = tuple([Selected(gpu, True, gpu.mig) for gpu in gpus if not gpu.apart])
         if gpus and not every:
             why = "; ".join([f"{gpu.bus_id}: {gpu.apart}" for gpu in gpus])
-            raise GpuError(f"none of all GPUs is left{_where(request.source)}: {why}")
+            raise GpuError(f"no GPU is left{_where(request.source)}: {why}")
         return every
     whole: set[int] = set()
     chosen: dict[int, dict[tuple[int, int], MigDevice]] = {}
