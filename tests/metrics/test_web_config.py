@@ -57,7 +57,7 @@ def test_nothing_is_plain_http() -> None:
         ("tls_server_config: {cert_file: a}", "has no key_file"),
         ("tls_server_config: {key_file: a}", "has no cert_file"),
         ("tls_server_config: {client_auth_type: RequireAndVerifyClientCert}", "has no cert_file"),
-        (TLS + ", client_auth_type: RequireAnyClientCert}", "nobody verifies"),
+        (TLS + ", client_auth_type: RequireAnyClientCert}", "does not verify it"),
         (TLS + ", client_auth_type: Sometimes}", "'Sometimes' is unknown, known are NoClientCert, VerifyClientCertIfGiven"),
         (TLS + ", client_auth_type: RequireAndVerifyClientCert}", "needs client_ca_file"),
         (TLS + ", client_ca_file: ca}", "asks for no certificate"),

@@ -61,7 +61,7 @@ def test_the_driver_keeps_it_where_it_looks() -> None:
     limit = replace(LIMIT, library="/lib/libnvidia-ml.so.1")
     made = plan(DMEM, limit).cgroup
     assert made.memory_limits == (limit,) and not [write for write in made.writes if write.file == "dmem.max"]
-    with pytest.raises(ConfigError, match=r"below /sys/fs/cgroup alone, and this host has its cgroup v2 at /v2"):
+    with pytest.raises(ConfigError, match=r"only for a cgroup below /sys/fs/cgroup, and this host has its cgroup v2 at /v2"):
         plan(replace(DMEM, tree=replace(DMEM.tree, root="/v2")), limit)
 
 
