@@ -82,3 +82,11 @@ def test_what_takes_a_privilege_goes(bed: ModuleType, monkeypatch: pytest.Monkey
     assert found["rlimits"] == []  # more than the kernel's own limit, fs.nr_open
     effective = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff"))
     assert ("oomScoreAdj" in found) == bool(int(effective.split()[1], 16) >> 24 & 1)
+
+
+def test_crun_wants_a_controller_for_what_limits_nothing(bed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bed, "available_controllers", list)
+    left = {name: {"linux": {"resources": {"blockIO": {"weight": 0}}}} for name in ("crun", "runc")}
+    for name, config in left.items():
+        bed.adapt(config, name)
+    assert [config["linux"]["resources"] for config in left.values()] == [{}, {"blockIO": {"weight": 0}}]
