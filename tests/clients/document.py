@@ -55,7 +55,7 @@ lines are not those of runc but for a listed difference. **-** in the last colum
 NESTED_TEXT = """\
 The same operations, by `make test-clients-nested`, in a privileged container that gpurun runs: a CI runner's docker:dind,
 and with a user namespace of its own what sysbox makes. The daemons, the clients and the runtimes are in there. The rules are
-those of the part above. With GPUs through both layers: `tests/clients/test_nested.py`.
+those of the part above; **-** for a runtime that was not asked. With GPUs through both layers: `tests/clients/test_nested.py`.
 """
 TITLES = {"docker": "Docker", "podman": "Podman", "cri": "A kubelet's containerd (CRI)"}
 #: Outer container (tests/clients/nested_bed.py) → the title of its tables.
@@ -107,7 +107,11 @@ def table(title: str, version: str, mine: list[dict[str, Any]], planned: int) ->
     """The operations *mine* of one client, a column for each runtime; *planned* is how many a whole run has."""
     run = [o for o in mine if o["outcome"] != "skipped"]
     columns = [key for key in BESIDE if any(key in o for o in run)]
-    passed = ", ".join(f"{BESIDE[key]} {sum(o.get(key) == 'pass' for o in run)}" for key in columns)
+    asked = {key: sum(key in o for o in run) for key in columns}
+    passed = ", ".join(
+        f"{BESIDE[key]} {sum(o.get(key) == 'pass' for o in run)}{f' of {asked[key]}' if asked[key] < len(run) else ''}"
+        for key in columns
+    )
     lines = [f"### {title}", "", f"{version}. Of {len(run)} passed: {passed}.", ""]
     lines += [f"| operation | {' | '.join(BESIDE[key] for key in columns)} | beside runc, line by line |"]
     lines += ["|---" * (len(columns) + 2) + "|"]
