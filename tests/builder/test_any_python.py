@@ -105,6 +105,19 @@ def test_what_root_has_kept_is_executed(program: Path, kept: str) -> None:
     assert run(script, program).stdout == "kept\n"
 
 
+def test_root_of_a_user_namespace_keeps_it_as_a_user_does(program: Path, kept: str, tmp_path: Path) -> None:
+    """As which Podman calls the runtime of a user: root's directory is not theirs there."""
+    twice = f'for i in 1 2; do unshare -Ur "$1" --version | sed -n 1p; stat -c "%i %z" "$2/.cache/gpurun/{kept}"; done'
+    done = run(
+        f"chown 1 /var/cache; chmod 755 /var/cache; {twice}; ls -A /var/cache",
+        program,
+        tmp_path,
+        env={"HOME": str(tmp_path)},
+    )
+    said, first, again, second = done.stdout.splitlines()
+    assert (said + "\n", again + "\n", first, done.stderr) == (SAID, SAID, second, "")
+
+
 @pytest.mark.sweep(1)
 def test_a_cache_that_cannot_be_written(program: Path) -> None:
     done = run('mount -o remount,ro /var/cache && "$1" --version', program)

@@ -79,7 +79,21 @@ def caches():
     home = posix.environ.get(b"HOME", b"").decode("utf-8", "surrogateescape")
     own = posix.environ.get(b"XDG_CACHE_HOME", b"").decode("utf-8", "surrogateescape")
     own = own if own.startswith("/") else home + "/.cache" if home.startswith("/") else ""
-    return ["/var/cache/gpurun"] + ([own + "/gpurun"] if own and posix.geteuid() != 0 else [])
+    return ["/var/cache/gpurun"] + ([own + "/gpurun"] if own and not is_root_of_the_host() else [])
+
+
+def is_root_of_the_host():
+    """Whether /var/cache is ours: Podman calls its runtime as root of a user's namespace, whose files are the user's."""
+    if posix.geteuid() != 0:
+        return False
+    try:
+        ids = posix.open("/proc/self/uid_map", posix.O_RDONLY | posix.O_CLOEXEC)
+    except OSError:
+        return True
+    try:
+        return posix.read(ids, 4096).split() == [b"0", b"0", b"4294967295"]
+    finally:
+        posix.close(ids)
 
 
 def is_ours(found):
