@@ -55,7 +55,7 @@ lines are not those of runc but for a listed difference. **-** in the last colum
 NESTED_TEXT = """\
 The same operations, by `make test-clients-nested`, in a privileged container that gpurun runs: a CI runner's docker:dind,
 and with a user namespace of its own what sysbox makes. The daemons, the clients and the runtimes are in there. The rules are
-those of the part above; **-** for a runtime that was not asked. With GPUs through both layers: `tests/clients/test_nested.py`.
+those of the part above; **-**: not asked. With GPUs through both layers: `tests/clients/test_nested.py`.
 """
 TITLES = {"docker": "Docker", "podman": "Podman", "cri": "A kubelet's containerd (CRI)"}
 #: Outer container (tests/clients/nested_bed.py) → the title of its tables.
