@@ -53,7 +53,7 @@ class Vendor(Record):
     *accelerators* are of a maker that makes other things to compute on as well: (the variable that asks for them, a path
     that the host has while their driver is loaded); the room's survey has a function ``accelerators(own_env)`` then.
     *part* is what a part of one of its GPUs is called, *link* what connects them, *library* what is asked for what sysfs
-    does not tell of them.
+    does not tell of them.  *saved*: CRIU saves programs that use its GPUs, as gpurun calls it.
     A room with *readings* has the modules readings, with the function ``sources(sysroot)``
     (:class:`gpurun.gpu.device.ReadingSource`), and exporter (:class:`gpurun.gpu.device.Figure`).
     """
@@ -83,6 +83,7 @@ class Vendor(Record):
     link: str = "a link of their maker's"
     readings: bool = False
     library: str = ""
+    saved: bool = False
 
 
 class GivenGpu(Record):
@@ -130,6 +131,7 @@ VENDORS = (
         part="MIG device",
         link="NVLink",
         library="NVML",
+        saved=True,
     ),
     Vendor(
         "amd",

@@ -24,6 +24,7 @@ from gpurun.gpu.leases.survey import survey
 from gpurun.gpu.nvidia.host.driver import module_version
 from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
 from gpurun.gpu.request.share import read_share
+from gpurun.gpu.vendors import named
 from gpurun.linux.files import O_CLOEXEC, Fd, read_file
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.mountinfo import MountEntry, mounts
@@ -33,6 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gpurun.gpu.device import GpuDevice
     from gpurun.oci.config import Config
 
 _MAPS = 64 << 20
@@ -71,6 +73,7 @@ def saved_devices(root: str, state: store.State, config: Config, foreign: Outsid
     found = survey(own_env, ask=False)
     units = found.units
     gpus = units_had(root, state, load_attached(root, state.id), units, own_env)
+    require_saved_by_criu(pids, gpus)
     return SavedDevices(
         driver=module_version(roots),
         gpus=tuple([(unit.index, unit.name) for unit in gpus]),
@@ -80,6 +83,18 @@ def saved_devices(root: str, state: store.State, config: Config, foreign: Outsid
         used=_points_in_use(pids, [point for point, _ in points]),
         computing=_computing(pids, frozenset(nodes), found.numbers),
     )
+
+
+def require_saved_by_criu(pids: tuple[int, ...], units: tuple[GpuDevice, ...]) -> None:
+    """Raises :class:`GpuError` where one of *pids* has one of *units* open whose programs gpurun cannot have CRIU save."""
+    for vendor in dict.fromkeys([unit.vendor for unit in units if not named(unit.vendor).saved]):
+        numbers = frozenset([number for unit in units if unit.vendor == vendor for number in unit.numbers])
+        computing = _computing(pids, frozenset(), numbers)
+        if computing:
+            raise GpuError(
+                f"{computing}: gpurun cannot save programs that use GPUs of {named(vendor).title}: end the program, or have "
+                "it close the GPU, before the checkpoint"
+            )
 
 
 def device_mounts(
