@@ -74,7 +74,7 @@ def test_an_unknown_key_rejects_the_file(where: str, keys: tuple[str | int, ...]
         ("cdiVersion", "0.2.0", "too low"),
         ("cdiVersion", "1.0.0", "at least 1.1.0"),
         ("cdiVersion", None, "is missing"),
-        ("kind", "vendor", "no vendor/class"),
+        ("kind", "vendor", "is not of the form vendor/class"),
         ("kind", "1vendor/class", "must begin with a letter"),
         ("kind", None, "is missing"),
         ("devices", [], "at least one device"),

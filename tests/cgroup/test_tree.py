@@ -82,7 +82,7 @@ def test_cgroup_path(cgroups_path: str, own: str, path: str) -> None:
 
 @pytest.mark.parametrize("cgroups_path", ["/", "/..", ".", "..", "a/..", "//"])
 def test_a_path_without_a_cgroup_of_its_own(cgroups_path: str) -> None:
-    with pytest.raises(ConfigError, match=r"linux\.cgroupsPath: .* must name a cgroup for the container alone"):
+    with pytest.raises(ConfigError, match=r"linux\.cgroupsPath: .* must name a cgroup for this container only"):
         cgroup_path(TREE, cgroups_path, "cid", "/system.slice/x.service")
 
 

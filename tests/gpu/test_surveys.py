@@ -20,8 +20,8 @@ from gpurun.gpu.leases.store import Store
 from gpurun.gpu.leases.survey import survey
 from gpurun.gpu.request.free import read_free_request
 from gpurun.gpu.resolve import Inquiry, gpu_edits
-from gpurun.gpu.survey_process import SurveyQuestion, look, parse, words_of
-from gpurun.gpu.surveys import limited_survey
+from gpurun.gpu.survey_process import look
+from gpurun.gpu.surveys import SurveyQuestion, limited_survey, parse, words_of
 from gpurun.gpu.vendors import named
 from gpurun.launcher.fresh_interpreter import SURVEY_ENTRY, Child, child_command
 from tests.simcards import amd, intel

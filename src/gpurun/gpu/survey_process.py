@@ -11,28 +11,12 @@ import time
 
 from gpurun.gpu.device import Survey
 from gpurun.gpu.host.tasks import Task, silence
+from gpurun.gpu.surveys import SurveyQuestion, parse
 from gpurun.gpu.vendors import module
-from gpurun.record import Record, replace, to_wire
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from gpurun.record import replace, to_wire
 
 #: The part of the time within which processes and links have to be told; which GPUs there are may take the rest as well.
 _USE_PART = 0.7
-
-
-class SurveyQuestion(Record):
-    """What is asked of the helper: the GPUs of *vendor* below *sysroot*, within *seconds*.
-
-    With *ask* how they are used as well, with *more* the nodes for other uses than computing.
-    """
-
-    vendor: str
-    sysroot: str
-    seconds: float
-    ask: bool = True
-    more: bool = False
 
 
 def look(question: SurveyQuestion) -> Survey | str:
@@ -55,18 +39,6 @@ def look(question: SurveyQuestion) -> Survey | str:
         return units.error
     alone: Survey = units.value
     return replace(alone, problem=whole.error or silence(question.seconds * _USE_PART)) if question.ask else alone
-
-
-def parse(words: Sequence[str]) -> SurveyQuestion:
-    """The question in the *words* of a command line, as :func:`words_of` has made them."""
-    vendor, sysroot, seconds, ask, more = words
-    return SurveyQuestion(vendor, sysroot, float(seconds), bool(ask), bool(more))
-
-
-def words_of(question: SurveyQuestion) -> tuple[str, ...]:
-    """*question* as words of a command line."""
-    flags = ["y" if flag else "" for flag in (question.ask, question.more)]
-    return (question.vendor, question.sysroot, str(question.seconds), *flags)
 
 
 def main() -> int:

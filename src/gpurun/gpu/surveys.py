@@ -11,13 +11,12 @@ import marshal
 from gpurun.errors import GpuError, oserror_text
 from gpurun.gpu.device import Survey
 from gpurun.gpu.host import helper, reads  # noqa: F401 - HostNode is in what the helper answers
-from gpurun.gpu.survey_process import SurveyQuestion, words_of
 from gpurun.launcher.fresh_interpreter import SURVEY_ENTRY
-from gpurun.record import from_wire
+from gpurun.record import Record, from_wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from gpurun.gpu.vendors import Vendor
 
@@ -25,6 +24,19 @@ if TYPE_CHECKING:
 TIMEOUT_S = 10.0
 _START_S = 10.0
 _CANNOT = "'s GPUs cannot be read: "
+
+
+class SurveyQuestion(Record):
+    """What is asked of the helper: the GPUs of *vendor* below *sysroot*, within *seconds*.
+
+    With *ask* how they are used as well, with *more* the nodes for other uses than computing.
+    """
+
+    vendor: str
+    sysroot: str
+    seconds: float
+    ask: bool = True
+    more: bool = False
 
 
 def limited_survey(row: Vendor, own_env: Mapping[str, str], ask: bool = True, more: bool = False) -> Survey:
@@ -56,3 +68,15 @@ def limited_survey(row: Vendor, own_env: Mapping[str, str], ask: bool = True, mo
 def is_silence(text: str) -> bool:
     """Whether *text* is of an error that :func:`limited_survey` has raised."""
     return _CANNOT in text
+
+
+def parse(words: Sequence[str]) -> SurveyQuestion:
+    """The question in the *words* of a command line, as :func:`words_of` has made them."""
+    vendor, sysroot, seconds, ask, more = words
+    return SurveyQuestion(vendor, sysroot, float(seconds), bool(ask), bool(more))
+
+
+def words_of(question: SurveyQuestion) -> tuple[str, ...]:
+    """*question* as words of a command line."""
+    flags = ["y" if flag else "" for flag in (question.ask, question.more)]
+    return (question.vendor, question.sysroot, str(question.seconds), *flags)
