@@ -39,6 +39,13 @@ def test_how_much(device: Allocated, size: int) -> None:
     assert limit_of("claim ns/c", device, GPU) == size
 
 
+def test_a_gpu_of_which_nvml_says_nothing_just_now() -> None:
+    """No answer is no reason to give a share all of the memory."""
+    unknown = Allocatable("gpu-0", "GPU-1", "GPU-1", 0)
+    assert limit_of("claim ns/c", wanted(8 * GIB), unknown) == 8 * GIB
+    assert limit_of("claim ns/c", wanted(0), unknown) == 0
+
+
 @pytest.mark.parametrize("strategy", ["MPS", "TimeSlicing"])
 def test_what_would_concern_the_other_claims(strategy: str) -> None:
     with pytest.raises(GpurunError, match=rf"^claim ns/c: gpu-0 is shared with other claims, so {strategy} cannot be set"):

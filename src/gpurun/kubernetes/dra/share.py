@@ -16,9 +16,11 @@ from gpurun.kubernetes.specs import NodeHost
 def limit_of(where: str, wanted: Allocated, found: Allocatable) -> int:
     """How many bytes of the memory of *found* a container with *wanted* may have at most; 0: all of it.
 
+    Where NVML does not tell just now how much *found* has, a share is limited all the same: the hook asks NVML again.
+
     Raises :class:`GpurunError` for a part that is also to be shared in another way, which would concern the other claims.
     """
-    if wanted.admin or not wanted.share or not 0 < wanted.memory < found.memory:
+    if wanted.admin or not wanted.share or not wanted.memory or wanted.memory >= found.memory > 0:
         return 0
     if wanted.config.strategy:
         raise GpurunError(
