@@ -161,9 +161,8 @@ MARSHAL = {
     "document_cache.py": "a cache that is ours alone, with a digest (cachefile.py)",
     "gpu/nvidia/discovery_cache.py": "a cache that is ours alone, with a digest (cachefile.py)",
     "gpu/readings.py": "the caller, of what its own helper process has sent",
-    "gpu/readings_process.py": "writes alone, to the caller",
     "gpu/surveys.py": "the caller, of what its own helper process has sent",
-    "gpu/survey_process.py": "writes alone, to the caller",
+    "gpu/host/tasks.py": "only writes, to the caller of a helper process",
 }
 READERS = {"loads", "load", "eval", "exec", "Unpickler"}
 FORBIDDEN = {"pickle", "shelve", "dill", "cPickle", "jsonpickle"}

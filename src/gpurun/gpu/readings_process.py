@@ -6,22 +6,19 @@ them does not tell costs the others nothing.  Whoever has not answered in time i
 
 from __future__ import annotations
 
-import ctypes
-import marshal
-import os
-import resource
 import sys
 import time
 
 from gpurun.gpu.device import Measured, Reading, ReadingSource
 from gpurun.gpu.host.fdinfo import Clients, OpenNodes, clients_at, open_nodes
-from gpurun.gpu.host.tasks import Task, silence
+from gpurun.gpu.host.tasks import Task, answer, silence
 from gpurun.gpu.vendors import module, named
-from gpurun.record import Record, to_wire
+from gpurun.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from typing import NoReturn
 
 #: What may be left out, beside the keys of devices and the names of makers: the look at processes.
 PROCESSES = "processes"
@@ -125,11 +122,6 @@ def words_of(question: ReadingsQuestion) -> tuple[str, ...]:
     return (question.sysroot, str(question.seconds), figures, question.proc, *names)
 
 
-def main() -> int:
-    """``sys.argv[1:]`` is a question; the answer goes to stdout.  It does not return: threads may be held for good."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL: no caller, no question
-    data = marshal.dumps(to_wire(look(parse(sys.argv[1:]))))
-    while data:
-        data = data[os.write(1, data) :]
-    os._exit(0)
+def main() -> NoReturn:
+    """``sys.argv[1:]`` is a question; the answer goes to stdout."""
+    answer(lambda: look(parse(sys.argv[1:])))

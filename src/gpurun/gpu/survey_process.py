@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-import marshal
-import os
-import resource
 import sys
 import time
 
 from gpurun.gpu.device import Survey
-from gpurun.gpu.host.tasks import Task, silence
+from gpurun.gpu.host.tasks import Task, answer, silence
 from gpurun.gpu.surveys import SurveyQuestion, parse
 from gpurun.gpu.vendors import module
-from gpurun.record import replace, to_wire
+from gpurun.record import replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 #: The part of the time within which processes and links have to be told; which GPUs there are may take the rest as well.
 _USE_PART = 0.7
@@ -41,11 +41,6 @@ def look(question: SurveyQuestion) -> Survey | str:
     return replace(alone, problem=whole.error or silence(question.seconds * _USE_PART)) if question.ask else alone
 
 
-def main() -> int:
-    """``sys.argv[1:]`` is a question; the answer goes to stdout.  It does not return: threads may be held for good."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL: no caller, no question
-    data = marshal.dumps(to_wire(look(parse(sys.argv[1:]))))
-    while data:
-        data = data[os.write(1, data) :]
-    os._exit(0)
+def main() -> NoReturn:
+    """``sys.argv[1:]`` is a question; the answer goes to stdout."""
+    answer(lambda: look(parse(sys.argv[1:])))
