@@ -30,8 +30,9 @@ IMAGE = "debian:stable-slim"
 
 
 def commands(text: str, title: str) -> list[str]:
-    """The commands in the section *title* of README's *text*: its indented lines, without what a # says of them."""
+    """The commands in the section *title* of README's *text*: its indented lines outside of fences, without their comments."""
     section = re.split(r"^## ", text.partition(f"\n## {title}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+    section = re.sub(r"^```.*?^```", "", section, flags=re.MULTILINE | re.DOTALL)
     lines = [line.partition(" #")[0].strip() for line in section.splitlines() if line.startswith("    ")]
     return [line for line in lines if line and line not in NOT_RUN]
 
