@@ -65,7 +65,7 @@ def test_a_driver_that_hangs_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     host = intel.arc(amd.mi210(tmp_path / "host", count=1).path, first=40)
-    hang(host.path / "sys/bus/pci/drivers/xe" / intel.B580 / "sriov_numvfs")
+    hang(host.path / "sys/bus/pci/drivers/xe" / intel.B580 / "numa_node")
     open_fifos(monkeypatch)
     with pytest.raises(GpuError, match=r"^Intel's GPUs cannot be read: its driver has not answered within 4 s: it hangs"):
         survey(host.env)

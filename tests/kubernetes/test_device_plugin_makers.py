@@ -14,6 +14,9 @@ import grpc
 import pytest
 
 from gpurun.cdi.files import read_registry
+from gpurun.errors import GpuError
+from gpurun.gpu.device import Survey
+from gpurun.gpu.vendors import Vendor
 from gpurun.kubernetes.config import PluginConfig, Replicated, Sharing
 from tests.kubernetes.kubelet import NotEnough
 from tests.kubernetes.nodes import GPU, NO_NVIDIA, Node, node
@@ -50,6 +53,24 @@ def test_eight_mi210() -> None:
         assert not set(four) & set(names_of(made, "two", AMD, 4))
         with pytest.raises(NotEnough):
             made.kubelet.run_container("three", AMD)
+
+
+def test_links_that_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come with a look at processes, for which a driver may hold who asks: another process does, or nobody."""
+    asked: list[str] = []
+
+    def hangs(row: Vendor, env: dict[str, str]) -> Survey:
+        asked.append(row.name)
+        raise GpuError("AMD's GPUs cannot be read: its driver hangs")
+
+    monkeypatch.setattr("gpurun.gpu.amd.survey.survey", lambda *words: pytest.fail("asked in this process"))
+    monkeypatch.setattr("gpurun.kubernetes.device_plugin.maker_source.limited_survey", hangs)
+    with node(NO_NVIDIA, amd.mi210) as made:
+        made.start_plugin()
+        made.kubelet.wait(lambda: made.kubelet.capacity(AMD) == 8)
+        made.wait_for_a_round()
+        assert asked == ["amd"] and made.failure is None
+        assert len(names_of(made, "one", AMD, 4)) == 4
 
 
 def test_what_an_amd_container_gets() -> None:

@@ -106,7 +106,8 @@ class Host:
             self.link(f"{card.path}/physfn", parent)
             virtual = len(list((self.path / parent).glob("virtfn*")))
             self.link(f"{parent}/virtfn{virtual}", card.path)
-            self.write(f"{parent}/sriov_numvfs", str(virtual + 1))
+            # Whoever reads it waits for the device's lock, maybe for good.
+            self.write(f"{parent}/sriov_numvfs", "do not read")
         if card.hwmon:
             sensors = f"{card.path}/hwmon/hwmon{self._hwmons}"
             self._hwmons += 1

@@ -56,9 +56,9 @@ def family(version: int) -> str:
 
 
 def _gpu(gpu: AmdGpu, unit: GpuDevice, sysroot: str, version: str, source: str) -> ClusterGpu:
-    edits, why = None, ""
+    edits, why = None, gpu.silent
     try:
-        edits = cdi_edits(device_edits((gpu,), sysroot, gpu.drm.name))
+        edits = None if why else cdi_edits(device_edits((gpu,), sysroot, gpu.drm.name))
     except GpuError as e:
         why = str(e)
     return ClusterGpu(

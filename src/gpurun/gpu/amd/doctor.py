@@ -62,6 +62,7 @@ def _gpus(sysroot: str, gpus: tuple[AmdGpu, ...]) -> list[Finding]:
         for device in devices_of_driver(sysroot, DRIVER)
         if device.name not in computing
     ]
+    found += [Finding(_GPUS, "fail", f"{gpu.index} ({gpu.key}): {gpu.silent}") for gpu in gpus if gpu.silent]
     if not gpus:
         text = "none computes: is one in the machine (`lspci -d 1002:`), and does `dmesg` say why amdgpu or kfd refused it?"
         return [Finding(_GPUS, "fail", text), *found]

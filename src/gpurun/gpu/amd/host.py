@@ -49,9 +49,10 @@ class AmdGpu(Record):
     """A GPU, or a partition of one.
 
     *pci* is the address of the GPU, *partition* its number there, -1 for a GPU that is not divided; *profile* is like
-    ``cpx_nps4``, empty where the GPU cannot be divided.  *unique_ids* are 16 hex digits each: the board's, and what KFD
-    says, which on newer kernels is another one for a partition.  *memory* is in bytes, -1 where it is not known.  *target*
-    is like ``gfx942``.  *hive* is that of XGMI, 0 for none.
+    ``cpx_nps4``, empty where the GPU cannot be divided.  *silent* says that the driver does not tell it; the profile is then
+    the one that this process has last been told.  *unique_ids* are 16 hex digits each: the board's, and what KFD says, which
+    on newer kernels is another one for a partition.  *memory* is in bytes, -1 where it is not known.  *target* is like
+    ``gfx942``.  *hive* is that of XGMI, 0 for none.
     """
 
     index: int
@@ -64,6 +65,7 @@ class AmdGpu(Record):
     model: str
     memory: int
     numa_node: int
+    silent: str = ""
 
     @property
     def key(self) -> str:
@@ -116,17 +118,18 @@ def amd_gpus(sysroot: str) -> tuple[AmdGpu, ...]:
         if found is not None:
             groups.setdefault(found.pci, []).append((device.render.minor, device, found))
     by_address = {device.name: device for device in whole}
+    profiles = _profiles([by_address[pci].path for pci in groups if pci in by_address])
     gpus: list[AmdGpu] = []
     for pci, members in groups.items():
         parent = by_address.get(pci)
-        profile = _profile(parent)
+        profile, silent = profiles[parent.path] if parent is not None else ("", "")
         divided = len(members) > 1 or not (profile == "" or profile.startswith("spx"))
         seen: set[int] = set()
         for _, device, node in sorted(members, key=lambda member: member[0]):
             if node.partition in seen:
                 continue  # of two that say to be the same one, the first: a key means one device
             seen.add(node.partition)
-            gpus.append(_gpu(sysroot, len(gpus), device, parent, node, profile, divided))
+            gpus.append(replace(_gpu(sysroot, len(gpus), device, parent, node, profile, divided), silent=silent))
     return tuple(gpus)
 
 
@@ -173,12 +176,26 @@ def _platform_devices(sysroot: str) -> tuple[DrmDevice, ...]:
     return tuple(found)
 
 
-def _profile(parent: DrmDevice | None) -> str:
-    """``cpx_nps4``; empty where the GPU says nothing of partitions."""
-    if parent is None:
-        return ""
-    words = [read_attribute(f"{parent.path}/current_{kind}_partition", 64).lower() for kind in ("compute", "memory")]
-    return "_".join(words) if all(word.isascii() and word.isalnum() for word in words) else ""
+def _profiles(paths: list[str]) -> dict[str, tuple[str, str]]:
+    """Directory of a GPU → (profile, why it is not known): ``cpx_nps4``, empty where the GPU says nothing of partitions.
+
+    Who reads the profile waits while the driver divides the GPU anew, and it may be read from the GPU.
+    """
+    files = {path: tuple([f"{path}/current_{kind}_partition" for kind in ("compute", "memory")]) for path in paths}
+    asked = [pair for pair in files.values() if all(exists(path) for path in pair)]
+    if not asked:
+        return dict.fromkeys(paths, ("", ""))
+    from gpurun.gpu.host.driver_reads import last_told, read_in_time, silence
+
+    told = read_in_time(asked)
+    found = dict.fromkeys(paths, ("", ""))
+    for path, pair in files.items():
+        if pair in asked:
+            lacking = [one for one in pair if one not in told]
+            words = [told.get(one, last_told(one)).lower() for one in pair]
+            known = all(word.isascii() and word.isalnum() for word in words)
+            found[path] = ("_".join(words) if known else "", silence(lacking[0]) if lacking else "")
+    return found
 
 
 def _gpu(

@@ -92,6 +92,9 @@ def free_edits(asked: Inquiry, free: FreeRequest) -> ContainerEdits:
 def _edits(gpus: tuple[AmdGpu, ...], asked: Inquiry, source: str) -> ContainerEdits:
     said = [e.partition("=")[2] for e in asked.env if e.startswith(f"{_CARDS}=")]
     cards = (said[-1] if said else asked.own_env.get(_CARDS, "")) != "0"
+    for gpu in gpus:
+        if gpu.silent:  # its programs would wait for the driver as well, and could not be killed
+            raise GpuError(f"{place(source)}: AMD GPU {gpu.index} ({gpu.key}): {gpu.silent}")
     return device_edits(gpus, _sysroot(asked), source, cards)
 
 

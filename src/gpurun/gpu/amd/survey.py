@@ -50,6 +50,7 @@ def as_device(gpu: AmdGpu, kfd: HostNode | None, peers: tuple[tuple[int, int], .
         more_nodes=(drm.card,) if drm.card is not None else (),
         common_nodes=(kfd,) if kfd is not None and kfd.exists else (),
         links=peers,
+        unwell=gpu.silent,
         title=f"AMD GPU {gpu.index}",
         minor=drm.render.minor if drm.render is not None else 0,
     )

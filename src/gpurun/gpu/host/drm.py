@@ -1,7 +1,8 @@
 """Devices with DRM nodes, as sysfs has them: a PCI device or a partition, its card and render node, where it sits.
 
 sysfs is read as data: a file that is missing, unreadable, huge or binary tells nothing, and no number is taken that is
-not one.  A node in /dev counts only if it is the character device that sysfs names.
+not one.  A node in /dev counts only if it is the character device that sysfs names.  Only files are read whose text the
+kernel has in memory: one that waits for the device belongs to :mod:`gpurun.gpu.host.driver_reads`.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def read_pci_device(sysroot: str, path: str, driver: str) -> DrmDevice:
         numa_node(path),
         _pcie_root(link_text(f"{sysroot}/sys/bus/pci/devices/{name}")),
         _address(link_text(f"{path}/physfn")),
-        decimal(read_attribute(f"{path}/sriov_numvfs"), _MAX_MINOR) or 0,
+        # Not sriov_numvfs: its reader waits for the device's lock, which a driver that hangs may hold for good.
+        len([name for name in names_in(path) if name.startswith("virtfn")]),
     )
 
 

@@ -23,7 +23,7 @@ _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 _LIMIT = 8 << 20  # bytes of an answer: eight GPUs with a thousand processes each are below one
 _SIGKILL, _SIGNALS = 9, 64
 _GRACE_S = 0.5  # after SIGKILL; a process that the driver holds in the kernel does not die at all
-#: Key of :func:`ask` → the helpers that were left behind; they are children of this process until they die.
+#: Key of :func:`finish` → the helpers that were left behind; they are children of this process until they die.
 _left: dict[str, list[int]] = {}
 
 
@@ -47,14 +47,20 @@ def ask(entry: str, words: Sequence[str], timeout_s: float, key: str = "") -> He
         data = _read_until(read, deadline)
     finally:
         posix.close(read)
-        status = end(pid, deadline)
-        if status is None:
-            _left.setdefault(key or entry, []).append(pid)
+        status = finish(pid, deadline, key or entry)
     return HelperAnswer(data, status)
 
 
+def finish(pid: int, deadline: float, key: str) -> int | None:
+    """As :func:`end`; a helper that will not die is what :func:`is_held` knows by *key* from now on."""
+    status = end(pid, deadline)
+    if status is None:
+        _left.setdefault(key, []).append(pid)
+    return status
+
+
 def is_held(key: str) -> bool:
-    """Whether a helper *key* that :func:`ask` has killed is still there, because the kernel holds it in a driver."""
+    """Whether a helper *key* that :func:`finish` has killed is still there, because the kernel holds it in a driver."""
     left = _left.get(key, [])
     _left[key] = [pid for pid in left if not _is_reaped(pid)]
     return bool(_left[key])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Sequence
 
+from gpurun import log
 from gpurun.cdi.document import CdiSpec
 from gpurun.errors import GpuError, GpurunError
 from gpurun.gpu.cluster import ClusterGpu
 from gpurun.gpu.device import GpuDevice
-from gpurun.gpu.vendors import EVERY_MAKER, Vendor, module
+from gpurun.gpu.surveys import limited_survey
+from gpurun.gpu.vendors import EVERY_MAKER, Vendor
 from gpurun.kubernetes.config import MPS, PREFIX, PluginConfig
 from gpurun.kubernetes.device_plugin.plugin import Offering
 from gpurun.kubernetes.device_plugin.resources import Offer, Offered, offer_of
@@ -19,6 +23,8 @@ from gpurun.kubernetes.specs import NodeHost, file_name, write
 
 #: A resource's name has at most 63 characters behind its prefix.
 _MAX_NAME = 63
+#: Seconds after which links are asked for again that were not told.
+_RETRY_S = 60.0
 
 
 class MakerSource:
@@ -31,6 +37,7 @@ class MakerSource:
         self._spec: CdiSpec | None = None
         self._spec_lock = threading.Lock()
         self._units: dict[str, GpuDevice] = {}
+        self._links_until = math.inf  # when links are asked for again (monotonic clock)
         self._had = False
 
     def start(self) -> None:
@@ -49,7 +56,7 @@ class MakerSource:
         if not gpus:
             raise GpurunError(f"no GPU of {self._vendor.name}'s: its driver has none, or is not loaded")
         self._had = True
-        if set(self._units) != {gpu.id for gpu in gpus}:
+        if set(self._units) != {gpu.id for gpu in gpus} or time.monotonic() > self._links_until:
             self._units = self._linked(gpus)
         if any(name.startswith("cdi-") for name in config.list_strategies):
             names = [(str(gpu.unit.index) if config.id_strategy == "index" else gpu.id, gpu) for gpu in gpus]
@@ -66,9 +73,20 @@ class MakerSource:
         return tuple(made)
 
     def _linked(self, gpus: Sequence[ClusterGpu]) -> dict[str, GpuDevice]:
-        """The devices by their ids, with the links between them, which are many files to read and never change."""
-        found = module(self._vendor.name, "survey").survey({"GPURUN_SYSROOT": self._host.roots.sysroot}, True).units
-        units: dict[str, GpuDevice] = {unit.key: unit for unit in found}
+        """The devices by their ids, with the links between them, which are many files to read and never change.
+
+        With the links a maker's room looks for processes as well, for which a driver that hangs may hold whoever asks.
+        """
+        units: dict[str, GpuDevice] = {}
+        self._links_until = math.inf
+        try:
+            found = limited_survey(self._vendor, {"GPURUN_SYSROOT": self._host.roots.sysroot})
+            units, problem = {unit.key: unit for unit in found.units}, found.problem
+        except GpuError as e:
+            problem = str(e)
+        if problem:
+            self._links_until = time.monotonic() + _RETRY_S
+            log.warning(f"how the GPUs of {self._vendor.title} are connected is not known: {problem}")
         return {gpu.id: units.get(gpu.unit.key, gpu.unit) for gpu in gpus}
 
     def keep_spec(self) -> None:
