@@ -73,7 +73,7 @@ def test_free_gpus(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return [unit.key for unit in found.chosen]
 
     assert chosen("free:8;profile=cpx_nps4") == [f"{amd.MI300X}/{number}" for number in range(8)]
-    with pytest.raises(GpuError, match="9 partitions of profile cpx_nps4 wanted, 8 of .*: not well: its driver has not"):
+    with pytest.raises(GpuError, match=r"9 partitions of profile cpx_nps4 wanted, 8 of .*: not well: its driver has not"):
         chosen("free:9;profile=cpx_nps4")
 
 
