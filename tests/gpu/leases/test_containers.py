@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gpurun.gpu.leases.store import Store, directory
 from gpurun.gpu.nvidia.host.nvml import TIMEOUT_S
 from tests.conftest import MakeBundle
-from tests.gpu.leases.asked import end, leases
+from tests.gpu.leases.asked import Start, asking, end, got, leases, refused, starter
 from tests.gpu.leases.conftest import MakeHost
 from tests.native.bundle import Bundle
 from tests.native.leaks import Leaks
-from tests.native.runtime import ENVIRONMENT, Container, Runtime
-from tests.native.waiting import wait_until
+from tests.native.runtime import ENVIRONMENT, Runtime
 from tests.simdriver import SimulatedDriver, minor, uuid
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
-
-SLEEP = "echo $NVIDIA_VISIBLE_DEVICES; ls /dev | grep nvidia[0-9]; exec sleep 600"
-Start = Callable[..., Container]
 
 
 @pytest.fixture
@@ -40,30 +29,7 @@ def host(make_host: MakeHost) -> SimulatedDriver:
 
 @pytest.fixture
 def start(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver) -> Start:
-    """``start("free:2", NAME="value")``: a container that runs and has said what it got."""
-
-    def run(devices: str, *, on: SimulatedDriver = host, script: str = SLEEP, config: Any = None, **env: str) -> Container:
-        b = asking(bundle(), devices, script)
-        if config:
-            config(b)
-        container = runtime.start(b, env=ENVIRONMENT | on.env | env)
-        container.wait_for("nvidia")
-        return container
-
-    return run
-
-
-def asking(bundle: Bundle, devices: str, script: str = SLEEP) -> Bundle:
-    bundle.process["env"] += [f"NVIDIA_VISIBLE_DEVICES={devices}"]
-    return bundle.sh(script)
-
-
-def got(container: Container) -> list[str]:
-    return container.out.splitlines()[0].split(",")
-
-
-def refused(runtime: Runtime, bundle: Bundle, host: SimulatedDriver, devices: str, **env: str) -> str:
-    return runtime.refused(asking(bundle, devices), env=ENVIRONMENT | host.env | env)
+    return starter(runtime, bundle, host)
 
 
 def test_each_gets_its_own_until_none_is_left(
@@ -236,249 +202,3 @@ def test_mig_devices(runtime: Runtime, bundle: MakeBundle, start: Start, make_ho
     assert "leased by" in refused(runtime, bundle(), host, "free;profile=1g.10gb")
     assert got(start("free", on=host)) == [uuid(1)]
     assert "divided into MIG devices" in refused(runtime, bundle(), host, "free")
-
-
-def site(tmp_path: Path, text: str) -> dict[str, str]:
-    (tmp_path / "site.toml").write_text(f"[leases]\n{text}\n")
-    return {"GPURUN_CONFIG": str(tmp_path / "site.toml")}
-
-
-def test_what_the_site_never_leases(
-    runtime: Runtime, bundle: MakeBundle, start: Start, host: SimulatedDriver, tmp_path: Path
-) -> None:
-    env = site(tmp_path, f'never = ["0", "{uuid(2)}"]')
-    assert got(start("free:2", **env)) == [uuid(1), uuid(3)]
-    assert "GPU 0, 2: the site never leases it" in refused(runtime, bundle(), host, "free", **env)
-
-
-def test_containers_that_do_not_count(start: Start, tmp_path: Path) -> None:
-    start("all", config=lambda b: b.linux.update(cgroupsPath="/gpurun-test-monitor"))
-    assert len(got(start("free:4", **site(tmp_path, 'ignore = ["gpurun-test-mon*"]')))) == 4
-
-
-@pytest.mark.parametrize("shared", ["warn", "refuse"])
-def test_gpus_named_while_they_are_leased(
-    runtime: Runtime,
-    bundle: MakeBundle,
-    make_host: MakeHost,
-    start: Start,
-    tmp_path: Path,
-    shared: str,
-) -> None:
-    host = make_host(40, major=195)  # with minors that no other test's containers have
-    env = site(tmp_path, f'shared = "{shared}"')
-    held = start("free", on=host, **env)
-    assert got(held) == [uuid(0)]
-    said = f"GPU 0: leased by {held.id} since"
-    if shared == "refuse":
-        text = refused(runtime, bundle(), host, "0", **env)
-        assert said in text and "does not share leased GPUs: ask for free:1" in text
-        assert said in refused(runtime, bundle(), host, "all", **env)
-    else:
-        assert said in start("0", on=host, **env).err
-    other = start("5", on=host, **env)
-    rest = start("free:2", on=host, **env)
-    assert uuid(5) not in got(rest) and other.err == ""
-    assert ("named", other.id) in [(lease["kind"], lease["id"]) for lease in leases(runtime, host)]
-
-
-def test_limits(runtime: Runtime, bundle: MakeBundle, start: Start, host: SimulatedDriver, tmp_path: Path) -> None:
-    label = "io.kubernetes.pod.namespace"
-
-    def of(team: str) -> Callable[[Bundle], None]:
-        return lambda b: b.config.update(annotations={label: team, "io.kubernetes.container.name": "web"})
-
-    env = site(tmp_path, f'per-user = 3\nper-label = ["{label}=1"]')
-    start("free", config=of("a"), **env)
-    b = bundle()
-    of("a")(b)
-    text = refused(runtime, b, host, "free", **env)
-    assert f"the site lets containers with {label}=a lease 1 GPUs at a time, 1 are leased now" in text
-    start("free", config=of("b"), **env)
-    text = refused(runtime, bundle(), host, "free:2", **env)
-    assert "the site lets user 0 lease 3 GPUs at a time, 2 are leased now" in text
-    assert [lease["name"] for lease in leases(runtime, host)] == ["a/web", "b/web"]
-
-
-def test_a_longest_time(runtime: Runtime, bundle: MakeBundle, start: Start, host: SimulatedDriver, tmp_path: Path) -> None:
-    env = site(tmp_path, 'longest = "8h"\nat-end = "end"\ngrace = "0"')
-    everything = ENVIRONMENT | host.env | env
-    other = start("free", **env)
-    start("free;for<=1s", **env)  # the first process of a pid namespace, which SIGTERM does not end
-    times = {one["id"]: one["until"] for one in leases(runtime, host)}
-    assert all(times.values()) and "free;for<=1s, until 20" in runtime("gpu", "leases", env=everything).out
-    said = []
-
-    def is_over() -> bool:
-        said.append(runtime("gpu", "leases", "--expire", env=everything).err)
-        return [one["id"] for one in leases(runtime, host)] == [other.id]
-
-    wait_until(is_over)
-    text = "".join(said)
-    assert "is over: its container gets SIGTERM, and SIGKILL in 0s" in text and "gets SIGKILL, " in text
-    assert "the site leases GPUs for 8h at the most" in refused(runtime, bundle(), host, "free;for<=9h", **env)
-
-
-def test_waiting_in_order_of_arrival(
-    runtime: Runtime, bundle: MakeBundle, start: Start, host: SimulatedDriver, tmp_path: Path
-) -> None:
-    env = ENVIRONMENT | host.env | site(tmp_path, 'wait = "30s"')
-    first = start("free:3")
-    waiting = []
-    for number, count in enumerate((4, 1, 1)):  # the one of the second would be free now, but the first came before
-        b = asking(bundle(), f"free:{count}", "echo $NVIDIA_VISIBLE_DEVICES; sleep 0.3")
-        runtime.prepare(b, f"waits{number}")
-        files = runtime.new_files()
-        command = ("run", "--bundle", str(b.directory), f"waits{number}")
-        waiting.append((runtime.popen(*command, files=files, env=env), files))
-        wait_until(lambda n=number: len(json.loads(runtime("gpu", "leases", "--json", env=env).out)["waiting"]) == n + 1)  # type: ignore[misc]
-    assert all(process.poll() is None for process, _ in waiting)
-    begin = time.monotonic()
-    end(first)
-    ended = []
-    for process, files in waiting:
-        assert process.wait(30) == 0, (files / "err").read_text()
-        ended.append((files / "out").stat().st_mtime_ns)
-    assert ended[0] < ended[1] and ended[0] < ended[2] and time.monotonic() - begin < 30
-    assert json.loads(runtime("gpu", "leases", "--json", env=env).out) == {"leases": [], "waiting": []}
-
-
-def test_who_waits_for_one_kind_does_not_hold_up_the_others(
-    runtime: Runtime, bundle: MakeBundle, start: Start, host: SimulatedDriver, tmp_path: Path
-) -> None:
-    env = site(tmp_path, 'wait = "60s"')
-    only = start("free;product=GeForce*", **env)
-    assert got(only) == [uuid(2)]
-    b = asking(bundle(), "free;product=GeForce*", "echo $NVIDIA_VISIBLE_DEVICES")
-    runtime.prepare(b, "waits")
-    files = runtime.new_files()
-    waiting = runtime.popen("run", "--bundle", str(b.directory), "waits", files=files, env=ENVIRONMENT | host.env | env)
-    wait_until(lambda: len(json.loads(runtime("gpu", "leases", "--json", env=host.env).out)["waiting"]) == 1)
-    assert got(start("free:3", **env)) == [uuid(0), uuid(1), uuid(3)] and waiting.poll() is None
-    end(only)
-    assert waiting.wait(60) == 0 and (files / "out").read_text().strip() == uuid(2)
-
-
-def test_waiting_ends(runtime: Runtime, bundle: MakeBundle, start: Start, host: SimulatedDriver, tmp_path: Path) -> None:
-    start("free:4")
-    env = site(tmp_path, 'wait = "1s"')
-    begin = time.monotonic()
-    assert "1 GPU wanted, 0 of 4 free after 1 s: GPU 0" in refused(runtime, bundle(), host, "free", **env)
-    assert 1 <= time.monotonic() - begin < 30
-    assert " after " not in refused(runtime, bundle(), host, "free:5", **env), "there are only four: nobody waited"
-    env = site(tmp_path, 'wait = "60s"')
-    never = time.monotonic()
-    assert "0 of 4 free" in refused(runtime, bundle(), host, "free;product=B200", **env)
-    assert time.monotonic() - never < 30, "who waits for what there is not waits for nothing"
-
-
-class Watch:
-    """Looks at the leases all the time: no GPU may ever be in two of them."""
-
-    def __init__(self, host: SimulatedDriver) -> None:
-        self.store = Store(directory(host.env))
-        self.looks, self.twice, self.most = 0, [], 0  # type: int, list[str], int
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        while not self.over.wait(0.002):
-            keys = [unit.key for lease in self.store.leases() for unit in lease.units]
-            self.looks += 1
-            self.most = max(self.most, len(keys))
-            self.twice += [key for key in set(keys) if keys.count(key) > 1]
-
-    def __enter__(self) -> Watch:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.over.set()
-        self.thread.join()
-
-
-@pytest.mark.parametrize("count", [32, pytest.param(200, marks=pytest.mark.slow)])
-def test_many_at_once_and_a_third_killed(
-    runtime: Runtime,
-    bundle: MakeBundle,
-    make_host: MakeHost,
-    count: int,
-) -> None:
-    """16 at a time ask for one or two of 8 GPUs; of each three one create or one container is killed at any moment."""
-    host = make_host(8)
-    moments = random.Random(17)
-    jobs = [(n, moments.choice((1, 2)), moments.choice(("", "", "create", "init")), moments.random()) for n in range(count)]
-    held: dict[str, str] = {}
-    lock = threading.Lock()
-    bundles = [bundle() for _ in range(16)]
-    ran = killed = 0
-
-    def job(number: int, gpus: int, kill: str, moment: float) -> None:
-        nonlocal ran, killed
-        with lock:
-            b = bundles.pop()
-        try:
-            for _ in range(2000):
-                if attempt(b, gpus, kill, moment):
-                    return
-                time.sleep(0.05)
-            raise AssertionError(f"container {number} never got its {gpus} GPUs")
-        finally:
-            with lock:
-                bundles.append(b)
-
-    def attempt(b: Bundle, gpus: int, kill: str, moment: float) -> bool:
-        nonlocal ran, killed
-        container_id = runtime.new_id()
-        b.process["env"] = [e for e in b.process["env"] if not e.startswith("NVIDIA_")]
-        asking(b, f"free:{gpus}", "exec sleep 600").linux.pop("cgroupsPath", None)
-        runtime.prepare(b, container_id)
-        files = runtime.new_files()
-        command = ("create", "--bundle", str(b.directory), "--pid-file", str(files / "pid"), container_id)
-        process = runtime.popen(*command, files=files, env=ENVIRONMENT | host.env)
-        if kill == "create":
-            try:
-                process.wait(moment * 0.6)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                with lock:
-                    killed += 1
-                runtime("delete", "--force", container_id)
-                return True
-        if process.wait():
-            text = (files / "err").read_text()
-            assert "wanted" in text, text
-            return False
-        pid = int((files / "pid").read_text())
-        environ = Path(f"/proc/{pid}/environ")
-        assert runtime("start", container_id).rc == 0
-        wait_until(lambda: b"NVIDIA_VISIBLE_DEVICES=GPU-" in environ.read_bytes())
-        names = environ.read_bytes().partition(b"NVIDIA_VISIBLE_DEVICES=")[2].partition(b"\0")[0].decode().split(",")
-        assert len(names) == gpus
-        with lock:
-            ran += 1
-            assert not [name for name in names if name in held], f"{names} are held already: {held}"
-            held.update(dict.fromkeys(names, container_id))
-        time.sleep(moment * 0.1)
-        with lock:
-            for name in names:
-                del held[name]
-        if kill == "init":
-            os.kill(pid, signal.SIGKILL)
-            with lock:
-                killed += 1
-            if moment < 0.5:
-                return True  # never deleted, until the end of the test
-        runtime("delete", "--force", container_id)
-        return True
-
-    with Watch(host) as watch, ThreadPoolExecutor(16) as pool:
-        for done in [pool.submit(job, *one) for one in jobs]:
-            done.result()
-    assert not watch.twice and watch.looks > count and watch.most >= 6
-    to_kill = {kill: sum(job[2] == kill for job in jobs) for kill in ("create", "init")}
-    # A create may end before its moment has come; then it runs as the others do.
-    assert ran >= count - to_kill["create"] and killed >= to_kill["init"] > 0
-    assert leases(runtime, host) == []
-    assert runtime.run(asking(bundle(), "free:8", "true"), env=ENVIRONMENT | host.env).rc == 0

@@ -16,6 +16,7 @@ import pytest
 from gpurun.errors import GpurunError
 from gpurun.gpu.leases import store as store_module
 from gpurun.gpu.leases.lease import Lease, Leased
+from gpurun.gpu.leases.liveness import is_live
 from gpurun.gpu.leases.store import Store, directory, new_lease, other_directories
 from gpurun.record import replace, to_plain
 from tests.deadline import within
@@ -255,6 +256,40 @@ def test_what_is_no_lease_is_removed_by_who_has_the_lock(own: Store, capfd: pyte
     assert "is not a lease of a GPU and was removed" in capfd.readouterr().err
 
 
+@as_root
+@pytest.mark.parametrize("whose", ["own", "a user's"])
+@pytest.mark.parametrize("there", ["its init", "nothing", "no lease"])
+def test_a_create_that_ends_between_two_looks(
+    own: Store, theirs: Path, sleeper: Lease, monkeypatch: pytest.MonkeyPatch, whose: str, there: str
+) -> None:
+    """Whoever looks without the lock has read of the process that makes the container, and finds that process ended."""
+    directory = theirs if whose == "a user's" else Path(own.path)
+    look = reader(theirs) if whose == "a user's" else own
+    with own:
+        own.remove(sleeper)
+    maker = subprocess.Popen(["sleep", "600"])
+    start = int(Path(f"/proc/{maker.pid}/stat").read_text().rpartition(")")[2].split()[19])
+    owner = USER if whose == "a user's" else os.geteuid()
+    path = put(directory, replace(sleeper, pid=0, start_time=0, maker=maker.pid, maker_start=start), owner)
+
+    def late(lease: Lease, foreign: bool = False) -> bool:
+        if not lease.pid:
+            if there == "its init":
+                put(directory, sleeper, owner)
+            elif there == "no lease":
+                path.write_text("{")
+            else:
+                path.unlink()
+            maker.kill()
+            maker.wait()
+        return is_live(lease, foreign)
+
+    monkeypatch.setattr(store_module, "is_live", late)
+    found = look.leases()
+    assert maker.returncode is not None
+    assert [lease.pid for lease in found] == ([sleeper.pid] if there == "its init" else [])
+
+
 @pytest.fixture
 def no_descriptors() -> Iterator[Callable[[int], None]]:
     """``no_descriptors(n)``: only *n* more can be opened."""
@@ -311,6 +346,28 @@ def test_one_who_holds_the_lock_is_not_waited_for_for_ever(own: Store, monkeypat
     assert len(os.listdir("/proc/self/fd")) == before
     with Store(own.path):
         pass
+
+
+def test_one_who_stands_behind_many_is_not_refused(own: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of those before has less than the whole time; together they take three times as long."""
+    seconds = iter(range(1000))
+    holders = [Store(own.path) for _ in range(6)]
+    turns = 0
+
+    def half_of_the_time_later(_: float) -> None:
+        nonlocal turns
+        turns += 1
+        if turns % 5 == 0:
+            holders.pop(0).__exit__()
+            if holders:
+                holders[0].__enter__()
+
+    monkeypatch.setattr("gpurun.gpu.leases.store.time.monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr("gpurun.gpu.leases.store.time.sleep", half_of_the_time_later)
+    monkeypatch.setattr(store_module, "LOCK_SECONDS", 10)
+    holders[0].__enter__()
+    with own:
+        assert holders == [] and turns == 30
 
 
 def test_the_lock_is_no_link(own: Store, tmp_path: Path) -> None:

@@ -33,11 +33,12 @@ from gpurun.record import to_plain
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
-#: Seconds that the lock may be held by others: choosing takes milliseconds, so a longer wait is a stopped process.
+#: Seconds that one process may hold the lock: choosing takes milliseconds, so one that holds it for longer is stopped.
 LOCK_SECONDS = 10.0
+_TURN = 64  # bytes of its file, which say when it was last taken
 
 _NAME = "gpurun-leases"
 _LIMIT = 1 << 16
@@ -79,19 +80,36 @@ class Store:
             lock = posix.open(f"{self.path}/lock", posix.O_RDWR | posix.O_CREAT | posix.O_NOFOLLOW | O_CLOEXEC, 0o600)
         except OSError as e:
             raise StepError("open the leases of GPUs", self.path, e.errno) from None
-        deadline = time.monotonic() + LOCK_SECONDS
+        try:
+            self._await_turn(lock)
+        except BaseException:  # ^C too
+            posix.close(lock)
+            raise
+        self._lock = lock
+        return self
+
+    def _await_turn(self, lock: int) -> None:
+        """Take the lock that *lock* is open on.  Raises :class:`GpurunError` where another process does not let go of it.
+
+        However many are before us, and however slow the machine is, each of them has the whole time.
+        """
+        deadline, turn = time.monotonic() + LOCK_SECONDS, b""
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._lock = lock
-                return self
+                break
             except OSError as e:
-                if e.errno not in (EAGAIN, EACCES) or time.monotonic() > deadline:
-                    posix.close(lock)
-                    if e.errno in (EAGAIN, EACCES):
-                        raise GpurunError(f"{self.path}/lock: another gpurun has held it for {LOCK_SECONDS:g} s") from None
+                if e.errno not in (EAGAIN, EACCES):
                     raise StepError("lock", f"{self.path}/lock", e.errno) from None
+            if (now := posix.pread(lock, _TURN, 0)) != turn:
+                deadline, turn = time.monotonic() + LOCK_SECONDS, now
+            elif time.monotonic() > deadline:
+                raise GpurunError(f"{self.path}/lock: another gpurun has held it for {LOCK_SECONDS:g} s")
             time.sleep(0.002)
+        try:
+            posix.pwrite(lock, b"%-*d" % (_TURN, time.monotonic_ns()), 0)
+        except OSError:
+            pass  # a full disk: whoever waits for us waits no longer than for one process
 
     def __exit__(self, *_: object) -> None:
         posix.close(self._lock)
@@ -141,8 +159,10 @@ class Store:
     def _own(self, directory_fd: int, name: str) -> Lease | None:
         try:
             lease = files.load(directory_fd, name)
-            if lease is None or is_live(lease):
-                return lease
+            if lease is None:
+                return None
+            if (live := _live(lease, lambda: files.load(directory_fd, name))) is not None:
+                return live
             keys = [unit.key for unit in lease.units]
         except files.Damaged:
             if self._lock >= 0:
@@ -168,10 +188,17 @@ class Store:
                 except OSError:
                     continue  # it was taken away
                 for name in names:
-                    lease = files.load_foreign(fd, name, of_user)
-                    if lease is not None and is_live(lease, of_user):
+                    lease = self._foreign(fd, name, of_user)
+                    if lease is not None:
                         found.append(lease)
         return tuple(sorted(found, key=lambda lease: lease.since))
+
+    def _foreign(self, directory_fd: int, name: str, of_user: bool) -> Lease | None:
+        def load() -> Lease | None:
+            return files.load_foreign(directory_fd, name, of_user)
+
+        lease = load()
+        return _live(lease, load, of_user) if lease is not None else None
 
     def current(self, lease: Lease) -> Lease | None:
         """*lease* as it is written now; None where it is not any more.  Raises :class:`GpurunError`."""
@@ -218,6 +245,18 @@ class Store:
             write_atomically(f"{self.path}/{_USED}", text.encode(), 0o644)
         except OSError as e:
             log.debug(f"it is not noted when GPUs were used: {oserror_text(e)}")
+
+
+def _live(lease: Lease, load: Callable[[], Lease | None], foreign: bool = False) -> Lease | None:
+    """*lease*, or what *load* finds in its file by now, if that holds; None where neither does.
+
+    Without the lock of its directory its file may change between the two looks, at the file and at the process: who makes a
+    container writes its init down and ends, and the lease that was read, which names the maker alone, holds no more.
+    """
+    if is_live(lease, foreign):
+        return lease
+    now = load()
+    return now if now is not None and now != lease and is_live(now, foreign) else None
 
 
 def new_lease(container_id: str, root: str, units: tuple[Leased, ...], **more: Any) -> Lease:
