@@ -15,8 +15,10 @@ from gpurun.gpu.amd.host import amd_gpus
 from gpurun.gpu.intel.host import intel_gpus
 from gpurun.gpu.leases import allocator
 from gpurun.gpu.leases.policy import LeasePolicy
+from gpurun.gpu.leases.shares import share_free
 from gpurun.gpu.leases.store import Store
 from gpurun.gpu.request.free import read_free_request
+from gpurun.gpu.request.share import read_share
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from tests.cgroup.conftest import Spawn, base, call_without, spawn, tree  # noqa: F401
 from tests.needs_nodes import require_nodes
@@ -111,3 +113,28 @@ def test_free_gpus_are_those_of_the_job(host: Host, tmp_path: Path, monkeypatch:
     with pytest.raises(GpurunError, match=refusal):
         chosen("free:2")
     assert [one.waiting for one in chosen("free").verdicts] == [False, False]
+
+
+def test_a_share_of_a_free_gpu_is_of_one_of_the_job(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    first, second = amd_gpus(str(host.path))
+    nodes = [gpu.drm.render.host_path for gpu in (first, second) if gpu.drm.render is not None]
+    closed = {nodes[0]}
+    monkeypatch.setattr(allocator, "closed_by_job", lambda paths: frozenset(closed).intersection(paths))
+    monkeypatch.setattr("gpurun.gpu.leases.container_nodes.containers_with_nodes", lambda granted: ())  # of other tests
+    share = read_share(("GPURUN_GPU_MEMORY=1GiB",), {})
+    assert share is not None
+
+    def chosen() -> str:
+        request = read_free_request("free", "AMD_VISIBLE_DEVICES", "amd")
+        requester = allocator.Requester("", "", source="AMD_VISIBLE_DEVICES")
+        store = Store(str(tmp_path / "leases"))
+        return share_free(request, share, host.env, LeasePolicy(), store, requester, note=False).unit.key
+
+    assert chosen() == second.key
+    closed.add(nodes[1])
+    with pytest.raises(
+        GpurunError, match=r"no GPU has room for a share of .*GPU 0, 1: the caller's Slurm job may not open it"
+    ):
+        chosen()

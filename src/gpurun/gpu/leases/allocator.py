@@ -227,11 +227,16 @@ def _verdicts(
     request: FreeRequest, found: Survey, leases: tuple[Lease, ...], policy: LeasePolicy, requester: Requester
 ) -> tuple[Verdict, ...]:
     never = frozenset([unit.key for unit in found.units if is_named(unit, policy.never)])
-    closed = closed_by_job([node.host_path for unit in found.units for node in unit.nodes])
+    return of_the_job(judge(request, found.units, holders(found, leases, policy, requester.own), never))
+
+
+def of_the_job(verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
+    """*verdicts*, with what the rules of the caller's Slurm job stand against, whoever has it: that does not end."""
+    closed = closed_by_job([node.host_path for one in verdicts for node in one.unit.nodes])
     return tuple(
         [
             Verdict(one.unit, NOT_OF_THE_JOB) if any(node.host_path in closed for node in one.unit.nodes) else one
-            for one in judge(request, found.units, holders(found, leases, policy, requester.own), never)
+            for one in verdicts
         ]
     )
 

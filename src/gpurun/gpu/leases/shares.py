@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gpurun.errors import ConfigError, GpuError, clean
 from gpurun.gpu.device import units_of
-from gpurun.gpu.leases.allocator import is_named, lease_fields, lease_units
+from gpurun.gpu.leases.allocator import is_named, lease_fields, lease_units, of_the_job
 from gpurun.gpu.leases.choice import Verdict, judge
 from gpurun.gpu.leases.container_nodes import command_of
 from gpurun.gpu.leases.queue import tickets
@@ -128,7 +128,7 @@ def _share_free(
     never = frozenset([unit.key for unit in found.units if is_named(unit, policy.never)])
     verdicts = [
         v if v.why else Verdict(v.unit, _by(taken, v.unit) or no_room(share, v.unit, leases, requester.own))
-        for v in judge(request, found.units, {}, never)
+        for v in of_the_job(judge(request, found.units, {}, never))
     ]
     room = tuple([v.unit for v in verdicts if not v.why])
     kept = _kept_for(waiting, found.units, room, leases)
