@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -124,3 +125,29 @@ def test_nothing_to_attach(runtime: Runtime, bundle: MakeBundle, hosts: Callable
         (told,) = sentences(done.err)
         assert done.rc == 1 and ("HABANA_VISIBLE_DEVICES" in told) == (name == "gaudi"), told
     assert in_dev(runtime, container.id, env) == set()
+
+
+def test_accelerators_of_a_running_container(runtime: Runtime, bundle: MakeBundle, hosts: Callable[[str], Host]) -> None:
+    """Given by name alone when it was made: explain says which, and which are not in its /dev now."""
+    env = ENVIRONMENT | hosts("gaudi").env
+    made = bundle().args("sleep", "1000")
+    made.process["env"] += ["HABANA_VISIBLE_DEVICES=1,0"]
+    container = runtime.start(made, env=env)
+
+    def explained() -> str:
+        done = runtime("explain", "--running", container.id, env=env)
+        assert done.rc == 0, done
+        return done.out
+
+    said = explained()
+    assert "GPUs        Gaudi 0, /dev/accel/accel0; Gaudi 1, /dev/accel/accel1\n" in said, said
+    assert "  Gaudi 0: /dev/accel/accel0 0000:19:00.0\n  Gaudi 1: /dev/accel/accel1 0000:1a:00.0\n" in said
+    assert runtime("exec", container.id, "rm", "/dev/accel/accel0").rc == 0
+    assert "  Gaudi 0: /dev/accel/accel0 0000:19:00.0, whose node is not in its /dev\n  Gaudi 1:" in explained()
+    told = json.loads(runtime("explain", "--json", "--running", container.id, env=env).out)["gpus"]
+    assert [(one["shown"], one["name"], one["since"], one["key"]) for one in told] == [
+        ("Gaudi 0", "0000:19:00.0", "hidden", ""), ("Gaudi 1", "0000:1a:00.0", "create", "")
+    ]  # fmt: skip
+    container.kill("KILL")
+    container.wait()
+    assert "GPUs        Gaudi 0, /dev/accel/accel0; Gaudi 1, /dev/accel/accel1\n" in explained()

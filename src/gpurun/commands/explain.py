@@ -5,7 +5,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.cli.terminal import coloured, fold, width, write_wrapped
-from gpurun.commands.explain_gpus import driver_of_container, gpu_lines, gpus_of_container
+from gpurun.commands.explain_gpus import accelerators_of_container, driver_of_container, gpu_lines, gpus_of_container
 from gpurun.decimals import decimal
 from gpurun.engine import kept
 from gpurun.engine import state as store
@@ -86,6 +86,8 @@ def _running(invocation: Invocation, container_id: str, form: str) -> int:
     alive = now != "stopped"
     changed = _list_changes(plan, state) if alive else []
     gpus = gpus_of_container(root, state, alive)
+    env = tuple([f"{name}={value}" for name, value in plan.init.process.env])
+    gpus += accelerators_of_container(env, state.pid if alive else 0)
     if form == "json":
         more = {"status": now, "pid": state.pid, "changed": changed, "gpus": [to_plain(gpu) for gpu in gpus]}
         write_stdout(dumps({**plain_plan(plan), **more}, 2) + "\n")

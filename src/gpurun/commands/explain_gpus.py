@@ -9,10 +9,10 @@ from gpurun.engine.gpus.attached import load_attached
 from gpurun.engine.gpus.device_edits import own_environment
 from gpurun.errors import GpurunError
 from gpurun.gpu.device import units_of
-from gpurun.gpu.leases.container_nodes import nodes_of
+from gpurun.gpu.leases.container_nodes import has_node, nodes_of
 from gpurun.gpu.leases.survey import survey
 from gpurun.gpu.nvidia.cdi.stale import library_version
-from gpurun.gpu.vendors import VENDORS
+from gpurun.gpu.vendors import VENDORS, module
 from gpurun.linux.mountinfo import mounts
 from gpurun.record import Record
 
@@ -29,7 +29,7 @@ _GONE = "a GPU that this host does not have now"
 
 class ContainerGpu(Record):
     """A GPU or MIG device: *name* is its UUID, *node* the path that its number usually has, *key* what it is among the GPUs
-    of all makers (MAKER:KEY), as far as that is known.
+    of all makers (MAKER:KEY), as far as that is known.  Accelerators that are no GPUs have none.
 
     *since* is ``create``, ``attach``, ``hidden`` for one that it was given and whose node is not in its /dev, ``inside``
     for one that it was not given and has a node of, or ``moved`` for one whose driver has given it the number of the GPU
@@ -73,6 +73,23 @@ def gpus_of_container(root: str, state: store.State, alive: bool) -> tuple[Conta
         path = f"/dev/{'nvidia' if number[0] == _NVIDIA else 'dri/renderD'}{number[1]}"
         since = "attach" if number in attached else "create"
         found.append(ContainerGpu(_GONE, gpu.partition(":")[2], path, since, gpu, gpu))
+    return tuple(found)
+
+
+def accelerators_of_container(env: tuple[str, ...], pid: int) -> tuple[ContainerGpu, ...]:
+    """The accelerators that are no GPUs of a container with that ``process.env``; *pid* is 0 for one that has stopped.
+
+    They are given by name alone and when a container is made, so its variable says which.
+    """
+    own_env = own_environment()
+    found = []
+    for vendor in VENDORS:
+        if vendor.accelerators[0] and any(e.startswith(f"{vendor.accelerators[0]}=") for e in env):
+            for one in module(vendor.name, "survey").accelerators_given(env, own_env):
+                node = one.nodes[0] if one.nodes else None
+                there = node is not None and (not pid or has_node(pid, node.path, (node.major, node.minor)))
+                path = node.path if node is not None else ""
+                found.append(ContainerGpu(one.label, one.pci, path, "create" if there else "hidden"))
     return tuple(found)
 
 

@@ -51,7 +51,8 @@ class Vendor(Record):
     ``ignore`` where devices that the host does not have are passed over; the site's own file says it as ``unknown`` in the
     table *name*.  *pci* is the maker's PCI vendor id, *modules* are the kernel modules one of which drives its GPUs.
     *accelerators* are of a maker that makes other things to compute on as well: (the variable that asks for them, a path
-    that the host has while their driver is loaded); the room's survey has a function ``accelerators(own_env)`` then.
+    that the host has while their driver is loaded); the room's survey has the functions ``accelerators(own_env)`` and
+    ``accelerators_given(env, own_env)`` then.
     *part* is what a part of one of its GPUs is called, *link* what connects them, *library* what is asked for what sysfs
     does not tell of them.  *saved*: CRIU saves programs that use its GPUs, as gpurun calls it.
     A room with *readings* has the modules readings, with the function ``sources(sysroot)``

@@ -32,6 +32,11 @@ class Gaudi(Record):
     nodes: tuple[HostNode, ...]
     numa_node: int = -1
 
+    @property
+    def label(self) -> str:
+        """What a sentence calls it."""
+        return f"Gaudi {self.index}"
+
 
 def accelerators(sysroot: str) -> tuple[Gaudi, ...]:
     """Those of the host below *sysroot*, by their number."""

@@ -31,6 +31,16 @@ def accelerators(own_env: Mapping[str, str]) -> tuple[Gaudi, ...]:
     return gaudi.accelerators(own_env.get("GPURUN_SYSROOT", "").rstrip("/"))
 
 
+def accelerators_given(env: tuple[str, ...], own_env: Mapping[str, str]) -> tuple[Gaudi, ...]:
+    """Those of this host that a container with that ``process.env`` was given when it was made."""
+    from gpurun.gpu.intel.gaudi import VARIABLE
+
+    values = [entry.partition("=")[2].strip() for entry in env if entry.startswith(f"{VARIABLE}=")]
+    words = [word.strip() for word in values[-1].split(",")] if values else []
+    known = accelerators(own_env) if any(words) else ()
+    return known if words == ["all"] else tuple([one for one in known if str(one.index) in words])
+
+
 def as_device(gpu: IntelGpu) -> GpuDevice:
     """*gpu* as leases and lists have it; its render node is its own, as all that compute open it."""
     drm = gpu.drm

@@ -141,6 +141,17 @@ def _nodes_of(pid: int, host_dev: int, computes: bool, by_name: bool) -> frozens
     return frozenset(found) if computes else frozenset()
 
 
+def has_node(pid: int, path: str, number: tuple[int, int]) -> bool:
+    """Whether *path* of the process *pid* is the character device *number*; not where it is gone or cannot be seen."""
+    try:
+        root_fd = posix.open(f"/proc/{pid}/root", O_PATH | O_DIRECTORY | O_CLOEXEC)
+        with Fd(root_fd), Fd(open_in_root(root_fd, path, O_PATH | O_CLOEXEC)) as fd:
+            found = posix.fstat(fd)
+    except OSError:
+        return False
+    return S_ISCHR(found.st_mode) and (posix.major(found.st_rdev), posix.minor(found.st_rdev)) == number
+
+
 def node_paths(root_fd: int) -> tuple[str, ...]:
     """The paths of the driver's nodes, and of links beside them, below the root *root_fd*; none of the host's /dev.
 
