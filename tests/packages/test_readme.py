@@ -30,7 +30,7 @@ IMAGE = "debian:stable-slim"
 
 
 def commands(text: str, title: str) -> list[str]:
-    """The commands in the section *title* of README's *text*: its indented lines outside of fences, without their comments."""
+    """The commands in the section *title* of README's *text*: indented lines outside of fences, without their comments."""
     section = re.split(r"^## ", text.partition(f"\n## {title}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     section = re.sub(r"^```.*?^```", "", section, flags=re.MULTILINE | re.DOTALL)
     lines = [line.partition(" #")[0].strip() for line in section.splitlines() if line.startswith("    ")]
