@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from struct import unpack_from
 from typing import Any
 
@@ -53,6 +55,14 @@ UNUSUAL_PROCESSES: list[dict[str, Any]] = [
 UNUSUAL_PLANS: list[dict[str, Any]] = [
     {"affinity": (b"", b"\1")}, {"namespaces": CLONE_NEWPID}, {"namespaces": CLONE_NEWNS | CLONE_NEWUSER},
 ]  # fmt: skip
+
+
+def test_every_member_of_a_process_is_in_the_file_or_keeps_the_front_away() -> None:
+    """Otherwise the front would leave it out without a word, from the second exec of a container on."""
+    text = inspect.getsource(is_ordinary) + inspect.getsource(encode)
+    read = set(re.findall(r"\bprocess\.(\w+)", text))
+    # The arguments are those of each call; a size is that of a terminal.
+    assert set(ProcessPlan._fields) - read == {"args", "console_size"}
 
 
 def test_which_plans_are_kept() -> None:
