@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from gpurun.cdi.files import parse_spec
 from tests.gpu.machine_table import COLUMNS, SENTENCES, TABLE
 from tests.simcards.machines import MACHINES, Machine, nodes_of
@@ -29,12 +31,12 @@ class Said(NamedTuple):
     err: str
 
 
-def read_table() -> list[Case]:
-    """All cells that are tried."""
+def read_table(table: str = TABLE) -> list[Case]:
+    """All cells of *table* that are tried."""
     columns = COLUMNS.split(", ")
     assert columns == [*MACHINES]
     cases = []
-    for line in TABLE.strip().splitlines():
+    for line in table.strip().splitlines():
         command, *cells = [part.strip() for part in line.split(" | ")]
         assert len(cells) == len(columns), command
         cases += [Case(command, name, cell) for name, cell in zip(columns, cells, strict=True) if cell != "*"]
@@ -47,12 +49,12 @@ def sentence_of(name: str) -> re.Pattern[str]:
     return re.compile("".join([f"(?:{part})" if i % 2 else re.escape(part) for i, part in enumerate(parts)]))
 
 
-def sentences(err: str) -> list[str]:
-    """What stands on stderr, each line as a person reads it; warnings are not counted."""
+def sentences(err: str, warnings: bool = False) -> list[str]:
+    """What stands on stderr, each line as a person reads it; *warnings* are of the log."""
     found = []
     for line in err.splitlines():
         record = re.fullmatch(r'time="[^"]*" level=(\w+) msg="(.*)"', line)
-        if record is None or record[1] != "warning":
+        if (record is not None and record[1] == "warning") == warnings:
             found.append((record[2] if record else line).replace('\\"', '"'))
     return found
 
@@ -62,8 +64,8 @@ def check_command(case: Case, said: Said) -> None:
     if case.command.startswith("gpu doctor"):
         _check_doctor(case, said)
         return
-    told = sentences(said.err)
-    if case.cell[0] in "!~":
+    told = sentences(said.err, case.cell[0] == "?")
+    if case.cell[0] in "!~?":
         assert (said.code, said.out) == (1 if case.cell[0] == "!" else 0, ""), said
         assert len(told) == 1 and sentence_of(case.cell[1:]).fullmatch(told[0]), (case, told)
         return
@@ -124,6 +126,21 @@ def _empty(machine: Machine, out: str) -> set[str]:
     }
 
 
+def _labelled(machine: Machine, out: str) -> set[str]:
+    """Whose labels there are."""
+    prefixes = {"nvidia.com": "N", "amd.com": "A", "beta.amd.com": "A", "gpu.intel.com": "I"}
+    return {prefixes[line.partition("/")[0]] for line in out.splitlines()}
+
+
+def _measured(machine: Machine, out: str) -> set[str]:
+    """The GPUs of which figures are served."""
+    samples = [sample for family in text_string_to_metric_families(out) for sample in family.samples]
+    found = {f"A{one.labels['gpu_id']}" for one in samples if one.name.startswith("gpu_")}
+    addresses = {one.labels["pci_bdf"]: one.labels["hw_name"] for one in samples if one.name == "hw_gpu_info"}
+    assert addresses.keys() == {one.labels["pci_bdf"] for one in samples if one.name == "hw_gpu_utilization_ratio"}
+    return found | {f"I{int(name.removeprefix('gpu-')) - 1}" for name in addresses.values()}
+
+
 def _installed(machine: Machine, out: str) -> set[str]:
     (line,) = [line for line in out.splitlines() if line.startswith("# and links of ")]
     return {maker[0] for maker in ("NVIDIA", "AMD") if f"{maker}'s" in line}
@@ -133,6 +150,8 @@ _SHOWN: tuple[tuple[str, Callable[[Machine, str], set[str]]], ...] = (
     ("gpu list --json", _list_json),
     ("gpu list", _list_table),
     ("cdi generate", _generated),
+    ("kubernetes labels", _labelled),
+    ("metrics", _measured),
     ("run install docker", _installed),
     ("", _empty),
 )

@@ -5,7 +5,8 @@ A cell says the whole outcome (``*``: not tried):
 
 - ``N0 A1``: it succeeds, and what it gives or lists are exactly these GPUs; ``-`` that there are none;
 - ``!name``: it is refused with exit code 1, and says one sentence, which is that of SENTENCES;
-- ``~name``: it succeeds and has nothing to show, and says why in that sentence.
+- ``~name``: it succeeds and has nothing to show, and says why in that sentence;
+- ``?name``: the same, and the sentence is a warning of the log.
 
 ``ask VARIABLE=VALUE`` is a request for GPUs: by `gpu explain`, and with a real container.  ``run`` is before a command
 that only the built program has.  What stands in brackets in a sentence is a pattern.
@@ -35,6 +36,8 @@ cdi generate --mode intel                   | !intels:auto | !intels:amd | !inte
 cdi refresh --output @/r.yaml               | ~wrote | ~refresh:amd | ~refresh:amd | ~refresh:intel | ~refresh | ~wrote | ~wrote | ~refresh | ~refresh
 cdi refresh --output @/a.yaml --mode amd    | ~norefresh:amd | ~wrote | ~wrote | ~norefresh:amd | ~norefresh:amd | ~wrote | ~norefresh:amd | ~norefresh:amd | ~norefresh:amd
 cdi refresh --output @/i.yaml --mode intel  | ~norefresh:intel | ~norefresh:intel | ~norefresh:intel | ~wrote | ~norefresh:intel | ~norefresh:intel | ~wrote | ~norefresh:intel | ~norefresh:intel
+kubernetes labels --oneshot --no-timestamp -o - | N | A | A | I | ?nolabel:gaudis | N A | N I | ?nolabel:idle | ?nolabel:nothing
+metrics --once                              | ?nvml | {A8} | {A8} | I0 I1 I2 | ?gaudis | A0 A1 | I0 I1 | ?idle | ?nothing
 run install docker --dry-run                  | N | A | A | N | N | N A | N | N | N
 ask NVIDIA_VISIBLE_DEVICES=all              | N0 N1 | !driver:A | !driver:A | !driver:I | !driver:G | N0 N1 | N0 N1 | !driver | !driver
 ask NVIDIA_VISIBLE_DEVICES=0                | N0 | !driver:A | !driver:A | !driver:I | !driver:G | N0 | N0 | !driver | !driver
@@ -61,6 +64,17 @@ ask HABANA_VISIBLE_DEVICES=7                | !nogaudi:N | !nogaudi:A | !nogaudi
 ask GPURUN_VISIBLE_DEVICES=free GPURUN_GPU_THREADS=50% | * | !threads:AMD | !threads:AMD | !threads:Intel | !every:G | !which:amd | !which:intel | !every:idle | !every
 ask AMD_VISIBLE_DEVICES=0 GPURUN_GPU_MEMORY=1GiB | !noamd:N | !dmem:AMD | !dmem:AMD | !noamd:I | !noamd:G | !dmem:AMD | !noamd:N | !noamd:card | !noamd
 ask AMD_VISIBLE_DEVICES=free GPURUN_GPU_MEMORY=1GiB | !room:AMD:N | !dmem:AMD | !dmem:AMD | !room:AMD:I | !room:AMD:G | !dmem:AMD | !room:AMD:N | !room:AMD:card | !room:AMD
+"""
+
+#: The same, of what a node's parts offer to a cluster: the GPUs of a resource of the kubelet's, the devices of a driver.
+CLUSTER = f"""
+plugin nvidia.com/gpu     | N0 N1 | - | - | - | - | N0 N1 | N0 N1 | - | -
+plugin amd.com/gpu        | - | {A8} | {A8} | - | - | A0 A1 | - | - | -
+plugin gpu.intel.com/i915 | - | - | - | I0 | - | - | I0 | - | -
+plugin gpu.intel.com/xe   | - | - | - | I1 I2 | - | - | I1 | - | -
+driver gpu.nvidia.com     | N0 N1 | - | - | - | - | N0 N1 | N0 N1 | - | -
+driver gpu.amd.com        | - | {A8} | {A8} | - | - | A0 A1 | - | - | -
+driver gpu.intel.com      | - | - | - | I0 I1 I2 | - | - | I0 I1 | - | -
 """
 
 #: What ends a refusal: what the machine has instead.
@@ -91,16 +105,21 @@ _FREE = (
 _LOOK = "; `gpurun gpu doctor` looks further"
 _WHICH = "process.env GPURUN_VISIBLE_DEVICES: 'free': this host has GPUs of nvidia and {}, say which: 'free;vendor=nvidia'"
 _EVERY = "[.*] (process.env GPURUN_VISIBLE_DEVICES): this host has no GPU that gpurun knows"
-_NO_CARD = "gpurun: no GPU: no card of NVIDIA's, AMD's or Intel's is on the PCI bus ([\\S*]/sys/bus/pci/devices)"
+_NO_CARD = "[(gpurun: )?]no GPU: no card of NVIDIA's, AMD's or Intel's is on the PCI bus ([\\S*]/sys/bus/pci/devices)"
 _NO_AMD = (
     "process.env AMD_VISIBLE_DEVICES: this host has no AMD GPU that computes: [.*] are there while the driver is loaded"
 )
 _UNRESOLVED = "unresolvable CDI devices amd.com/gpu=0 (looked in [.*]): "
 _ROOM = "process.env AMD_VISIBLE_DEVICES 'free': no GPU has room for a share of 1 GiB: this host has no GPU of AMD's"
-SENTENCES = {
+_NOTHING = {
     "gaudis": f"{_NO_CARD}{INSTEAD['G']}{_LOOK}",
-    "idle": f"gpurun: no GPU: {INSTEAD['idle'][2:]}{_LOOK}",
+    "idle": f"[(gpurun: )?]no GPU: {INSTEAD['idle'][2:]}{_LOOK}",
     "nothing": f"{_NO_CARD}{_LOOK}",
+}
+SENTENCES = {
+    **_NOTHING,
+    **{f"nolabel:{name}": f"no label: {sentence}" for name, sentence in _NOTHING.items()},
+    "nvml": "NVML error: error (nvmlInit_v2: 9) ([.*])",
     **{
         f"lease:{name}": f"gpurun: no GPU is leased: containers ask for one with {name}_VISIBLE_DEVICES=free"
         for name in ("NVIDIA", "AMD", "GPURUN")

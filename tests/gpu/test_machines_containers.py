@@ -90,7 +90,7 @@ def test_request(runtime: Runtime, bundle: MakeBundle, hosts: Callable[[str], Ho
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_life(runtime: Runtime, bundle: MakeBundle, hosts: Callable[[str], Host], name: str) -> None:
-    """attach, detach, update and what lists of the container say meanwhile."""
+    """attach, detach, update, and what gpu list, stats, events and explain say of the container meanwhile."""
     machine, env = MACHINES[name], ENVIRONMENT | hosts(name).env
     first, second, one, other = CHANGES[name]
     container = runtime.start(bundle().args("sleep", "1000"), env=env)
@@ -104,6 +104,12 @@ def test_a_life(runtime: Runtime, bundle: MakeBundle, hosts: Callable[[str], Hos
     does("gpu", "attach", container.id, second)
     assert in_dev(runtime, container.id, env) == nodes_of(machine, one + other)
     assert does("gpu", "list").count(container.id) == 2
+    (row,) = json.loads(does("stats", "--json", "--once", container.id))
+    (report,) = [json.loads(line) for line in does("events", "--stats", container.id).splitlines()]
+    for gpus in (row["gpus"] or [], report["data"].get("gpus") or []):  # the simulated NVML tells of none
+        assert sorted([f"{gpu['vendor'][0].upper()}{gpu['index']}" for gpu in gpus]) == sorted(
+            [word for word in one + other if not word.startswith("N")]
+        ), gpus
     explained = does("explain", "--running", container.id)
     assert all(f"/dev/{machine.nodes[word][-1]}" in explained for word in one + other)
     does("gpu", "detach", container.id, first)

@@ -138,13 +138,18 @@ def _mounts(lines: list[str]) -> Counter[str]:
     return found
 
 
+def _text(pid: int | str, name: str) -> str:
+    """A file of a process, of which others choose the bytes."""
+    return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+
+
 def _processes_named(ids: tuple[str, ...]) -> list[int]:
     """Processes whose command line or cgroup names one of *ids*."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
             try:
-                text = Path("/proc", name, "cmdline").read_text() + Path("/proc", name, "cgroup").read_text()
+                text = _text(name, "cmdline") + _text(name, "cgroup")
             except (FileNotFoundError, ProcessLookupError):
                 continue  # gone while we looked
             if any(i in text for i in ids):
@@ -154,6 +159,6 @@ def _processes_named(ids: tuple[str, ...]) -> list[int]:
 
 def _describe(pid: int) -> str:
     try:
-        return f"{pid} {Path(f'/proc/{pid}/cmdline').read_text()!r} {Path(f'/proc/{pid}/stat').read_text()[:60]}"
+        return f"{pid} {_text(pid, 'cmdline')!r} {_text(pid, 'stat')[:60]}"
     except (FileNotFoundError, ProcessLookupError):
         return f"{pid} (gone by now)"

@@ -23,10 +23,20 @@ CONTROL = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 
 @dataclass(frozen=True)
 class Machine:
-    """*build* makes its tree; *nodes* are the device nodes below /dev of each GPU that a container can have, by its word."""
+    """*nodes* are the device nodes below /dev of each GPU that a container can have, by its word.
 
-    build: Callable[[Path], Host]
+    *add* makes its tree, in which NVIDIA's driver is already where it has *nvidia*.
+    """
+
+    add: Callable[[Path], Host]
     nodes: Mapping[str, tuple[str, ...]]
+    nvidia: Options | None = None
+
+    def build(self, path: Path) -> Host:
+        """The whole tree at *path*."""
+        if self.nvidia is not None:
+            make(path, self.nvidia)
+        return self.add(path)
 
 
 def _drm(card: int, render: int) -> tuple[str, str]:
@@ -37,10 +47,6 @@ def _mi210(first_card: int, count: int) -> dict[str, tuple[str, ...]]:
     """AMD's index counts by PCI address, numbers of nodes by the order of KFD's nodes."""
     ordered = sorted([(pci, render, i) for i, (pci, render) in enumerate(amd.MI210[:count])])
     return {f"A{n}": _drm(first_card + i, render + LATER) for n, (_, render, i) in enumerate(ordered)}
-
-
-def _nvidia(path: Path) -> Host:
-    return Host(make(path, NVIDIA).path)
 
 
 def _idle(path: Path) -> Host:
@@ -55,7 +61,7 @@ def _idle(path: Path) -> Host:
 NVIDIAS = {f"N{i}": (f"nvidia{minor(i, 2)}",) for i in range(2)}
 ARCS = {f"I{i}": _drm(LATER + card, LATER + 128 + card) for i, card in enumerate((0, 1, 3))}
 MACHINES = {
-    "nvidia": Machine(_nvidia, NVIDIAS),
+    "nvidia": Machine(Host, NVIDIAS, NVIDIA),
     "mi210": Machine(lambda path: amd.mi210(path, LATER, later=LATER), _mi210(LATER, 8)),
     "mi300x": Machine(
         lambda path: amd.mi300x(path, later=LATER), {f"A{i}": _drm(1 + LATER + i, 128 + LATER + i) for i in range(8)}
@@ -64,10 +70,11 @@ MACHINES = {
     "gaudi": Machine(
         intel.gaudi, {f"G{i}": (f"accel/accel{i}", f"accel/accel_controlD{i}", f"infiniband/uverbs{i}") for i in range(2)}
     ),
-    "nv+amd": Machine(lambda path: amd.beside_nvidia(_nvidia(path).path, later=LATER), NVIDIAS | _mi210(LATER, 2)),
+    "nv+amd": Machine(lambda path: amd.beside_nvidia(path, later=LATER), NVIDIAS | _mi210(LATER, 2), NVIDIA),
     "nv+intel": Machine(
-        lambda path: intel.arc(_nvidia(path).path, functions=False, first=LATER),
+        lambda path: intel.arc(path, functions=False, first=LATER),
         NVIDIAS | {name: ARCS[name] for name in ("I0", "I1")},
+        NVIDIA,
     ),
     "idle": Machine(_idle, {}),
     "none": Machine(Host, {}),

@@ -34,9 +34,9 @@ from gpurun.gpu.nvidia.host.roots import PROC
 from gpurun.gpu.nvidia.platforms.platform import TEGRA, WSL, detect
 from gpurun.gpu.nvidia.request.settings import Settings, roots_of, site_settings
 from gpurun.gpu.nvidia.survey import survey_below
-from gpurun.gpu.offers import cards, idle_cards, no_card, offers_text
+from gpurun.gpu.offers import cards, none_of_any
 from gpurun.gpu.request.share import share_text
-from gpurun.gpu.vendors import VENDORS, present
+from gpurun.gpu.vendors import VENDORS
 from gpurun.output import one_line, write_stderr, write_stdout
 
 TYPE_CHECKING = False
@@ -97,21 +97,13 @@ def why_none(gpu_roots: Roots, version: str) -> str:
     proc = f"{gpu_roots.sysroot}{PROC}"
     others = "; ".join([finding.text for finding in other_cards(gpu_roots)])
     if not version and not cards(gpu_roots.sysroot, VENDORS[:1]):
-        return _none_of_any(gpu_roots.sysroot)
+        return none_of_any({"GPURUN_SYSROOT": gpu_roots.sysroot})
     if not version:
         text = f"no GPU: the driver's kernel module is not loaded, there is no {proc}/version: `modprobe nvidia`"
     else:
         text = f"no GPU: the driver {version} is loaded and has none in {proc}/gpus"
         text += ": look whether one is in the machine (`lspci -d 10de:`)"
     return f"{text}{f'; {others}' if others else ''}; `gpurun gpu doctor` looks further"
-
-
-def _none_of_any(sysroot: str) -> str:
-    """Why a host without anything of NVIDIA's has no GPU of another maker either."""
-    env = {"GPURUN_SYSROOT": sysroot}
-    idle = "; ".join(idle_cards(env))
-    loaded = " and ".join([f"a driver of {row.title}'s is loaded and has no GPU to give" for row in present(env)])
-    return f"no GPU: {idle or loaded or no_card(sysroot)}{offers_text(env)}; `gpurun gpu doctor` looks further"
 
 
 def site_roots(env: Mapping[str, str]) -> Roots:

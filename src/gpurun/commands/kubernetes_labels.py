@@ -19,6 +19,8 @@ from gpurun.commands.kubernetes_options import (
     vendors_of,
 )
 from gpurun.errors import GpurunError
+from gpurun.gpu.offers import none_of_any
+from gpurun.gpu.vendors import NAMES
 from gpurun.invocation import Invocation
 from gpurun.kubernetes.config import PluginConfig
 from gpurun.kubernetes.labels import labels_of, machine_type
@@ -39,7 +41,7 @@ def labels(invocation: Invocation) -> int:
     makers = vendors_of(invocation)
     stop, wake = threading.Event(), threading.Event()
     source = config_source(invocation, env, wake.set)
-    pauses = Pauses()
+    pauses, said = Pauses(), False
 
     def end() -> None:
         stop.set()
@@ -55,7 +57,11 @@ def labels(invocation: Invocation) -> int:
                 config = source()
                 once = once or config.oneshot
                 every = given or config.sleep_interval or _INTERVAL_S
-                where.set(config, *_made(invocation, config, makers))
+                made = _made(invocation, config, makers)
+                where.set(config, *made)
+                if not made[0] and not said and makers == NAMES:
+                    said = True
+                    log.warning(f"no label: {none_of_any({'GPURUN_SYSROOT': host_of(invocation).roots.sysroot})}")
                 probes.tell("")
                 rests = every
                 pauses.good()

@@ -13,6 +13,7 @@ from gpurun.commands.kubernetes_options import ended_by_late_gpus, host_of, list
 from gpurun.errors import GpurunError, strerror_lower
 from gpurun.gpu.nvidia.host.nvml import METRICS, find_nvml, query
 from gpurun.gpu.nvidia.host.nvml_watch import XidEvent
+from gpurun.gpu.offers import none_of_any
 from gpurun.gpu.readings import Readers
 from gpurun.gpu.vendors import present
 from gpurun.invocation import Invocation
@@ -90,9 +91,7 @@ class Reader:
             except GpurunError as e:
                 self._say(str(e))
         elif not here:
-            self._say(
-                "no GPU: no driver of NVIDIA's, AMD's or Intel's is loaded on this host; `gpurun gpu doctor` says more"
-            )
+            self._say(none_of_any(self._env))
         found = self._readers.read()
         if answer is None and not found.measured:
             return []

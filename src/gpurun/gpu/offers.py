@@ -102,6 +102,14 @@ def no_card(sysroot: str) -> str:
     return f"no card of {', '.join(titles[:-1])} or {titles[-1]} is on the PCI bus ({sysroot}/sys/bus/pci/devices)"
 
 
+def none_of_any(own_env: Mapping[str, str]) -> str:
+    """Why a host that has no GPU of any maker's has none, and what it has instead, as a sentence."""
+    idle = "; ".join(idle_cards(own_env))
+    loaded = " and ".join([f"a driver of {row.title}'s is loaded and has no GPU to give" for row in present(own_env)])
+    why = idle or loaded or no_card(own_env.get("GPURUN_SYSROOT", "").rstrip("/"))
+    return f"no GPU: {why}{offers_text(own_env)}; `gpurun gpu doctor` looks further"
+
+
 def idle_cards(own_env: Mapping[str, str], vendors: tuple[Vendor, ...] = VENDORS) -> tuple[str, ...]:
     """A sentence for each of *vendors* whose cards no driver of the maker's has: which module to load, or who has them."""
     found: dict[tuple[str, str], list[str]] = {}
