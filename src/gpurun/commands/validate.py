@@ -27,7 +27,7 @@ def validate(invocation: Invocation) -> int:
     if os.path.isfile(bundle) and "config" not in invocation.options:  # the file itself is named
         bundle, _, name = bundle.rpartition("/")
     path = name if name.startswith("/") else f"{bundle}/{name}"
-    found = check_file(path, bundle)
+    found = check_file(path, bundle, "config" in invocation.options)
     wrong = [problem for problem in found if problem.fatal]
     if form == "json":
         answer = {"config": path, "valid": not wrong, "problems": [to_plain(problem) for problem in found]}

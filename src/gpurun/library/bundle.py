@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from gpurun.engine.caller.bundle import CreateOptions, plan_config
+from gpurun.engine.caller.bundle import CreateOptions, plan_config, read_document
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.images.bundle import BundleRequest, make_bundle, site_labels
 from gpurun.images.unpack import MAX_SIZE, Limits
@@ -15,7 +15,6 @@ from gpurun.library.explanation import sections
 from gpurun.library.validation import check_text
 from gpurun.linux.files import write_atomically
 from gpurun.oci.config import read_config
-from gpurun.oci.reader import MAX_DOCUMENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,12 +97,9 @@ class Bundle:
         """
         file = os.path.join(os.path.abspath(path), name)
         try:
-            with open(file, "rb") as opened:
-                data = opened.read(MAX_DOCUMENT + 1)
+            data = read_document(file, name != "config.json")
         except OSError as e:
             raise GpurunError(f"{file}: {(e.strerror or '').lower()}") from None
-        if len(data) > MAX_DOCUMENT:
-            raise ConfigError(file, f"is larger than {MAX_DOCUMENT >> 20} MiB")
         try:
             document = json.loads(data.decode("utf-8-sig"))
         except (ValueError, RecursionError) as e:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.cgroup.tree import Tree
+from gpurun.engine.caller.bundle import read_document
 from gpurun.engine.plan.container import Host, make_plan
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.oci.config import read_config
@@ -26,11 +27,13 @@ _HOST = Host(
 )
 
 
-def check_file(path: str, bundle: str) -> tuple[Problem, ...]:
-    """What is wrong with the config.json at *path*; raises :class:`GpurunError` when it cannot be read."""
+def check_file(path: str, bundle: str, named: bool = False) -> tuple[Problem, ...]:
+    """What is wrong with the config.json at *path*; raises :class:`GpurunError` when it cannot be read.
+
+    *named* is as for :func:`gpurun.engine.caller.bundle.read_document`.
+    """
     try:
-        with open(path, "rb") as file:
-            data = file.read()
+        data = read_document(path, named)
     except OSError as e:
         raise GpurunError(f"{path}: {(e.strerror or '').lower()}") from None
     return check_text(data, path, bundle)

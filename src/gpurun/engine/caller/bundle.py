@@ -57,18 +57,27 @@ def read_bundle(bundle: str, config: str = "") -> tuple[bytes, Config]:
     """The text and the records of the bundle's config.json; raises :class:`ConfigError`.  Returns (text, records)."""
     path = config if config.startswith("/") else f"{bundle}/{config or 'config.json'}"
     try:
-        # A FIFO would hold us for ever; who names a file (--config /dev/stdin) may well mean one.
-        if not config and S_ISFIFO(posix.stat(path).st_mode):
-            raise ConfigError(path, "is a FIFO and not a file")
-        data = read_file(path, MAX_DOCUMENT + 1)
+        data = read_document(path, named=bool(config))
     except FileNotFoundError:
         name = config or "config.json"
         raise ConfigError("", f"JSON specification file {name} not found in {bundle}") from None
     except OSError as e:
         raise StepError("read", path, e.errno) from None
+    return data, read_config(data)
+
+
+def read_document(path: str, named: bool) -> bytes:
+    """The text of the config.json *path*, which the caller has *named*, or which is just the one of the bundle.
+
+    Raises OSError where it cannot be read, :class:`ConfigError` for what is no such file.
+    """
+    # A FIFO would hold us for ever; who names a file (--config /dev/stdin) may well mean one.
+    if not named and S_ISFIFO(posix.stat(path).st_mode):
+        raise ConfigError(path, "is a FIFO and not a file")
+    data = read_file(path, MAX_DOCUMENT + 1)
     if len(data) > MAX_DOCUMENT:
         raise ConfigError(path, f"is larger than {MAX_DOCUMENT >> 20} MiB")
-    return data, read_config(data)
+    return data
 
 
 def _may_make_cgroups(found: tree.Tree, own: str) -> bool:
