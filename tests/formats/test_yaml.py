@@ -58,6 +58,8 @@ def test_yaml(text: str, value: Any) -> None:
         ("a: 1\n---\nb: 2\n", "line 2"),
         ("? [a]\n: b\n", "line 1: has a key that is not a word"),
         ("a: !custom x\n", "tag !custom"),
+        ('a: "\\ud800"\n', "line 1: has an escape that is no character"),
+        ('a: 1\n"\\udfff": 1\n', "has an escape that is no character"),
         ("a: &a [*a]\n", "nested too deeply"),
         (BILLIONS, "more than 100000"),
         ("[" * 200_000, "nested too deeply"),

@@ -62,6 +62,8 @@ def test_nothing_is_plain_http() -> None:
         (TLS + ", client_auth_type: RequireAndVerifyClientCert}", "needs client_ca_file"),
         (TLS + ", client_ca_file: ca}", "asks for no certificate"),
         (TLS + ", client_ca_file: c, client_auth_type: VerifyClientCertIfGiven, client_allowed_sans: [a]}", "allowed_sans"),
+        (TLS + ', client_ca_file: "a\\0b"}', "tls_server_config.client_ca_file: has a NUL character"),
+        ('basic_auth_users: {"\\ud800": x}', "f: line 1: has an escape that is no character"),
         (TLS + ", min_version: TLS10}", "TLS10 is not safe"),
         (TLS + ", min_version: TLS13, max_version: TLS12}", "newer than max_version"),
         (TLS + ", min_version: 1.2}", "min_version: 1.2 is unknown"),

@@ -123,14 +123,23 @@ def _value(node: yaml.Node, source: str, depth: int, left: list[int]) -> Any:
     if not node.tag.startswith("tag:yaml.org,2002:"):
         raise ConfigError(where, f"has the tag {node.tag}, which means nothing here")
     if isinstance(node, yaml.ScalarNode):
-        return resolve_plain(node.value) if node.style is None and node.tag == _STR_TAG else node.value
+        return resolve_plain(node.value) if node.style is None and node.tag == _STR_TAG else _whole(node, where)
     if isinstance(node, yaml.SequenceNode):
         return [_value(n, source, depth + 1, left) for n in node.value]
     made = {}
     for key_node, value_node in node.value:
         if not isinstance(key_node, yaml.ScalarNode):
             raise ConfigError(where, "has a key that is not a word")
-        if key_node.value in made:
-            raise ConfigError(f"{source}: line {key_node.start_mark.line + 1}", f'has the key "{key_node.value}" twice')
-        made[key_node.value] = _value(value_node, source, depth + 1, left)
+        key = _whole(key_node, where)
+        if key in made:
+            raise ConfigError(f"{source}: line {key_node.start_mark.line + 1}", f'has the key "{key}" twice')
+        made[key] = _value(value_node, source, depth + 1, left)
     return made
+
+
+def _whole(node: yaml.ScalarNode, where: str) -> str:
+    """The text of *node*.  PyYAML takes escapes for halves of a surrogate pair, which are no characters of any file."""
+    text: str = node.value
+    if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+        raise ConfigError(where, "has an escape that is no character (\\uD800 to \\uDFFF)")
+    return text

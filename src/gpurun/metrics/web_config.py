@@ -138,6 +138,8 @@ def _tls(table: _Tls, source: str) -> TlsConfig:
         text, path = str(getattr(table, name)), str(getattr(table, f"{name}_file"))
         if text and path:
             raise ConfigError(where, f"has both {name} and {name}_file: leave one out")
+        if "\0" in path:
+            raise ConfigError(f"{where}.{name}_file", "has a NUL character, which no path has")
         return Pem(text, os.path.join(directory, path) if path else "")
 
     made = TlsConfig(

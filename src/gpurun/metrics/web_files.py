@@ -114,7 +114,8 @@ def _context(tls: TlsConfig, source: str) -> ssl.SSLContext:
         ) from None
     if tls.client_ca:
         try:
-            made.load_verify_locations(cadata=_pem(tls.client_ca, False).decode("ascii", "replace"))
+            # Between certificates there may be the names of their makers, in any language.
+            made.load_verify_locations(cadata=_pem(tls.client_ca, False).decode("ascii", "backslashreplace"))
         except (ssl.SSLError, ValueError) as e:
             where = tls.client_ca.path or "client_ca"
             raise ConfigError(source, f"{where} has no certificate in PEM ({_reason(e)})") from None
