@@ -192,10 +192,26 @@ def _doing(error: BaseException) -> str:
 
 def oserror_text(error: OSError) -> str:
     """``<path>: <reason>`` of an :class:`OSError`, without Python's ``[Errno N]``."""
-    reason = strerror_lower(error.errno) if error.errno else str(error)
+    # The numbers of getaddrinfo(3) are negative, and no errno.
+    known = (error.errno or 0) > 0
+    reason = strerror_lower(error.errno) if known else (error.strerror or str(error))
     more = no_room(error.errno, str(error.filename or ""))
     reason = f"{reason}: {more}" if more else reason
     return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def program_error_text(error: Exception) -> str:
+    """Why a program that was called has given no answer; *error* is an :class:`OSError`, or one of :mod:`subprocess`'s."""
+    if isinstance(error, OSError):
+        return oserror_text(error)
+    seconds = getattr(error, "timeout", None)
+    if seconds is not None:
+        return f"it has not ended within {seconds:g} s"
+    code = getattr(error, "returncode", None)
+    if code is not None:
+        said = getattr(error, "stderr", None) or getattr(error, "stdout", None)
+        return (" ".join(said.split()) if isinstance(said, str) else "") or f"exit code {code}"
+    return str(error)
 
 
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}

@@ -12,7 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from gpurun.errors import GpuError
+from gpurun.commands import kubernetes_mig
+from gpurun.errors import GpuError, GpurunError
 from gpurun.gpu.nvidia.mig.apply import MigHost
 from gpurun.kubernetes.api import connect
 from gpurun.kubernetes.labels import labels_left
@@ -51,7 +52,7 @@ class Node:
         self.sockets = directory / "kubelet.sock"
         self.host = MigHost(self.sim.library, str(directory / "mig"))
         self.api = connect(str(self.server.kubeconfig(directory / "kubeconfig")))
-        self.rebooted = 0
+        self.rebooted, self.no_reboot = 0, ""
         self.label()
 
     def label(self, **labels: str) -> None:
@@ -77,6 +78,8 @@ class Node:
 
     def _reboot(self) -> None:
         self.rebooted += 1
+        if self.no_reboot:
+            raise GpurunError(self.no_reboot)
 
     def pod(self, name: str, component: str) -> None:
         labels = {"app.kubernetes.io/name": "gpurun", "app.kubernetes.io/component": component}
@@ -241,6 +244,32 @@ def test_a_mode_that_waits_for_a_reboot(node: Node) -> None:
     state.write_text(state.read_text().replace("mode 0 0 1", "mode 0 1 1"))
     assert node.apply("balanced", reboot=True) == SUCCESS and node.sim.devices() == BALANCED
     assert node.labels == {PLUGIN: "true", STATE: SUCCESS}
+
+
+def test_a_node_that_does_not_reboot(node: Node) -> None:
+    """Nobody stays away for a reboot that does not come."""
+    node.set_labels({PLUGIN: "true"})
+    node.sim.control("sticky 0")
+    node.no_reboot = "the node does not reboot: exit code 1"
+    assert node.apply("balanced", reboot=True) == FAILED and node.rebooted == 1
+    assert node.labels == {PLUGIN: "true", STATE: FAILED} and node.no_reboot in node.events[-1]
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("echo Access denied >&2; exit 1", "the node does not reboot: Access denied"),
+        ("exit 3", "the node does not reboot: exit code 3"),
+        ("", "the node does not reboot: reboot: no such file or directory"),
+    ],
+)  # fmt: skip
+def test_what_reboot_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, said: str) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if program:
+        (tmp_path / "reboot").write_text(f"#!/bin/sh\n{program}\n")
+        (tmp_path / "reboot").chmod(0o755)
+    with pytest.raises(GpurunError, match=said):
+        kubernetes_mig._reboot("")
 
 
 def test_after_one_that_was_killed(node: Node) -> None:

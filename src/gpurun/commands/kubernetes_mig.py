@@ -8,7 +8,7 @@ import threading
 
 from gpurun import log
 from gpurun.commands.kubernetes_options import host_of, node_name, probed, until_signal
-from gpurun.errors import GpurunError, UsageError
+from gpurun.errors import GpurunError, UsageError, clean, program_error_text
 from gpurun.gpu.leases.policy import LeasePolicy
 from gpurun.gpu.leases.store import Store, directory, other_directories
 from gpurun.gpu.nvidia.host.nvml import find_nvml
@@ -94,11 +94,12 @@ def _host(invocation: Invocation, root: str) -> MigHost:
 
 
 def _reboot(root: str) -> None:
+    """Raises :class:`GpurunError` where the node does not."""
     words = ("chroot", root, "reboot") if root else ("reboot",)
     try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, timeout=_REBOOT_S, check=False)
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=_REBOOT_S)
     except (OSError, subprocess.TimeoutExpired) as e:
-        log.warning(f"the node does not reboot: {e}")
-        return
+        raise GpurunError(f"the node does not reboot: {program_error_text(e)}") from None
     if done.returncode:
-        log.warning(f"the node does not reboot: exit code {done.returncode}")
+        said = clean(" ".join(done.stderr.decode("utf-8", "replace").split())) or f"exit code {done.returncode}"
+        raise GpurunError(f"the node does not reboot: {said}")

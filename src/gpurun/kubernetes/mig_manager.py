@@ -52,7 +52,10 @@ class MigPlaces(Record):
 
 
 class MigManager:
-    """Divides the GPUs of the node *node*; *host* says where they are, *reboot* reboots the node (None: nobody does)."""
+    """Divides the GPUs of the node *node*; *host* says where they are.
+
+    *reboot* reboots the node (None: nobody does), or raises :class:`GpurunError`.
+    """
 
     def __init__(
         self, api: Api, node: str, host: Callable[[], MigHost], places: MigPlaces, reboot: Callable[[], None] | None = None
@@ -70,7 +73,11 @@ class MigManager:
         except MigPending as e:
             if self._reboot is not None and before != REBOOTING:
                 self._told(name, REBOOTING, f"{e}; the node is rebooted for it")
-                self._reboot()
+                try:
+                    self._reboot()
+                except GpurunError as why:
+                    self._back()
+                    return self._told(name, FAILED, f"{e}; {why}")
                 return REBOOTING
             self._back()
             return self._told(name, FAILED, str(e))
