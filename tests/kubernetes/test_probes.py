@@ -176,6 +176,7 @@ def test_where_nobody_can_listen(sim: SimulatedDriver) -> None:
     for words, said in (
         (["labels", "--health-listen", "nowhere"], '--health-listen: "nowhere" is not ADDRESS:PORT'),
         (["labels", "--health-listen", "127.0.0.1:x"], '--health-listen: "127.0.0.1:x" is not ADDRESS:PORT'),
+        (["labels", "--health-listen", "no host:1"], "listen at no host, port 1, for probes: Name or service not known"),
     ):
         command = [sys.executable, "-m", "gpurun", "kubernetes", *words]
         done = subprocess.run(command, env=os.environ | sim.env | {"PYTHONPATH": "src"}, capture_output=True, text=True)

@@ -65,6 +65,15 @@ def test_client_certificates(pki: Path) -> None:
             get(server, client(pki, "stranger"))
 
 
+def test_certificates_with_words_between_them(pki: Path) -> None:
+    """Collections of certificates have the names of their makers in any language."""
+    whole = pki / "all.crt"
+    whole.write_text("# Főtanúsítvány\n" + (pki / "ca.crt").read_text())
+    text = VERIFIED.replace("client_ca_file: ca.crt", "client_ca_file: all.crt")
+    with serving(write(pki / "web.yaml", f"{text}}}")) as server:
+        assert get(server, client(pki, "client"))[0] == 200
+
+
 def test_passwords(tmp_path: Path) -> None:
     text = f"basic_auth_users: {{alice: {RIGHT}}}\nhttp_server_config: {{headers: {{X-Frame-Options: deny}}}}\n"
     with serving(write(tmp_path / "web.yaml", text)) as server:
@@ -253,6 +262,8 @@ def test_the_command(pki: Path, option: str) -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and f"{web}: other: is not known" in done.stderr and "Traceback" not in done.stderr
     write(web, f"{TLS}}}\nbasic_auth_users: {{alice: {RIGHT}}}\n")
+    nowhere = subprocess.run([*command, "--listen", "no host:1"], env=env, capture_output=True, text=True, timeout=120)
+    assert nowhere.returncode == 1 and "--listen no host:1: Name or service not known" in nowhere.stderr
     process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None

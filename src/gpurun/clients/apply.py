@@ -9,7 +9,7 @@ import tempfile
 from gpurun.clients import files
 from gpurun.clients.files import Change
 from gpurun.clients.install import Setup, check_command, places
-from gpurun.errors import GpurunError, strerror_lower
+from gpurun.errors import GpurunError, program_error_text, strerror_lower
 
 
 def apply_all(setup: Setup, changes: tuple[Change, ...]) -> None:
@@ -67,7 +67,7 @@ def _check(command: tuple[str, ...]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError) as e:
-        raise GpurunError(f"`{shlex.join(command)}` failed, and nothing is changed: {e}") from None
+        raise GpurunError(f"`{shlex.join(command)}` failed, and nothing is changed: {program_error_text(e)}") from None
     if done.returncode != 0:
         why = (done.stderr.strip() or done.stdout.strip()).splitlines() or [f"exit code {done.returncode}"]
         raise GpurunError(f"`{shlex.join(command)}` rejects the new configuration, and nothing is changed: {why[-1]}")

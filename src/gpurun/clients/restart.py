@@ -8,7 +8,7 @@ import subprocess
 from contextlib import suppress
 
 from gpurun.clients import files
-from gpurun.errors import ConfigError, GpurunError, UsageError
+from gpurun.errors import ConfigError, GpurunError, UsageError, program_error_text
 from gpurun.paths import runtime_directory
 
 RESTART, RELOAD = "restart", "reload"
@@ -72,7 +72,7 @@ def run(words: tuple[str, ...]) -> str:
         done = subprocess.run(words, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError) as e:
         raise GpurunError(
-            f"`{' '.join(words)}` failed: {e}: the configuration is written, and read at the next start"
+            f"`{' '.join(words)}` failed: {program_error_text(e)}: the configuration is written, and read at the next start"
         ) from None
     if done.returncode != 0:
         raise GpurunError(f"`{' '.join(words)}` failed: {done.stderr.strip()}: journalctl -u {client} says why")

@@ -10,7 +10,7 @@ import time
 from gpurun import log
 from gpurun.commands.gpu_use import state_roots
 from gpurun.commands.kubernetes_options import ended_by_late_gpus, host_of, listen_address, node_name, until_signal
-from gpurun.errors import GpurunError, strerror_lower
+from gpurun.errors import GpurunError, oserror_text
 from gpurun.gpu.nvidia.host.nvml import METRICS, find_nvml, query
 from gpurun.gpu.nvidia.host.nvml_watch import XidEvent
 from gpurun.gpu.offers import none_of_any
@@ -136,9 +136,7 @@ def metrics(invocation: Invocation) -> int:
     try:
         server = Server((address, port), application(reader), web)
     except OSError as e:
-        raise GpurunError(
-            f"--listen {invocation.option('listen', DEFAULT_LISTEN)}: {strerror_lower(e.errno or 0)}"
-        ) from None
+        raise GpurunError(f"--listen {invocation.option('listen', DEFAULT_LISTEN)}: {oserror_text(e)}") from None
     reader.xids = {}
     watch = XidWatch(reader._host.roots, reader.xid)
     reader.watch_xids = watch.begin

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 
-from gpurun.errors import GpurunError, strerror_lower
+from gpurun.errors import GpurunError, oserror_text
 
 #: Seconds without a sign of life after which a part is to be started again.
 LIMIT_S = 180.0
@@ -109,7 +109,8 @@ def served(address: str, port: int, probes: Probes) -> Iterator[int]:
         except OSError as e:  # a kernel without IPv6 has no "::"
             error = e
     else:
-        raise GpurunError(f"listen on port {port} for probes: {strerror_lower((error and error.errno) or 0)}")
+        why = oserror_text(error) if error else "there is no address"
+        raise GpurunError(f"listen at {address or 'every address'}, port {port}, for probes: {why}")
     thread = threading.Thread(target=server.serve_forever, name="probes", daemon=True)
     thread.start()
     try:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from gpurun import log
-from gpurun.errors import GpurunError
+from gpurun.errors import GpurunError, error_text
 from gpurun.gpu.nvidia.host.nvml import find_nvml
 from gpurun.gpu.nvidia.host.nvml_watch import EventWatch, XidEvent
 from gpurun.gpu.nvidia.host.roots import Roots
@@ -49,7 +49,7 @@ class XidWatch:
             try:
                 watch = EventWatch(find_nvml(self._roots))
             except (GpurunError, OSError) as e:
-                problem = str(e)
+                problem = error_text(e)
             else:
                 try:
                     while not self._stop.is_set():
@@ -59,7 +59,7 @@ class XidWatch:
                             retry, said = _RETRY_S, ""
                     return
                 except GpurunError as e:
-                    problem = str(e)
+                    problem = error_text(e)
                 finally:
                     watch.close()
             if problem != said:

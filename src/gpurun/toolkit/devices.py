@@ -20,6 +20,7 @@ from gpurun.gpu.nvidia.host.gpus import nvidia_major, read_gpus
 from gpurun.gpu.nvidia.host.mig import CAPS_DEVICE, read_minors
 from gpurun.gpu.nvidia.host.nodes import read_majors
 from gpurun.gpu.nvidia.host.roots import PROC, Roots
+from gpurun.gpu.nvidia.mps.programs import call
 from gpurun.record import Record
 
 _MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset")
@@ -50,13 +51,13 @@ def load_modules(root: str, dry_run: bool) -> list[str]:
         if dry_run:
             continue
         try:
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+            done = call(command, 60.0)
         except FileNotFoundError:
             raise GpurunError(f"{command[0]}: not found: load the kernel modules another way") from None
-        except subprocess.CalledProcessError as e:
-            raise GpurunError(f"`{said[-1]}` failed: {e.stderr.strip() or e.returncode}") from None
         except subprocess.TimeoutExpired:
             raise GpurunError(f"`{said[-1]}` has not ended within 60 s: see dmesg") from None
+        if done.returncode:
+            raise GpurunError(f"`{said[-1]}` failed: {done.stderr.strip() or done.returncode}")
     return said
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 from gpurun.clients.files import Change, read
-from gpurun.errors import GpurunError, UsageError
+from gpurun.errors import GpurunError, UsageError, program_error_text
 from gpurun.record import Record
 
 RUNTIME = "nvidia-container-runtime"
@@ -151,5 +151,5 @@ def _dump(request: Request) -> str:
         except FileNotFoundError:
             problem = problem or f"{command[0]}: not found: give --executable-path, or --config-source=file"
         except subprocess.SubprocessError as e:
-            problem = problem or f"`{' '.join(command)}` failed: {e}: try --config-source=file"
+            problem = problem or f"`{' '.join(command)}` failed: {program_error_text(e)}: try --config-source=file"
     raise GpurunError(problem)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 
 from gpurun import log
 from gpurun.cdi.document import CdiEdits, CdiSpec
-from gpurun.errors import GpurunError
+from gpurun.errors import GpurunError, program_error_text
 from gpurun.gpu.nvidia.mps.daemon import MpsLimits
 from gpurun.gpu.nvidia.mps.node_service import NodeService, end, ensure, is_served, keep
+from gpurun.gpu.nvidia.mps.programs import call
 from gpurun.kubernetes.dra.checkpoint import (
     COMPLETED,
     STARTED,
@@ -217,9 +218,9 @@ class Preparer:
             raise GpurunError(f"a time slice is set with nvidia-smi, which is not in {where}: install the driver's programs")
         words = [*program.words, "compute-policy", "-i", uuid, f"--set-timeslice={interval}"]
         try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S)
+            done = call(words, _TIMEOUT_S)
         except (OSError, subprocess.SubprocessError) as e:
-            raise GpurunError(f"{' '.join(words)}: {e}") from None
+            raise GpurunError(f"{' '.join(words)}: {program_error_text(e)}") from None
         if done.returncode:
             raise GpurunError(f"{' '.join(words)}: {' '.join((done.stdout + done.stderr).split())}")
 

@@ -10,7 +10,7 @@ import subprocess
 import time
 
 from gpurun import log
-from gpurun.errors import GpurunError, strerror_lower
+from gpurun.errors import GpurunError, program_error_text, strerror_lower
 
 _CREDENTIALS = struct.Struct("iII")  # struct ucred, unix(7)
 _WAIT_S = 60.0
@@ -42,7 +42,7 @@ def _systemd(engine: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SYSTEMD_S, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError) as e:
-        raise GpurunError(f"`{' '.join(command)}` on the node: {e}") from None
+        raise GpurunError(f"`{' '.join(command)}` on the node: {program_error_text(e)}") from None
     if done.returncode:
         raise GpurunError(f"`{' '.join(command)}` on the node: {' '.join(done.stderr.split())}")
 

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import select
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpurun.errors import GpurunError
-from gpurun.gpu.nvidia.mps.programs import Program, find_driver_program, mount_place
+from gpurun.gpu.nvidia.mps.programs import Program, call, find_driver_program, mount_place
+from gpurun.linux.files import Fd
+from tests.deadline import within
+from tests.gpu.nvidia.mps.held_program import held_program
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of root")
 NAME = "nvidia-smi"
@@ -96,3 +102,41 @@ def test_a_place_for_a_mount_is_no_link(driver: Path) -> None:
         mount_place(str(driver), ("/mnt",))
     (driver / "tmp").mkdir()
     assert mount_place(str(driver), ("/mnt", "/tmp")) == "/tmp"
+
+
+def begins(monkeypatch: pytest.MonkeyPatch, ready: Callable[[], object]) -> None:
+    """The time of what :func:`call` calls begins when *ready* says so, and is over a moment later."""
+
+    class Begun(subprocess.Popen[str]):
+        def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:
+            if input is not None:
+                while not ready():
+                    time.sleep(0.01)
+                timeout = 0.1
+            return super().communicate(input, timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Begun)
+
+
+def test_a_program_that_the_driver_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not waited for when it has been killed, and no other joins it."""
+    with held_program(tmp_path / NAME) as pids, within(60):
+        with monkeypatch.context() as patched, pytest.raises(subprocess.TimeoutExpired):
+            begins(patched, lambda: pids.exists() and pids.read_text())
+            call([str(tmp_path / NAME)], 600.0)
+        held = pids.read_text().split()[0]
+        text = f"the NVIDIA driver still holds process {held}, which was called before"
+        with pytest.raises(subprocess.SubprocessError, match=text):
+            call(["true"], 60.0)
+    os.waitid(os.P_PID, int(held), os.WEXITED | os.WNOWAIT)
+    assert call(["cat"], 60.0, "said").stdout == "said"
+
+
+def test_what_a_program_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with Fd(os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)) as fifo, within(60):
+        with monkeypatch.context() as patched, pytest.raises(subprocess.TimeoutExpired):
+            begins(patched, lambda: select.select([fifo], [], [], 60)[0])
+            call(["sh", "-c", f"exec 3>{tmp_path}/fifo; sleep 600 & echo >&3"], 600.0)
+        os.set_blocking(fifo, True)
+        assert os.read(fifo, 10) == b"\n" and os.read(fifo, 10) == b""  # nobody has it open any more

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from gpurun import log
-from gpurun.errors import GpuError, GpurunError, clean, oserror_text
+from gpurun.errors import GpuError, GpurunError, clean, program_error_text
 from gpurun.gpu.nvidia.host.nvml import change_mig
 from gpurun.gpu.nvidia.mig.change_record import ChangeRecord, ChangeStore
 from gpurun.gpu.nvidia.mig.config import MigEntry
 from gpurun.gpu.nvidia.mig.plan import MigChange, plan_config, plan_restore
 from gpurun.gpu.nvidia.mig.state import MigGpu, read_state
-from gpurun.gpu.nvidia.mps.programs import Program
+from gpurun.gpu.nvidia.mps.programs import Program, call
 from gpurun.record import Record
 
 #: Seconds that nvidia-smi may take to reset all GPUs.
@@ -131,15 +131,11 @@ def _reset(host: MigHost, bus_ids: list[str]) -> str:
     words = (*host.nvidia_smi.words, "--gpu-reset", "-i", ",".join(bus_ids))
     log.info(f"resetting {', '.join(bus_ids)}")
     try:
-        done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=RESET_S, check=False, cwd="/"
-        )  # fmt: skip
-    except OSError as e:
-        return oserror_text(e)
-    except subprocess.TimeoutExpired:
-        return f"nvidia-smi has not ended within {RESET_S:g} s"
-    said = (done.stdout + done.stderr).decode("utf-8", "replace")
-    return clean(" ".join(said.split())) or f"exit code {done.returncode}" if done.returncode else ""
+        done = call(words, RESET_S)
+    except (OSError, subprocess.SubprocessError) as e:
+        return f"nvidia-smi: {program_error_text(e)}"
+    said = clean(" ".join((done.stdout + done.stderr).split()))
+    return said or f"exit code {done.returncode}" if done.returncode else ""
 
 
 def _run(host: MigHost, changes: tuple[MigChange, ...]) -> None:

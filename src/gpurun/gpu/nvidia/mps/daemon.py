@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 
 from gpurun import log
-from gpurun.errors import GpurunError
-from gpurun.gpu.nvidia.mps.programs import Program, find_driver_program, mount_place
+from gpurun.errors import GpurunError, program_error_text
+from gpurun.gpu.nvidia.mps.programs import Program, call, find_driver_program, mount_place
 from gpurun.record import Record
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -46,6 +46,17 @@ def replica_limits(memory: Sequence[int], replicas: int) -> MpsLimits:
     """The limits when each of the daemon's GPUs, with that *memory* in bytes (0: unknown), is shared by *replicas*."""
     shares = [(str(number), size // replicas) for number, size in enumerate(memory) if size]
     return MpsLimits(100 // replicas, tuple(shares))
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether *process* ends within some seconds: by itself, or by signals to its group."""
+    for sign in (signal.SIGTERM, signal.SIGKILL, 0):
+        try:
+            process.wait(2)
+            return True
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, sign)
+    return False
 
 
 class MpsDaemon:
@@ -86,7 +97,7 @@ class MpsDaemon:
                 self.command(f"set_default_active_thread_percentage {self.limits.threads}")
         except (OSError, subprocess.SubprocessError) as e:
             self.stop()
-            raise GpurunError(f"{CONTROL}: cannot be started: {e}") from None
+            raise GpurunError(f"{CONTROL}: cannot be started: {program_error_text(e)}") from None
         except GpurunError:
             self.stop()
             raise
@@ -106,7 +117,7 @@ class MpsDaemon:
         try:
             done = self._told(control, text)
         except (OSError, subprocess.SubprocessError) as e:
-            raise GpurunError(f"{CONTROL}: {text}: {e}") from None
+            raise GpurunError(f"{CONTROL}: {text}: {program_error_text(e)}") from None
         if done.returncode:
             said = " ".join((done.stderr or done.stdout).split()) or f"exit code {done.returncode}"
             raise GpurunError(f"{CONTROL}: {text}: {said}")
@@ -120,14 +131,8 @@ class MpsDaemon:
             except GpurunError as e:
                 log.debug(str(e))
         process, self._process = self._process, None
-        if process is not None:
-            for sign in (signal.SIGTERM, signal.SIGKILL):
-                try:
-                    process.wait(2)
-                    break
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, sign)
-            process.wait()
+        if process is not None and not _has_ended(process):
+            log.warning(f"{CONTROL}: process {process.pid} was killed and is still there: the NVIDIA driver holds it")
         if self._exclusive:
             try:
                 self._compute_mode("DEFAULT")
@@ -154,25 +159,23 @@ class MpsDaemon:
         """Hand the line *text* over."""
         apart = (*_ALONE[3:], *self._among_mounts(control)) if control.root else ()
         words = [*apart, *control.words]
-        return subprocess.run(
-            words, input=text + "\n", env=self._environment(control), capture_output=True, text=True, timeout=_TIMEOUT_S
-        )
+        return call(words, _TIMEOUT_S, text + "\n", self._environment(control))
 
     def _quit_old(self, control: Program) -> None:
         """A daemon that an earlier process of ours left behind would keep the directory."""
         try:
             self._told(control, "quit")
         except (OSError, subprocess.SubprocessError) as e:
-            log.debug(f"{CONTROL}: quit: {e}")
+            log.debug(f"{CONTROL}: quit: {program_error_text(e)}")
 
     def _compute_mode(self, mode: str) -> None:
         program = self._program("nvidia-smi")
         for uuid in self.uuids:
             words = [*program.words, "-i", uuid, "-c", mode]
             try:
-                done = subprocess.run(words, capture_output=True, text=True, timeout=_TIMEOUT_S)
+                done = call(words, _TIMEOUT_S)
             except (OSError, subprocess.SubprocessError) as e:
-                raise GpurunError(f"{' '.join(words)}: {e}") from None
+                raise GpurunError(f"{' '.join(words)}: {program_error_text(e)}") from None
             if done.returncode:
                 raise GpurunError(f"{' '.join(words)}: {' '.join((done.stdout + done.stderr).split())}")
 

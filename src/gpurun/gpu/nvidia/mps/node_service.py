@@ -21,7 +21,7 @@ import time
 from hashlib import blake2b
 
 from gpurun import log
-from gpurun.errors import ConfigError, GpurunError, oserror_text
+from gpurun.errors import ConfigError, GpurunError, oserror_text, program_error_text
 from gpurun.gpu.nvidia.mps.detached import start_detached
 from gpurun.launcher.fresh_interpreter import MAIN_ENTRY, NODE_MPS_ENTRY, command_line
 from gpurun.linux.files import unlink_if_there, write_atomically
@@ -157,7 +157,7 @@ def _have(directory: str, program: NodeProgram) -> None:
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=2 * WAIT_S + 10, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError) as e:
-        raise GpurunError(f"MPS: {' '.join(words)}: {e}") from None
+        raise GpurunError(f"MPS: {' '.join(words)}: {program_error_text(e)}") from None
     if done.returncode:
         said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise GpurunError(said if said.startswith("MPS:") else f"MPS: {' '.join(words)}: {said}")

@@ -4,13 +4,20 @@ What is in a driver's root is somebody else's, and root executes it.  So a progr
 leads out of it), and only one that root owns and nobody else may write is taken.  It runs with the driver's root as its own,
 so that it finds the libraries of its driver.  A directory that has the driver's files alone, without the loader that a
 program needs, is no root: there the node's loader is used, with the directories of the driver's libraries.
+
+A driver that hangs holds such a program in the kernel, maybe for good: it is killed when its time is over, and not waited
+for.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import stat
+import subprocess
+import threading
+from contextlib import suppress
 
 from gpurun.errors import GpurunError
 from gpurun.formats.elf import interpreter
@@ -20,10 +27,18 @@ from gpurun.linux.fs import O_DIRECTORY, O_PATH, RESOLVE_BENEATH, RESOLVE_NO_SYM
 from gpurun.ns.path import UNUSABLE, open_file, open_in_root
 from gpurun.record import Record
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
 #: Where a driver's root has its programs: the usual directories, as NVIDIA's own components look for them.
 _DIRECTORIES = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/usr/local/sbin", "/opt/bin")
 #: Libraries by which a directory is known to be one of the driver's.
 _LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
+_GRACE_S = 0.5  # after SIGKILL; a process that the driver holds in the kernel does not die at all
+#: Programs that were killed and are still there.
+_left: list[subprocess.Popen[str]] = []
+_left_lock = threading.Lock()
 
 
 class Program(Record):
@@ -46,6 +61,39 @@ def find_driver_program(name: str, driver_root: str = "", path: str = "", root: 
     if found is None:
         return None
     return Program(("chroot", root, found[len(root) :])) if root else Program((found,))
+
+
+def call(
+    words: Sequence[str], timeout_s: float, text: str = "", env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What a program of the driver says that is called with *words*, with *text* as its input and the environment *env*.
+
+    It and what it has started are killed after *timeout_s* seconds.  What the kernel holds in the driver is left behind, and
+    no other is called as long as it is there.  Raises OSError where it cannot be started, and
+    :class:`subprocess.SubprocessError` where it does not end in time, or one before it has not.
+    """
+    with _left_lock:
+        _left[:] = [process for process in _left if process.poll() is None]
+        if _left:
+            raise subprocess.SubprocessError(
+                f"the NVIDIA driver still holds process {_left[0].pid}, which was called before"
+            )
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, text=True, errors="replace",
+        start_new_session=True, cwd="/",
+    )  # fmt: skip
+    try:
+        said, complained = process.communicate(text, timeout_s)
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        try:
+            process.communicate(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:
+            with _left_lock:
+                _left.append(process)
+        raise
+    return subprocess.CompletedProcess(words, process.returncode, said, complained)
 
 
 def _of_driver_root(name: str, driver_root: str, root: str) -> Program | None:
