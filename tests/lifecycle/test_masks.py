@@ -86,6 +86,19 @@ def test_the_root_as_a_read_only_path(runtime: Runtime, bundle: MakeBundle, path
     assert runtime("exec", container.id, "sh", "-c", script).out == "/dev/shm\n"
 
 
+@pytest.mark.parametrize("first", ["/usr", "/etc"])
+def test_the_root_by_way_of_what_is_mounted_in_it_as_a_read_only_path(
+    runtime: Runtime, bundle: MakeBundle, leaks: Leaks, first: str
+) -> None:
+    """An image's link that leads through a mount and back: a bind of the root on itself would lie where no process is."""
+    leaks.allow_rootfs_changes()
+    b = bundle()
+    (b.rootfs / "up").symlink_to(f"{first[1:]}/..")
+    b.linux["readonlyPaths"] = [first, "/up"]
+    script = "touch /tmp/x && echo tmp; cut -d' ' -f5 /proc/self/mountinfo | grep -cx /; touch /dev/shm/x && echo shm"
+    assert runtime.run(b.sh(script)).out == "1\nshm\n"
+
+
 def test_another_mount_of_the_rootfs_as_a_read_only_path(runtime: Runtime, bundle: MakeBundle, leaks: Leaks) -> None:
     leaks.allow_rootfs_changes()
     b = bundle().sh("touch /tmp/x && echo a; touch /var/tmp/y || echo b")

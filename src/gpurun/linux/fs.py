@@ -1,4 +1,4 @@
-"""Files by descriptor: openat2(2), statfs(2), close_range(2), magic numbers of file systems."""
+"""Files by descriptor: openat2(2), statx(2), statfs(2), close_range(2), magic numbers of file systems."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ TMPFS_MAGIC = 0x01021994
 DEVPTS_SUPER_MAGIC = 0x1CD1
 CGROUP2_SUPER_MAGIC = 0x63677270
 
+_STATX_MNT_ID = 0x1000
 CLOSE_RANGE_CLOEXEC = 4
 #: The highest descriptor that :func:`close_others` has left open, and how many more there can be at a time.
 _left: list[int] = []
@@ -79,6 +80,16 @@ def mount_id(fd: int, pid: int | str = "self") -> str:
     """The number of the mount that *fd* of the process *pid* is on (proc_pid_fdinfo(5)).  Raises OSError."""
     lines = files.read_file(f"/proc/{pid}/fdinfo/{fd}").decode().splitlines()
     return next((line[7:].strip() for line in lines if line.startswith("mnt_id:")), "")
+
+
+def same_mount(one: int, other: int) -> bool:
+    """Whether both descriptors, which may be of O_PATH, are on one mount (statx(2)); it takes no /proc.  Raises OSError."""
+    numbers = []
+    for fd in (one, other):
+        data = buffer(256)
+        syscall(NR["statx"], fd, cstring(""), AT_EMPTY_PATH, _STATX_MNT_ID, data)
+        numbers.append(unpack_from("Q", data.raw, 144)[0])  # stx_mnt_id
+    return numbers[0] == numbers[1]
 
 
 def is_null_device(fd: int) -> bool:

@@ -19,12 +19,11 @@ from gpurun.linux.fs import (
     AT_RECURSIVE,
     O_PATH,
     RESOLVE_BENEATH,
-    RESOLVE_IN_ROOT,
-    RESOLVE_NO_MAGICLINKS,
     RESOLVE_NO_SYMLINKS,
     RESOLVE_NO_XDEV,
     is_null_device,
     openat2,
+    same_mount,
 )
 from gpurun.ns.mount import attach, filesystem, private_copy
 from gpurun.ns.path import open_in_root
@@ -133,7 +132,7 @@ def readonly_paths(root_fd: int, views: Views, paths: tuple[str, ...]) -> None:
         if target < 0:
             continue
         with Fd(target), Step("make read-only", path):
-            if _is_root(root_fd, target, path):
+            if _is_root(root_fd, target):
                 make_readonly(root_fd, "the rootfs")
                 continue
             tree = lm.open_tree(target, "", lm.OPEN_TREE_CLONE | AT_RECURSIVE)
@@ -142,17 +141,10 @@ def readonly_paths(root_fd: int, views: Views, paths: tuple[str, ...]) -> None:
             posix.close(tree)
 
 
-def _is_root(root_fd: int, fd: int, path: str) -> bool:
-    """Whether *fd*, to which *path* was resolved, is the root of the rootfs: not another mount of the same directory."""
+def _is_root(root_fd: int, fd: int) -> bool:
+    """Whether *fd* is the root of the rootfs: not another mount of the same directory."""
     found, root = posix.fstat(fd), posix.fstat(root_fd)
-    if (found.st_dev, found.st_ino) != (root.st_dev, root.st_ino):
-        return False
-    resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV
-    try:
-        posix.close(openat2(root_fd, path.lstrip("/") or ".", O_PATH, resolve))
-    except OSError:
-        return False
-    return True
+    return (found.st_dev, found.st_ino) == (root.st_dev, root.st_ino) and same_mount(fd, root_fd)
 
 
 def _open(root_fd: int, views: Views, path: str, step: str) -> int:
