@@ -118,6 +118,20 @@ def test_root_of_a_user_namespace_keeps_it_as_a_user_does(program: Path, kept: s
     assert (said + "\n", again + "\n", first, done.stderr) == (SAID, SAID, second, "")
 
 
+@pytest.mark.parametrize("map_", ["", "r"])
+def test_what_is_another_users_is_not_executed_in_a_user_namespace(
+    foreign: Path, kept: str, tmp_path: Path, map_: str
+) -> None:
+    """Of an id that the namespace has no number for; without a map that is what our own id looks like as well."""
+    script = f"""mkdir -p "$2/.cache/gpurun"; kept="$2/.cache/gpurun/{kept}"
+        printf '#!/bin/sh -ISBcprint("kept")\\n# child: x\\n' >"$kept"; chmod 755 "$2" "$2/.cache" "$2/.cache/gpurun"
+        for i in none "$kept" "$2/.cache/gpurun"; do
+        test $i = none || chown 1 "$i"; unshare -U{map_} "$1" --version | sed -n 1p; done"""
+    done = run(script, foreign / "pure", tmp_path, env={"HOME": str(tmp_path)})
+    ours = "kept\n" if map_ else SAID
+    assert (done.stdout, done.stderr) == (f"{ours}{SAID}{SAID}", "")
+
+
 @pytest.mark.sweep(1)
 def test_a_cache_that_cannot_be_written(program: Path) -> None:
     done = run('mount -o remount,ro /var/cache && "$1" --version', program)

@@ -16,6 +16,8 @@ Python 3.6, and says in one sentence, in the runtime's log as well, what is miss
 
 from _stat import S_ISREG
 
+OVERFLOW = 65534  # user_namespaces(7): how an id is shown that a user namespace has no number for
+
 
 def main():
     tag, name, offset, size, commit = BUILD
@@ -84,8 +86,11 @@ def caches():
 
 def is_root_of_the_host():
     """Whether /var/cache is ours: Podman calls its runtime as root of a user's namespace, whose files are the user's."""
-    if posix.geteuid() != 0:
-        return False
+    return posix.geteuid() == 0 and has_all_ids()
+
+
+def has_all_ids():
+    """Whether this user namespace has every id of the host."""
     try:
         ids = posix.open("/proc/self/uid_map", posix.O_RDONLY | posix.O_CLOEXEC)
     except OSError:
@@ -97,6 +102,10 @@ def is_root_of_the_host():
 
 
 def is_ours(found):
+    """Whether nobody else can write what stat(2) has *found*.  In a user namespace OVERFLOW may be anybody's, and without a
+    map it is what our own id looks like too."""
+    if found.st_uid == OVERFLOW and not has_all_ids():
+        return False
     return found.st_uid in (0, posix.geteuid()) and not found.st_mode & 0o022
 
 

@@ -84,7 +84,7 @@ def mount_id(fd: int, pid: int | str = "self") -> str:
 
 def same_mount(one: int, other: int) -> bool:
     """Whether both descriptors, which may be of O_PATH, are on one mount (statx(2)); it takes no /proc.  Raises OSError."""
-    numbers = []
+    numbers: list[int] = []
     for fd in (one, other):
         data = buffer(256)
         syscall(NR["statx"], fd, cstring(""), AT_EMPTY_PATH, _STATX_MNT_ID, data)
