@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,20 @@ def test_a_state_that_tells_nothing_has_a_config_beside_it(
     assert container.wait() == 128 + 9
     assert not (runtime.root / container.id).exists()
     assert not bed.cgroup(f"{bed.subtree}/{container.id}").exists()
+
+
+def test_a_copy_of_a_state_directory(runtime: Runtime, bundle: MakeBundle) -> None:
+    """Under the name of the copy nothing is done to the container that it was copied from."""
+    container = runtime.start(bundle().sh(FOREVER))
+    container.wait_for("up")
+    copy = runtime.root / f"{container.id}-copy"
+    shutil.copytree(runtime.root / container.id, copy)
+    for command in ("state", "kill", "pause", "delete"):
+        done = runtime(command, copy.name)
+        assert done.rc == 1 and "is damaged" in done.err and done.err.count("\n") == 1, (command, done)
+    runtime("delete", "--force", copy.name)
+    assert not copy.exists()
+    assert container.state()["status"] == "running"
 
 
 def test_a_cgroup_that_another_container_has_is_not_killed(runtime: Runtime, bundle: MakeBundle) -> None:

@@ -2,10 +2,11 @@
  * What the compiled front reads from files, fed with damaged ones in one process: each access to memory is checked by the
  * sanitizers that it is built with.  What front.c would leave to the launcher ends the case.
  *
- *     front_fuzz STATE WORD PLAN SEED SECONDS
+ *     front_fuzz STATE WORD PLAN PROCESS PASSWD REQUEST SEED SECONDS DIRECTORY
  *
- * prints how many cases there were of each, and how many were understood; PLAN, which is a whole one, is cut off at each byte first.  FRONT is front.c, its defer_to_python replaced by
- * one that comes back here (test_front_fuzz.py).
+ * prints how many cases there were of each, and how many were understood; PLAN, which is a whole one, is cut off at each byte
+ * first.  REQUEST has a word of exec's command line on each line.  What is read by a path is put into DIRECTORY.  FRONT is front.c,
+ * its defer_to_python and need replaced by ones that come back here (test_front_fuzz.py).
  */
 #define _GNU_SOURCE
 #include <setjmp.h>
@@ -32,7 +33,7 @@ static size_t below(size_t limit)
 static const char *const words[] = {
 	"\n", "=", "\n\n", "%s%n", "\xff", "pid=", "id=", "created=\n", "-1", "+5", " 5", "0x10", "999999999999999999",
 	"9223372036854775807", "9223372036854775808", "-9223372036854775808", "99999999999999999999999", "0", "..", ".", "/",
-	"//", "a/", "/a", "rootfs", "hooks", "\"",
+	"//", "a/", "/a", "rootfs", "hooks", "\"", "[", "]", "\\u0041", "\\u00", "\\ud800", "\\", ":1000:", "1000", "-p", "--process=", "\n--\n",
 	"\"hooks\":{\"poststop\":[{\"path\":\"/x\"}]}", "\\", "{}", "[]", ",", ":",
 };
 
@@ -136,6 +137,73 @@ static void read_kept(const struct input *in)
 	split(plan.texts[TEXT_VARIABLES], plan.sizes[TEXT_VARIABLES], variables, VARIABLES);
 }
 
+static const char *directory; /* that of process.json and etc/passwd */
+
+static const char *put(const char *name, const struct input *in)
+{
+	static char path[PATH_BYTES];
+
+	snprintf(path, sizeof path, "%s/%s", directory, name);
+	int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	if (fd < 0 || write(fd, in->bytes, in->size) != (ssize_t)in->size) {
+		perror(path);
+		exit(2);
+	}
+	close(fd);
+	return path;
+}
+
+/* A process file beside a plan that was made of one with the same text around the arguments. */
+static void read_process(const struct input *in)
+{
+	static char before[] = "{\"args\":", behind[] = "}";
+	struct plan plan = { .numbers = { [PLAN_FROM_FILE] = 1 } };
+	struct request asked = { .process = put("process.json", in) };
+
+	plan.texts[TEXT_BEFORE] = before;
+	plan.sizes[TEXT_BEFORE] = strlen(before);
+	plan.texts[TEXT_BEHIND] = behind;
+	plan.sizes[TEXT_BEHIND] = strlen(behind);
+	words_size = 0;
+	read_words(&asked, &plan);
+	static char *vector[WORDS];
+	split(words_text, words_size, vector, WORDS);
+}
+
+/* The container's /etc/passwd. */
+static void read_passwd(const struct input *in)
+{
+	put("etc/passwd", in);
+	int root = open(directory, O_PATH | O_DIRECTORY | O_CLOEXEC), proc = open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC);
+	const char *home = home_variable(root, proc, 1000);
+
+	close(root);
+	close(proc);
+	if (strncmp(home, "HOME=", 5) != 0 || home[5] == '\0')
+		abort();
+	if (strcmp(home, "HOME=/") == 0) /* there is none */
+		longjmp(next_case, 1);
+}
+
+/* exec's words. */
+static void read_exec(const struct input *in)
+{
+	static char *given[INPUT_BYTES + 1];
+	char *data = alone(in);
+	static volatile size_t seen;
+
+	argument_count = 0;
+	for (char *at = data; at < data + in->size; at += strlen(at) + 1) {
+		at[strcspn(at, "\n")] = '\0';
+		given[argument_count++] = at;
+	}
+	arguments = given;
+	struct request asked = read_request(0);
+	seen += strlen(asked.id) + (asked.process ? strlen(asked.process) : 0) + (asked.pid_file ? strlen(asked.pid_file) : 0);
+	for (int i = 0; i < asked.count; i++)
+		seen += strlen(asked.words[i]);
+}
+
 /* How many parts of it, from its first byte on, are taken for a plan. */
 static size_t plans_in(const struct input *whole)
 {
@@ -153,23 +221,26 @@ static size_t plans_in(const struct input *whole)
 
 int main(int argc, char **argv)
 {
-	enum { KINDS = 3 };
+	enum { KINDS = 6 };
 	static struct input good[KINDS], in;
-	static void (*const readers[KINDS])(const struct input *) = { read_state, read_word, read_kept };
+	static void (*const readers[KINDS])(const struct input *) = { read_state, read_word, read_kept, read_process, read_passwd, read_exec };
+	static const char *const names[KINDS] = { "states", "words", "plans", "processes", "passwd", "exec" };
 	static volatile size_t cases[KINDS], understood[KINDS];
 	char *own[] = { (char *)(uintptr_t)"gpurun", NULL };
 
-	if (argc != 3 + KINDS)
+	if (argc != 4 + KINDS)
 		return 2;
 	arguments = own;
 	argument_count = 1;
 	for (int i = 0; i < KINDS; i++)
 		load_input(&good[i], argv[i + 1]);
 	seed = strtoull(argv[KINDS + 1], NULL, 10) | 1;
+	directory = argv[KINDS + 3];
 	int report = dup(1);
 	if (!freopen("/dev/null", "w", stdout) || report < 0)
 		return 2;
 	dup2(open("/dev/null", O_WRONLY), 1);
+	unsigned opened = (unsigned)dup(1) + 1;
 
 	size_t plans = plans_in(&good[2]);
 	time_t end = time(NULL) + (time_t)strtoull(argv[KINDS + 2], NULL, 10);
@@ -184,8 +255,10 @@ int main(int argc, char **argv)
 			readers[kind](&in);
 			understood[kind]++;
 		}
+		syscall(SYS_close_range, opened, ~0U, 0); /* what a case that has come back here has left open */
 	}
-	dprintf(report, "states %zu %zu words %zu %zu plans %zu %zu whole %zu\n", cases[0], understood[0], cases[1], understood[1],
-		cases[2], understood[2], plans);
+	for (int i = 0; i < KINDS; i++)
+		dprintf(report, "%s %zu %zu ", names[i], cases[i], understood[i]);
+	dprintf(report, "whole %zu\n", plans);
 	return 0;
 }

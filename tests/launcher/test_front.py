@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 from pathlib import Path
@@ -129,6 +130,58 @@ def test_the_biggest_state(places: Path, store: Store) -> None:
         assert done.stderr.startswith(FALLS_BACK) is not fits
         assert (done.returncode == 0) is fits
     falls_back(places, store, "--root", store.root, "state", "c")
+
+
+@pytest.mark.parametrize("name", ["state", "config.json"])
+@pytest.mark.parametrize("kind", ["fifo", "directory", "device", "missing"])
+def test_what_is_no_file(places: Path, store: Store, name: str, kind: str) -> None:
+    """Nothing but a file is opened: a FIFO would hold the command for ever."""
+    path = store.container / name
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    falls_back(places, store, "--root", store.root, "delete", "--force", "c")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"id": "d"}, {"id": ""}, {"id": "../root/c"}, {"pid": 1 << 31}, {"keeper": 1 << 31}], ids=str
+)
+@pytest.mark.parametrize("command", ["state", "delete"])
+def test_what_no_state_of_it_can_say(places: Path, store: Store, changes: dict[str, object], command: str) -> None:
+    """That of another container, as a copy of a state directory has it, or numbers of no process."""
+    lines = (store.container / "state").read_text().splitlines()
+    fields: dict[str, object] = {line.partition("=")[0]: line.partition("=")[2] for line in lines}
+    text = "".join(f"{name}={value}\n" for name, value in {**fields, **changes}.items())
+    (store.container / "state").write_text(text)
+    falls_back(places, store, "--root", store.root, command, "c")
+    assert "is damaged" in run(places / "whole", "--root", store.root, command, "c").stderr
+    os.kill(store.state.pid, 0)
+
+
+@pytest.mark.parametrize("options", [[], ["--log-format", "json"], ["--log", "{}"], ["--log", "{}", "--log-format=json"]])
+def test_stdout_that_is_full(places: Path, store: Store, tmp_path: Path, options: list[str]) -> None:
+    """Some of it has been written, so the front says so itself, as the launcher would."""
+    said = []
+    for name in ("bare", "pure"):
+        log = tmp_path / f"{name}.log"
+        words = [word.format(log) for word in options]
+        with (tmp_path / "out").open("wb") as out:
+            command = [str(places / name), "--root", str(store.root), *words, "state", "c"]
+            done = subprocess.run(
+                command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60, preexec_fn=_limit_files
+            )
+        assert done.returncode == 1 and "cannot write to stdout: file too large" in done.stderr
+        logged = log.read_text() if log.exists() else ""
+        said.append([re.sub(r"20\d\d-[^\"]*", "", text) for text in (done.stderr, logged)])
+    assert said[0] == said[1]
+
+
+def _limit_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40, 40))
 
 
 # ---- start

@@ -110,6 +110,40 @@ def test_the_process_is_the_same(fast: Fast, bundle: MakeBundle, places: Path, k
         assert checked(*command(*words)).out.splitlines() == pure.out.splitlines()
 
 
+USERS = [
+    *(
+        b"",
+        b"\n\n",
+        b":::::",
+        b"u:x:0:0::/a:/b",
+        b"u:x:0:0::/a",
+        b"u:x:0:0:/a",
+        b"u:x:0\0:0::/a:/b",
+        b"u:x:0\0:0::/a\nv:x:0:0::/c:",
+    ),
+    *(
+        b"u:x:00:0::/a:/b",
+        b"u:x:0:0::/a\0b:/b",
+        b"u:x:0:0:::/b\nv:x:0:0::/c:/b",
+        b"u\0:x:0:0::/a:/b",
+        b"u:x:0:0::/a:b:c:d\r\n",
+    ),
+    *(b"u:x:0:0::" + b"/" * 4095 + b":", b"u:x:0:0::" + b"/" * 4096 + b":", b"\n" * (1 << 20) + b"u:x:0:0::/a:/b"),
+    *(b"u:x:1:0::/a:/b" * 70000 + b"\nu:x:0:0::/a:/b", b"u:x:0:0::/\xff\x01:", b"\0" * 4096 + b"\nu:x:0:0::/a:/b"),
+]
+
+
+def test_the_home_of_a_user(fast: Fast, container: Container) -> None:
+    """Whatever the image's /etc/passwd is like."""
+    words = ("sh", "-c", 'printf %s "$HOME" | md5sum')
+    path = container.bundle.rootfs / "etc/passwd"
+    before = path.read_bytes()
+    for text in (*USERS, before):
+        path.write_bytes(text)
+        front, pure = fast(container.id, *words), fast.by(fast.pure, container.id, *words)
+        assert front == pure and front.rc == 0, text[:80]
+
+
 @pytest.mark.parametrize(("script", "rc"), [("exit 0", 0), ("exit 255", 255), ("kill -9 $$", 137), ("kill -15 $$", 143)])
 def test_exit_codes(fast: Fast, container: Container, script: str, rc: int) -> None:
     assert fast(container.id, "sh", "-c", script) == Result(rc, "", "")

@@ -35,6 +35,25 @@ def test_options_left_to_the_launcher(fast: Fast, container: Container, options:
     fast.falls_back(*options, container.id, "true")
 
 
+def test_a_pid_file_by_way_of_a_link(fast: Fast, container: Container) -> None:
+    """Of a path that is taken as text, `..` takes away the name before it, also where that is a link to elsewhere."""
+    (container.files / "elsewhere/below").mkdir(parents=True)
+    (container.files / "link").symlink_to("elsewhere/below")
+    given = f"{container.files}/link/../exec.pid"
+    fast.falls_back("--pid-file", given, container.id, "true")
+    assert fast.by(fast.whole, "--pid-file", given, container.id, "true") == Result(0, "", "")
+    assert (container.files / "exec.pid").exists() and not (container.files / "elsewhere/exec.pid").exists()
+
+
+def test_users_that_cannot_be_read(fast: Fast, container: Container, tmp_path: Path) -> None:
+    """HOME is not known then, which is not to say that it is /."""
+    log = tmp_path / "log"
+    tracer = ["strace", "-D", "-f", "-qq", "-o", str(log), "-P", "/etc/passwd", "-e", "trace=read,openat2"]
+    tracer += ["-e", "inject=read:error=EIO"]
+    fast.falls_back(container.id, "true", tracer=tracer)
+    assert "(INJECTED)" in log.read_text()
+
+
 def test_words_left_to_the_launcher(fast: Fast, container: Container) -> None:
     for words in (
         [container.id],

@@ -214,6 +214,8 @@ def load(root: str, container_id: str) -> State:
     try:
         if len(data) > MAX_BYTES:
             raise ValueError
+        if values["id"] != container_id:  # a copy: what it tells is another container's, which goes on
+            values = {}
         return _parse_values(values)
     except (KeyError, ValueError):
         raise DamagedState(path, _left(container_id, values)) from None

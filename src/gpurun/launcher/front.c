@@ -78,7 +78,7 @@ __attribute__((format(printf, 2, 3))) static const char *text(char *into, const 
 /* The size of the content of the file, which is in `into`, ended by a zero byte; -1 with errno.  Too long: falls back. */
 static ssize_t read_file(const char *path, char *into, size_t bytes)
 {
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
 	size_t have = 0;
 	ssize_t got = 1;
 
@@ -93,6 +93,25 @@ static ssize_t read_file(const char *path, char *into, size_t bytes)
 	errno = failed;
 	into[have] = '\0';
 	return failed ? -1 : (ssize_t)have;
+}
+
+/* The same of a regular file, or it falls back; nothing else is opened: a FIFO would hold us, or can be read once, and that is the
+ * launcher's; to open a device does something already.  Unless `ours`, it may be anybody's. */
+static size_t read_regular(const char *path, char *into, size_t bytes, bool ours)
+{
+	char name[32];
+	struct stat found;
+	int at = open(path, O_PATH | O_CLOEXEC);
+
+	if (at < 0 || fstat(at, &found) < 0 || !S_ISREG(found.st_mode) ||
+	    (ours && (found.st_uid != geteuid() || (found.st_mode & 022))))
+		defer_to_python();
+	snprintf(name, sizeof name, "/proc/self/fd/%d", at);
+	ssize_t size = read_file(name, into, bytes);
+	if (size < 0)
+		defer_to_python();
+	close(at);
+	return (size_t)size;
 }
 
 /* A decimal number without sign or blanks, of at most 18 digits; anything else falls back. */
@@ -151,7 +170,7 @@ static _Noreturn void lost_output(int error)
 	snprintf(what, sizeof what, "cannot write to stdout: %s", strerror(error));
 	char *reason = strchr(what, ':') + 2;
 	*reason = (char)tolower((unsigned char)*reason);
-	die(what);
+	die(what, false);
 }
 
 static int do_state(const struct container *c)

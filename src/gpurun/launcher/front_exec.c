@@ -25,30 +25,6 @@ static void add_byte(char byte)
 	words_text[words_size++] = byte;
 }
 
-/* The size of the regular file, which is in `into`, ended by a zero byte; of anything else nothing is read: a FIFO can be read
- * once, and that is the launcher's.  Unless `ours`, it may be anybody's. */
-static size_t read_regular(const char *path, char *into, size_t bytes, bool ours)
-{
-	struct stat found;
-	size_t have = 0;
-	ssize_t got = 1;
-
-	if (stat(path, &found) < 0 || !S_ISREG(found.st_mode))
-		defer_to_python();
-	int fd = open(path, O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-	if (fd < 0 || fstat(fd, &found) < 0 || !S_ISREG(found.st_mode))
-		defer_to_python();
-	if (ours && (found.st_uid != geteuid() || (found.st_mode & 022)))
-		defer_to_python();
-	while (have < bytes && (got = read(fd, into + have, bytes - have)) > 0)
-		have += (size_t)got;
-	if (got < 0 || have == bytes)
-		defer_to_python();
-	into[have] = '\0';
-	close(fd);
-	return have;
-}
-
 /* The letter that stands behind a backslash, as JSON has it, or in its number. */
 static unsigned escaped_letter(const char **at)
 {
@@ -125,7 +101,7 @@ static struct request read_request(int at)
 	for (; at < argument_count && arguments[at][0] == '-'; at++) {
 		if (strcmp(arguments[at], "--detach") == 0 || strcmp(arguments[at], "-d") == 0)
 			asked.detach = true;
-		else if ((value = option("--pid-file", &at)) && *value)
+		else if ((value = option("--pid-file", &at)) && *value && !strstr(value, "..")) /* which may go by a link */
 			asked.pid_file = value;
 		else if (((value = option("--process", &at)) || (value = option("-p", &at))) && *value)
 			asked.process = value;

@@ -95,8 +95,9 @@ static const char *said(const char *name)
 	return NULL;
 }
 
-/* Say what went wrong, on stderr and in the caller's log, and end: for what no interpreter can tell. */
-static _Noreturn void die(const char *what)
+/* Say what went wrong, on stderr and in the caller's log, and end: for what no interpreter can tell.  Without a log stderr has the
+ * record that would be in it, unless it is to be `bare`. */
+static _Noreturn void die(const char *what, bool bare)
 {
 	const char *log = said("--log"), *format = said("--log-format");
 	char now[32] = "";
@@ -106,12 +107,13 @@ static _Noreturn void die(const char *what)
 	if (gmtime_r(&seconds, &utc))
 		strftime(now, sizeof now, "%Y-%m-%dT%H:%M:%SZ", &utc);
 	bool json = format && strcmp(format, "json") == 0;
-	int fd = log && *log == '/' ? open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644) : -1;
-	if (fd >= 0 && json)
+	int fd = log && *log == '/' ? open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644) : bare ? -1 : 2;
+	if (json)
 		dprintf(fd, "{\"level\":\"error\",\"msg\":\"%s\",\"time\":\"%s\"}\n", what, now);
-	else if (fd >= 0)
+	else
 		dprintf(fd, "time=\"%s\" level=error msg=\"%s\"\n", now, what);
-	dprintf(2, "%s\n", what);
+	if (fd != 2)
+		dprintf(2, "%s\n", what);
 	_exit(1);
 }
 
@@ -123,7 +125,7 @@ static _Noreturn void no_python(const char *self)
 	snprintf(what, sizeof what,
 		 "gpurun needs Python 3.%d or newer, and none is in %.*s, /usr/bin or /usr/local/bin: install one (apt-get install python3)",
 		 OLDEST_PYTHON, slash ? (int)(slash - self) : 1, slash ? self : ".");
-	die(what);
+	die(what, true);
 }
 
 /* Take away the variables that change an interpreter: PYTHONEXECUTABLE does in spite of -I. */

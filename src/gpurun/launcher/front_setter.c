@@ -121,6 +121,7 @@ static char *home_variable(int root, int proc, uint64_t uid)
 	int fd = reopen(proc, at, O_RDONLY);
 	while (size < PASSWD_BYTES && (got = read(fd, passwd + size, PASSWD_BYTES - size)) > 0)
 		size += (size_t)got;
+	need(size == PASSWD_BYTES || got == 0);
 	close(fd);
 	close(at);
 	for (char *line = passwd, *end; line < passwd + size; line = end + 1) {
@@ -134,7 +135,7 @@ static char *home_variable(int root, int proc, uint64_t uid)
 				*letter = '\0';
 				fields[count++] = letter + 1;
 			}
-		if (count < 6 || strcmp(fields[2], wanted) != 0)
+		if (count < 6 || fields[2] + strlen(wanted) + 1 != fields[3] || strcmp(fields[2], wanted) != 0)
 			continue;
 		size_t length = (size_t)((count == 7 ? fields[6] - 1 : end) - fields[5]);
 		if (length > 0 && length < PATH_BYTES && !memchr(fields[5], '\0', length))

@@ -53,7 +53,8 @@ static void parse_state(char *data, size_t size, struct container *c)
 	c->pid = number(c->values[PID]);
 	c->start_time = number(c->values[START_TIME]);
 	/* Not needed for every command, but a state that is damaged is one for all of them. */
-	number(c->values[KEEPER]);
+	if (c->pid > INT32_MAX || number(c->values[KEEPER]) > INT32_MAX)
+		defer_to_python();
 	if (strcmp(c->values[OOM_KILLS], "-1") != 0)
 		number(c->values[OOM_KILLS]);
 }
@@ -66,10 +67,9 @@ static void load(const char *root, const char *id, struct container *c)
 	text(c->directory, "%s/%s", root, id);
 	if (lstat(c->directory, &found) < 0 || !S_ISDIR(found.st_mode) || found.st_uid != geteuid())
 		defer_to_python(); /* which says what is wrong with a directory of somebody else's, or with a link of theirs to ours */
-	ssize_t size = read_file(text(path, "%s/state", c->directory), state_text, sizeof state_text);
-	if (size < 0)
+	parse_state(state_text, read_regular(text(path, "%s/state", c->directory), state_text, sizeof state_text, false), c);
+	if (strcmp(c->values[ID], id) != 0)
 		defer_to_python();
-	parse_state(state_text, (size_t)size, c);
 }
 
 /* Whether the container's first process is there, is the one that was recorded, and is no zombie. */
@@ -148,12 +148,12 @@ static void require_no_hooks(const struct container *c, const char *const *quote
 	static char config[CONFIG_BYTES];
 	char path[PATH_BYTES];
 
-	ssize_t size = read_file(text(path, "%s/config.json", c->directory), config, sizeof config);
-	if (size < 0 || !braces_match(config, (size_t)size))
+	size_t size = read_regular(text(path, "%s/config.json", c->directory), config, sizeof config, false);
+	if (!braces_match(config, size))
 		defer_to_python(); /* a text that was cut off has lost the hooks that delete would have to run */
-	if (memmem(config, (size_t)size, "\\u", 2))
+	if (memmem(config, size, "\\u", 2))
 		defer_to_python();
 	for (; *quoted; quoted++)
-		if (memmem(config, (size_t)size, *quoted, strlen(*quoted)))
+		if (memmem(config, size, *quoted, strlen(*quoted)))
 			defer_to_python();
 }
