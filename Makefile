@@ -169,7 +169,7 @@ bench: setup-test build
 	PYTHONPATH=src $(PY) -m benchmarks $(BENCH) $(RUNTIMES)
 
 # On a real Kubernetes, from the programs in KUBERNETES_BINARIES (tests/beds/README.md); the chart's pods too, after `make image`.
-CLUSTER := test_cluster.py test_cluster_pods.py test_cluster_chart.py test_cluster_manifests.py test_cluster_features.py test_cluster_makers.py test_cluster_mig.py test_cluster_shares.py test_dra.py
+CLUSTER := $(addprefix test_cluster_,rights.py plugin.py dra.py pods.py chart.py manifests.py features.py makers.py mig.py shares.py) test_dra_slices.py
 test-kubernetes: setup-test build
 	$(PY) tests/beds/kubernetes-bed --gpus 2 $(addprefix --image ,$(wildcard dist/gpurun-image_*.tar)) -- \
 	  $(PY) -m pytest -q $(addprefix tests/kubernetes/,$(CLUSTER))

@@ -65,6 +65,7 @@ class ApiServer:
         self.asked: list[str] = []  # each request as METHOD PATH?QUERY
         self.admit: Callable[[str, Object], Object | None] = lambda plural, body: None
         self.down = False
+        self.watching = 0  # watches that are being answered
         self.token = ""
         server = self
         self._stopping = False
@@ -344,6 +345,19 @@ class ApiServer:
             send({"type": "ERROR", "object": status})
             request.wfile.write(b"0\r\n\r\n")
             return
+        with self.changed:
+            self.watching += 1
+        try:
+            self._tell(plural, namespace, query, since, deadline, send)
+        finally:
+            with self.changed:
+                self.watching -= 1
+                self.changed.notify_all()
+        request.wfile.write(b"0\r\n\r\n")
+
+    def _tell(
+        self, plural: str, namespace: str, query: dict[str, str], since: int, deadline: float, send: Callable[[Object], None]
+    ) -> None:
         while not self._stopping and not self.down:
             with self.changed:
                 news = [(v, event, key, value) for v, event, key, value in self._history if v > since]
@@ -357,7 +371,6 @@ class ApiServer:
                 since = version
                 if self._selected(key, value, plural, namespace, query):
                     send({"type": event, "object": value})
-        request.wfile.write(b"0\r\n\r\n")
 
     @staticmethod
     def _send(request: BaseHTTPRequestHandler, status: int, body: Object) -> None:

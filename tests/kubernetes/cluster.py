@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from gpurun.gpu.nvidia.host.roots import Roots
 from gpurun.gpu.nvidia.mps.node_service import NodeProgram, end_all
@@ -25,7 +26,6 @@ from gpurun.kubernetes.api import Api, connect
 from gpurun.kubernetes.dra.drivers import DraDrivers
 from gpurun.kubernetes.dra.service import DraDriver, DraPlaces
 from gpurun.kubernetes.dra.slices import DRIVER
-from gpurun.kubernetes.probes import Probes
 from gpurun.kubernetes.protocols import dra_v1_pb2 as v1
 from gpurun.kubernetes.protocols import dra_v1_pb2_grpc as v1_services
 from gpurun.kubernetes.protocols import dra_v1beta1_pb2 as v1beta1
@@ -34,10 +34,14 @@ from gpurun.kubernetes.protocols import pluginregistration_pb2 as registration
 from gpurun.kubernetes.protocols import pluginregistration_pb2_grpc as registration_services
 from gpurun.kubernetes.specs import NodeHost
 from tests.kubernetes.api_server import ApiServer
+from tests.kubernetes.nodes import CountedProbes
 from tests.simdriver import Options, SimulatedDriver, make, minor
 
 REAL = bool(os.environ.get("KUBECONFIG"))
 NAMESPACE = "default"
+#: Minors run against the order of the bus ids, and devices are named by their minors.
+FIRST, SECOND = "gpu-1", "gpu-0"
+own_server = pytest.mark.skipif(REAL, reason="what a real API server would not do, or nobody allocates there")
 
 
 class Cluster:
@@ -52,7 +56,7 @@ class Cluster:
         self.api: Api = connect(self.kubeconfig)
         self.dra: DraDriver | DraDrivers | None = None
         self.driver_name = DRIVER
-        self.probes = Probes()
+        self.probes = CountedProbes()
         self._thread: threading.Thread | None = None
         self.failure: BaseException | None = None
 
@@ -91,6 +95,11 @@ class Cluster:
             self._thread.join(30)
             assert not self._thread.is_alive(), "the driver does not end"
         self.dra = self._thread = None
+
+    def wait_for_looks(self, count: int) -> None:
+        """Return when the driver's loop has gone round *count* times, each begun after this call."""
+        after = self.probes.rounds + 1 + count
+        self.until(lambda: self.probes.rounds >= after)
 
     @property
     def registry(self) -> Path:

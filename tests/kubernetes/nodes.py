@@ -15,13 +15,13 @@ import gpurun
 from gpurun.gpu.nvidia.host.roots import Roots
 from gpurun.gpu.nvidia.mps.node_service import NodeProgram, end_all
 from gpurun.gpu.vendors import NAMES
-from gpurun.kubernetes.config import PluginConfig
+from gpurun.kubernetes.config import PluginConfig, Replicated, Sharing
 from gpurun.kubernetes.device_plugin.manager import Manager, Places
 from gpurun.kubernetes.probes import Probes
 from gpurun.kubernetes.specs import NodeHost
 from tests.kubernetes.kubelet import Kubelet
 from tests.native.waiting import wait_until
-from tests.simdriver import Options, SimulatedDriver, make, minor
+from tests.simdriver import MULTIARCH, VERSION, Options, SimulatedDriver, make, minor
 
 GPU = "nvidia.com/gpu"
 #: A host without anything of NVIDIA's.
@@ -123,3 +123,13 @@ def node(options: Options | None = None, change: Callable[[Path], object] | None
 def replace_node(path: Path, number: int) -> None:
     """Make the device node *path* of GPU minor *number* again."""
     os.mknod(path, 0o20666, os.makedev(195, number))
+
+
+def shared(strategy: str, replicas: int, fail: bool = False, rename: str = "") -> PluginConfig:
+    return PluginConfig(sharing=Sharing(strategy, fail, (Replicated(GPU, replicas, rename),)))
+
+
+def stub_library(root: Path) -> Path:
+    library = next((root / "usr/lib" / MULTIARCH[os.uname().machine]).rglob(f"libnvidia-ml.so.{VERSION}"))
+    library.unlink()
+    return library

@@ -20,6 +20,9 @@ NODE = os.environ.get("NODE_NAME", "")
 IMAGE = os.environ.get("TEST_IMAGE", "docker.io/library/busybox:1")
 WHY_NOT = "needs root on the node NODE_NAME of a cluster (KUBECONFIG) and kubectl: tests/beds/kubernetes-bed"
 
+#: The plain manifests that have parts of gpurun.
+ROLES = ("gpurun-dra.yaml", "gpurun.yaml")
+
 Object = dict[str, Any]
 
 

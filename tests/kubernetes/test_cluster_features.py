@@ -18,7 +18,6 @@ import yaml
 from tests.kubernetes import real
 from tests.kubernetes.nodes import NO_NVIDIA
 from tests.kubernetes.real import NODE, Object, Program, account, get, kubectl, until
-from tests.kubernetes.test_cluster import directory  # noqa: F401
 from tests.kubernetes.test_cluster_pods import chart
 from tests.simcards import amd
 from tests.simdriver import make

@@ -18,7 +18,6 @@ import pytest
 from tests.kubernetes import real
 from tests.kubernetes.nodes import NO_NVIDIA
 from tests.kubernetes.real import NODE, Object, Program, account, get, gone, kubectl, offered, pod, run, until
-from tests.kubernetes.test_cluster import directory, rights  # noqa: F401
 from tests.simcards import DRM_MAJOR, KFD_MAJOR, RENDER, VIDEO, amd, intel
 from tests.simdriver import SimulatedDriver, make
 

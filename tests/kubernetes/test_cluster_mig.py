@@ -18,7 +18,6 @@ import pytest
 
 from tests.kubernetes import real
 from tests.kubernetes.real import NODE, Object, account, get, gone, has, kubectl, offered, pod, run, until
-from tests.kubernetes.test_cluster import another  # noqa: F401
 from tests.kubernetes.test_cluster_chart import LOOKING, delete, deployed, labels, said
 from tests.kubernetes.test_cluster_pods import DRIVER, at_rest, chart, node_file  # noqa: F401
 from tests.nvml import compile_mig

@@ -13,9 +13,9 @@ import pytest
 
 from tests.gpu.nvidia.test_memory_limits import Told
 from tests.kubernetes import real
+from tests.kubernetes.nodes import stub_library
 from tests.kubernetes.real import REPOSITORY, Object, gone, has, kubectl, pod, run, until
-from tests.kubernetes.test_cluster import Dra, directory, gpu, pods, rights, template  # noqa: F401
-from tests.kubernetes.test_device_plugin import stub_library
+from tests.kubernetes.real_parts import Dra, gpu, template
 from tests.nvml import compile_stub
 
 SECOND_GPU = "device.attributes['gpu.nvidia.com'].index == 1"

@@ -13,7 +13,7 @@ from gpurun.kubernetes.protocols import dra_v1_pb2 as v1
 from tests.kubernetes.api_server import ApiServer, Object
 from tests.kubernetes.cluster import REAL, Cluster, cluster
 from tests.kubernetes.dra.test_claim import config, opaque
-from tests.kubernetes.test_device_plugin import stub_library
+from tests.kubernetes.nodes import stub_library
 from tests.nvml import compile_stub
 from tests.simdriver import uuid
 

@@ -24,23 +24,16 @@ from gpurun.kubernetes.install.node_setup import RECORD, NodeSetup, with_default
 from gpurun.kubernetes.labels import labels_left
 from tests.forms import stride
 from tests.kubernetes.api_server import ApiServer
-from tests.kubernetes.host_trees import busybox, contents, listening, make_tree
-from tests.kubernetes.test_node_install import ENV, NODES, command, install, killed_at, prepare
+from tests.kubernetes.host_trees import contents
+from tests.kubernetes.node_install import ENV, NODES, command, install, killed_at, needs_chroot, prepare
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0 or busybox() is None, reason="chroot needs root, the tree busybox")
+pytestmark = needs_chroot
 
 PLACES = Leavings("/var/lib/kubelet", "/run/cdi")
 SPEC = {"cdiVersion": "0.5.0", "kind": "k8s.device-plugin.nvidia.com/gpu", "devices": [], "containerEdits": {
     "hooks": [{"hookName": "createContainer", "path": "/opt/gpurun/bin/gpurun", "args": ["gpurun", "hook"]}]}}  # fmt: skip
 THEIRS = json.dumps(SPEC).replace("/opt/gpurun/bin/gpurun", "/usr/bin/nvidia-cdi-hook")
 UID = "0d0e8c66-0000-4000-8000-000000000001"
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    made = make_tree(tmp_path)
-    listening(made)
-    return made
 
 
 def use(root: Path) -> None:
