@@ -13,6 +13,7 @@ import pytest
 from gpurun.cli.parse import parse
 from gpurun.gpu.nvidia.mig.config import read_configs
 from gpurun.gpu.nvidia.mig.export import as_yaml, exported
+from gpurun.gpu.nvidia.mig.plan import plan_config
 from gpurun.gpu.nvidia.mig.state import Instance, MigGpu
 from gpurun.record import replace
 from tests.gpu.nvidia.mig.hosts import MigHost
@@ -74,13 +75,33 @@ def test_apply_assert_export(tmp_path: Path) -> None:
     assert json.loads(gpurun(host, "export", "-o", "json", "-l", "x").stdout)["mig-configs"]["x"][1]["devices"] == "all"
 
 
+def test_generate_config(tmp_path: Path) -> None:
+    """What it writes is taken as it is, and each configuration of it can be planned."""
+    host = MigHost(tmp_path, gpus=2, unable=1)
+    written = gpurun(host, "generate-config").stdout
+    configs = read_configs(written.encode(), "f")
+    assert {"all-disabled", "all-enabled", "all-1g.5gb", "all-1g.5gb.me", "all-balanced"} <= set(configs)
+    for entries in configs.values():
+        plan_config(host.gpus(), entries)
+    assert json.loads(gpurun(host, "generate-config", "-o", "json").stdout)["mig-configs"]["all-1g.5gb"] == [
+        {"devices": "all", "mig-enabled": True, "mig-devices": {"1g.5gb": 7}}
+    ]
+    assert 'unknown --output-format "xml"' in gpurun(host, "generate-config", "-o", "xml").stderr
+    host.control("silent")
+    done = gpurun(host, "generate-config")
+    assert list(read_configs(done.stdout.encode(), "f")) == ["all-disabled", "all-enabled"]
+    assert "does not tell what GPU 0 can be divided into while MIG is off: apply all-enabled first" in done.stderr
+    assert host.log() == []
+
+
 def test_words_that_are_wrong(tmp_path: Path) -> None:
     host = MigHost(tmp_path, gpus=1)
     file = tmp_path / "mig.yaml"
     file.write_text(CONFIG)
     for words, text in (
-        ((), "say what to do: apply, assert or export"),
-        (("checkpoint",), "say what to do: apply, assert or export"),
+        ((), "say what to do: apply, assert, export or generate-config"),
+        (("checkpoint",), "say what to do: apply, assert, export or generate-config"),
+        (("generate-config", "-f", "x"), "gpu mig generate-config: takes no option --config-file"),
         (("apply",), "needs the configuration file (-f)"),
         (("apply", "-f", str(file)), "has several configurations, say which (-c): off, balanced"),
         (("assert", "-f", str(file), "-c", "none"), 'has no configuration "none", it has: off, balanced'),

@@ -53,6 +53,7 @@ VARIANTS: dict[str, Object] = {
             "config": "version: v1\nmig-configs: {off: [{devices: all, mig-enabled: false}]}\n",
         }
     },
+    "mig by what the gpus can have": {"migManager": {"enabled": True, "defaultConfig": "all-balanced"}},
     "labels as objects": {"labels": {"nodeFeatureDiscovery": True, "nodeFeatureAPI": True}},
     "labels as files": {"labels": {"nodeFeatureDiscovery": True}},
     "labels as a file says": {

@@ -47,7 +47,7 @@ class Node:
     def __init__(self, directory: Path) -> None:
         self.sim = SimulatedHost(directory, gpus=1)
         self.server = ApiServer()
-        self.file = directory / "config.yaml"
+        self.file: Path | None = directory / "config.yaml"
         self.file.write_text(FILE)
         self.sockets = directory / "kubelet.sock"
         self.host = MigHost(self.sim.library, str(directory / "mig"))
@@ -72,7 +72,7 @@ class Node:
         return [str(event["message"]) for event in self.server.all("events")]
 
     def apply(self, name: str, wait_s: float = 60.0, reboot: bool = False, stop: threading.Event | None = None) -> str:
-        places = MigPlaces(str(self.file), "gpurun", str(self.sockets), wait_s)
+        places = MigPlaces(str(self.file or ""), "gpurun", str(self.sockets), wait_s)
         manager = MigManager(self.api, "node-1", lambda: self.host, places, self._reboot if reboot else None)
         return manager.apply(name, stop or threading.Event())
 
@@ -142,6 +142,7 @@ class _noting:
 def test_what_cannot_be_sends_nobody_away(node: Node, name: str, text: str) -> None:
     node.set_labels({PLUGIN: "true"})
     more = "  bad: [{devices: all, mig-enabled: true, mig-devices: {9g.99gb: 1}}]\n"
+    assert node.file is not None
     node.file.write_text(FILE + more)
     assert node.apply(name) == FAILED
     assert node.labels == {PLUGIN: "true", STATE: FAILED} and node.states() == [FAILED]
@@ -150,7 +151,24 @@ def test_what_cannot_be_sends_nobody_away(node: Node, name: str, text: str) -> N
     assert node.sim.log() == []
 
 
+def test_without_a_file(node: Node) -> None:
+    """The configurations are those that the GPUs can have; what the driver does not tell takes MIG to be on."""
+    node.file = None
+    assert node.apply("all-balanced") == SUCCESS and node.sim.devices() == BALANCED
+    assert node.apply("all-1g.5gb") == SUCCESS and node.sim.devices() == {"1g.5gb": 7}
+    assert node.apply("all-1g.5gb.me") == SUCCESS and node.sim.devices() == {"1g.5gb+me": 1}
+    assert node.apply("all-disabled") == SUCCESS and node.sim.gpus()[0].mode is False
+    assert node.events == []
+    assert node.apply("all-9g.99gb") == FAILED
+    assert 'has no configuration "all-9g.99gb", it has: all-disabled, all-enabled, all-1g.10gb, ' in node.events[0]
+    node.sim.control("silent")
+    assert node.apply("all-1g.5gb") == FAILED and "apply all-enabled first" in node.events[1]
+    assert node.apply("all-enabled") == SUCCESS and node.apply("all-1g.5gb") == SUCCESS
+    assert node.sim.devices() == {"1g.5gb": 7}
+
+
 def test_a_file_of_somebody_else(node: Node) -> None:
+    assert node.file is not None
     os.chown(node.file, 1000, 0)
     assert node.apply("balanced") == FAILED and "can be written by a user other than root" in node.events[0]
 

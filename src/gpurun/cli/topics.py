@@ -29,8 +29,8 @@ BELOW: dict[str, dict[str, tuple[str, str]]] = {
             "show what a bundle, or variables such as NVIDIA_VISIBLE_DEVICES=0, would bring into a container, and why",
         ),
         "mig": (
-            "apply|assert|export",
-            "divide GPUs by MIG as a file of mig-parted's says",
+            "apply|assert|export|generate-config",
+            "divide GPUs by MIG as a file of mig-parted's says, or write such a file",
         ),
     },
     "cdi": {
@@ -115,6 +115,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "# exit code 1 unless the GPUs are divided so; nothing is changed",
         "gpurun gpu mig assert -f /etc/gpurun/mig.yaml -c all-balanced",
         "gpurun gpu mig export",
+        "gpurun gpu mig generate-config >/etc/gpurun/mig.yaml",
     ),
     "cdi": ("gpurun cdi generate --output /etc/cdi/nvidia.yaml", "gpurun cdi list"),
     "cdi generate": (

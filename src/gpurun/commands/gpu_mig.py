@@ -1,7 +1,8 @@
-"""gpu mig apply, assert and export: GPUs divided by MIG, with the words, options and variables of nvidia-mig-parted."""
+"""gpu mig apply, assert, export, generate-config: GPUs divided by MIG, with the words and options of nvidia-mig-parted."""
 
 from __future__ import annotations
 
+from gpurun import log
 from gpurun.engine.gpus.leases import open_store, site_policy
 from gpurun.errors import GpurunError, UsageError, clean
 from gpurun.formats.jsontext import dumps
@@ -11,6 +12,7 @@ from gpurun.gpu.nvidia.mig.apply import MigHost, apply_config
 from gpurun.gpu.nvidia.mig.busy import held
 from gpurun.gpu.nvidia.mig.config import load, select
 from gpurun.gpu.nvidia.mig.export import as_yaml, exported
+from gpurun.gpu.nvidia.mig.generate import generated, silent, untold
 from gpurun.gpu.nvidia.mig.plan import plan_config
 from gpurun.gpu.nvidia.mig.state import read_state
 from gpurun.gpu.nvidia.mps.programs import find_driver_program
@@ -31,6 +33,7 @@ _OPTIONS = {
     "apply": ("config-file", "selected-config", "mode-only", "skip-reset"),
     "assert": ("config-file", "selected-config", "mode-only", "valid-config"),
     "export": ("output-format", "config-label"),
+    "generate-config": ("output-format",),
 }
 _VARIABLES = {"mode-only": "MIG_PARTED_MODE_CHANGE_ONLY"}
 _TRUE = ("1", "t", "T", "true", "TRUE", "True")
@@ -42,13 +45,13 @@ def mig(words: tuple[str, ...], invocation: Invocation, env: Mapping[str, str]) 
     Raises :class:`UsageError` for other words and for an option of another of them.
     """
     if len(words) != 1 or words[0] not in _OPTIONS:
-        raise UsageError("gpu mig: say what to do: apply, assert or export")
+        raise UsageError("gpu mig: say what to do: apply, assert, export or generate-config")
     what = words[0]
     for name in invocation.options:
         if name not in _OPTIONS[what]:
             raise UsageError(f"gpu mig {what}: takes no option --{name}, it has: --{', --'.join(_OPTIONS[what])}")
-    if what == "export":
-        return _export(invocation, env)
+    if what in ("export", "generate-config"):
+        return _print(what, invocation, env)
     path = _text(invocation, env, "config-file")
     if not path:
         raise UsageError(f"gpu mig {what}: needs the configuration file (-f)")
@@ -88,13 +91,17 @@ def _assert(env: Mapping[str, str], name: str, entries: tuple[MigEntry, ...], mo
     return 0
 
 
-def _export(invocation: Invocation, env: Mapping[str, str]) -> int:
+def _print(what: str, invocation: Invocation, env: Mapping[str, str]) -> int:
     form = _text(invocation, env, "output-format") or "yaml"
     if form not in ("yaml", "json"):
-        raise UsageError(f'gpu mig export: unknown --output-format "{clean(form)}", use yaml or json')
-    document = exported(
-        read_state(find_nvml(roots_of(env, site_settings(env)))), _text(invocation, env, "config-label") or "current"
-    )
+        raise UsageError(f'gpu mig {what}: unknown --output-format "{clean(form)}", use yaml or json')
+    gpus = read_state(find_nvml(roots_of(env, site_settings(env))))
+    if what == "generate-config":
+        document = generated(gpus)
+        if silent(gpus):
+            log.warning(untold(gpus))
+    else:
+        document = exported(gpus, _text(invocation, env, "config-label") or "current")
     write_document(as_yaml(document) if form == "yaml" else dumps(document, 2) + "\n")
     return 0
 

@@ -8,7 +8,7 @@ import threading
 
 from gpurun import log
 from gpurun.commands.kubernetes_options import host_of, node_name, probed, until_signal
-from gpurun.errors import GpurunError, UsageError, clean, program_error_text
+from gpurun.errors import GpurunError, clean, program_error_text
 from gpurun.gpu.leases.policy import LeasePolicy
 from gpurun.gpu.leases.store import Store, directory, other_directories
 from gpurun.gpu.nvidia.host.nvml import find_nvml
@@ -30,17 +30,12 @@ _REBOOT_S = 60.0
 
 
 def mig_manager(invocation: Invocation) -> int:
-    """Divide the GPUs whenever the label names another configuration; the exit code.
-
-    Raises :class:`UsageError` without a configuration file.
-    """
+    """Divide the GPUs whenever the label names another configuration; the exit code."""
     from gpurun.kubernetes.api import connect
     from gpurun.kubernetes.config_source import NodeLabel
     from gpurun.kubernetes.mig_manager import CONFIG, MigManager, MigPlaces
 
     path = invocation.option("config-file", os.environ.get("CONFIG_FILE", ""))
-    if not path:
-        raise UsageError("kubernetes mig-manager: needs the file of configurations (--config-file)")
     root = invocation.option("host-root").rstrip("/")
     api, node = connect(invocation.option("kubeconfig")), node_name(invocation)
     stop, wake = threading.Event(), threading.Event()

@@ -1,9 +1,9 @@
 """The GPUs of a node divided as a label of it says, as NVIDIA's MIG manager for Kubernetes does it.
 
-``nvidia.com/mig.config`` names a configuration of a file of mig-parted's, ``nvidia.com/mig.config.state`` says what came of
-it: ``pending``, ``rebooting``, ``success`` or ``failed``, with an event that says why.  What else looks at the GPUs is sent
-away from the node meanwhile by labels: gpurun's own parts, and those of NVIDIA's operator that the node has.  Pods that have
-GPUs are waited for, not ended.
+``nvidia.com/mig.config`` names a configuration: of a file of mig-parted's, or where there is no file one of those that the
+GPUs themselves can have.  ``nvidia.com/mig.config.state`` says what came of it: ``pending``, ``rebooting``, ``success`` or
+``failed``, with an event that says why.  What else looks at the GPUs is sent away from the node meanwhile by labels:
+gpurun's own parts, and those of NVIDIA's operator that the node has.  Pods that have GPUs are waited for, not ended.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from collections.abc import Callable, Mapping
 from gpurun import log
 from gpurun.errors import GpurunError, clean
 from gpurun.gpu.nvidia.mig.apply import MigHost, MigPending, apply_config
-from gpurun.gpu.nvidia.mig.config import load, select
+from gpurun.gpu.nvidia.mig.config import MigEntry, load, read_configs, select
+from gpurun.gpu.nvidia.mig.export import as_yaml
+from gpurun.gpu.nvidia.mig.generate import generated, silent, untold
 from gpurun.gpu.nvidia.mig.plan import plan_config
-from gpurun.gpu.nvidia.mig.state import read_state
+from gpurun.gpu.nvidia.mig.state import MigGpu, read_state
 from gpurun.kubernetes.api import Api
 from gpurun.kubernetes.config import PREFIX
 from gpurun.kubernetes.makers import NVIDIA
@@ -37,12 +39,15 @@ PARTS = ("device-plugin", "dra-driver", "labels", "metrics")
 #: Seconds to wait for what uses the GPUs, as NVIDIA's does.
 WAIT_S = 300.0
 _LOOK_S = 1.0
+#: Where configurations come from without a file, for error messages.
+_HERE = "what the GPUs of this node can be divided into"
 
 
 class MigPlaces(Record):
-    """*file* is the configuration file, *namespace* that of gpurun's pods, *pod_resources* the kubelet's socket.
+    """*file* is the configuration file, empty for the configurations that the GPUs themselves can have.
 
-    *wait_s* is how many seconds to wait for what uses the GPUs.
+    *namespace* is that of gpurun's pods, *pod_resources* the kubelet's socket, *wait_s* how many seconds to wait for what
+    uses the GPUs.
     """
 
     file: str
@@ -88,9 +93,10 @@ class MigManager:
         return self._told(name, SUCCESS, "") if ended else ""
 
     def _apply(self, name: str, stop: threading.Event) -> bool:
-        _, entries = select(load(self._places.file), name, self._places.file)
         host = self._host()
-        if not plan_config(read_state(host.library), entries):
+        gpus = read_state(host.library)
+        entries = self._entries(gpus, name)
+        if not plan_config(gpus, entries):
             apply_config(host, name, entries)  # takes the record of a change away that is over
             return True
         labels = self._labels()
@@ -108,6 +114,14 @@ class MigManager:
                 return False
         apply_config(host, name, entries)
         return True
+
+    def _entries(self, gpus: tuple[MigGpu, ...], name: str) -> tuple[MigEntry, ...]:
+        if self._places.file:
+            return select(load(self._places.file), name, self._places.file)[1]
+        configs = read_configs(as_yaml(generated(gpus)).encode(), _HERE)
+        if name not in configs and silent(gpus):
+            raise GpurunError(untold(gpus))
+        return select(configs, name, _HERE)[1]
 
     def _in_the_way(self) -> str:
         """What has the GPUs, or may get them; empty: nothing."""

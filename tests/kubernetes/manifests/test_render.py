@@ -53,6 +53,21 @@ def test_what_helm_renders(variant: str, version: str, tmp_path: Path) -> None:
     assert by_name(ours) == by_name(theirs) and len(ours) == len(theirs)
 
 
+@pytest.mark.parametrize("variant", ["mig by a label", "mig by what the gpus can have"])
+def test_the_mig_manager_has_a_file_where_there_is_one(variant: str) -> None:
+    objects = by_name(documents(manifests([("test", VARIANTS[variant])])))
+    pod = objects["DaemonSet", "gpurun-mig-manager"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    found = [
+        "--config-file=/mig-config/config.yaml" in container["args"],
+        "mig-config" in [mount["name"] for mount in container["volumeMounts"]],
+        "mig-config" in [volume["name"] for volume in pod["volumes"]],
+        ("ConfigMap", "gpurun-mig-manager") in objects,
+    ]
+    assert found == [variant == "mig by a label"] * 4
+    check(list(objects.values()))
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -123,6 +123,9 @@ def test_profiles_that_are_not_told_while_mig_is_off() -> None:
     silent = replace(OFF, profiles=())
     (change,) = plan_config((silent,), entries(devices("9g.99gb: 1")))
     assert change.mode is True and change.create == ()
+    placeless = replace(OFF, profiles=tuple([replace(one, placements=()) for one in PROFILES]))
+    (change,) = plan_config((placeless,), entries(devices("1g.5gb: 7")))
+    assert change.mode is True and change.create == (), "what is told without places is planned once MIG is on"
     with pytest.raises(GpuError, match="has no MIG profile"):  # where they are, nothing is changed
         plan_config((OFF,), entries(devices("9g.99gb: 1")))
 

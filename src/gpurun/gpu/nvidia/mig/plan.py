@@ -70,7 +70,7 @@ def _change(gpu: MigGpu, entry: MigEntry, mode_only: bool) -> MigChange | None:
     here = tuple([one.gi for one in gpu.instances])
     if gpu.mode != entry.enabled or gpu.pending != entry.enabled:
         # Where MIG is on already, and only a change to off was pending, what there is need not go; mig-parted has it go too.
-        create = arrange(gpu, entry.profiles) if entry.enabled and gpu.profiles and not mode_only else ()
+        create = arrange(gpu, entry.profiles) if entry.enabled and gpu.tells and not mode_only else ()
         return replace(made, destroy=here, mode=entry.enabled, create=create)
     if mode_only or not entry.enabled:
         return None

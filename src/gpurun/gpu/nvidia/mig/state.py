@@ -60,6 +60,11 @@ class MigGpu(Record):
     instances: tuple[Instance, ...] = ()
     problem: str = ""
 
+    @property
+    def tells(self) -> bool:
+        """Whether the driver tells what the GPU can be divided into, and where: some drivers do not while MIG is off."""
+        return bool(self.profiles) and () not in [one.placements for one in self.profiles]
+
     def profile(self, number: int) -> GiProfile | None:
         """The profile with NVML's *number*."""
         return next((one for one in self.profiles if one.number == number), None)
