@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,6 +14,7 @@ from tests.clients.bed import IMAGE, ClientBed
 from tests.clients.gpu_bed import gpu_bed
 from tests.conftest import runtime_path
 from tests.native.runtime import Result
+from tests.native.waiting import wait_until
 from tests.simdriver import Options, bus_id, uuid
 
 pytestmark = [pytest.mark.native, pytest.mark.clients, pytest.mark.gpurun_only]
@@ -63,13 +63,6 @@ def done(result: Result) -> str:
     return result.out
 
 
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end, "not so after 60 s"
-        time.sleep(0.1)
-
-
 def seen(look: Callable[[], str], index: int, after: int) -> int:
     """The container has the GPU *index* and no other, and counts on from *after*; how far it is."""
     said: list[str] = []
@@ -78,7 +71,7 @@ def seen(look: Callable[[], str], index: int, after: int) -> int:
         said[:] = look().splitlines()
         return bool(said) and said[0].isdecimal() and int(said[0]) > after
 
-    until(counts)
+    wait_until(counts)
     count, names, *rest = said
     assert names in (uuid(index), str(index), "void", ""), "of a CDI file it says void; an old Podman's exec has none"
     assert rest[0] == bus_id(index) and len(rest) == 2 and rest[1].endswith(NO_DRIVER), rest
@@ -134,7 +127,7 @@ def test_podman_moves_it(clients: ClientBed, how: str) -> None:
     try:
         options = ("--annotation", "dev.gpurun.gpu.restore=free") if how == "annotation" else ()
         run(name, "free:1" if how == "free" else "1", COUNT, *options)
-        until(lambda: bool(look()))
+        wait_until(lambda: bool(look()))
         had = int(bus_id(1) in look())
         count = seen(look, had, 3)
         done(clients.run(*podman, "container", "checkpoint", name))
@@ -167,14 +160,14 @@ def test_docker(clients: ClientBed, how: str) -> None:
 
     try:
         run(name, "free:1" if how == "free" else "1", COUNT)
-        until(lambda: bool(look()))
+        wait_until(lambda: bool(look()))
         had = int(bus_id(1) in look())
         count = seen(look, had, 3)
         made = clients.run("docker", "checkpoint", "create", name, "one")
         if "experimental" in made.text:
             pytest.skip("needs a dockerd with --experimental")
         done(made)
-        until(lambda: clients.run("docker", "inspect", "--format", "{{.State.Status}}", name).out == "exited\n")
+        wait_until(lambda: clients.run("docker", "inspect", "--format", "{{.State.Status}}", name).out == "exited\n")
         if how == "free":
             run(other, str(had), "exec sleep 600")
         done(clients.run("docker", "start", "--checkpoint", "one", name))
@@ -206,13 +199,13 @@ def test_containerd(clients: ClientBed, how: str) -> None:
     try:
         options = ("--annotation", "dev.gpurun.gpu.restore=free") if how == "annotation" else ()
         run(task, "free:1" if how == "free" else "1", COUNT, *options)
-        until(lambda: bool(look()))
+        wait_until(lambda: bool(look()))
         had = int(bus_id(1) in look())
         count = seen(look, had, 3)
         done(clients.run("ctr", "containers", "checkpoint", "--rw", "--image", "--task", task, reference))
         done(clients.run("ctr", "images", "export", "--skip-manifest-json", str(archive), reference))
         clients.run("ctr", "tasks", "kill", "--signal", "KILL", task)
-        until(lambda: clients.run("ctr", "tasks", "delete", "--force", task).rc == 0)
+        wait_until(lambda: clients.run("ctr", "tasks", "delete", "--force", task).rc == 0)
         done(clients.run("ctr", "containers", "delete", task))
         done(clients.run("ctr", "images", "remove", reference))
         done(clients.run("ctr", "images", "import", "--no-unpack", str(archive)))

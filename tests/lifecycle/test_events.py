@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -104,8 +103,9 @@ def test_the_end_does_not_wait_for_the_next_report(runtime: Runtime, bundle: Mak
     container.wait_for("up")
     files = runtime.new_files()
     events = runtime.popen("events", "--interval", "10h", container.id, files=files)
-    time.sleep(0.2)
-    assert events.poll() is None
+    wait_until(
+        lambda: has_open(events.pid, "/cgroup.events"), meanwhile=lambda: None if events.poll() is None else "it ended"
+    )
     container.kill("KILL")
     container.wait()
     assert events.wait(30) == 0
@@ -114,9 +114,13 @@ def test_the_end_does_not_wait_for_the_next_report(runtime: Runtime, bundle: Mak
 
 def looks_at_memory(pid: int) -> bool:
     """Whether the process has memory.events open, as gpurun does, or an inotify(7) descriptor, as runc does."""
+    return has_open(pid, "/memory.events", ":inotify")
+
+
+def has_open(pid: int, *ends: str) -> bool:
+    """Whether the process has a file open whose path has one of these *ends*."""
     with contextlib.suppress(FileNotFoundError):  # it closes others meanwhile
-        targets = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
-        return any(target.endswith(("/memory.events", ":inotify")) for target in targets)
+        return any(os.readlink(fd).endswith(ends) for fd in Path(f"/proc/{pid}/fd").iterdir())
     return False
 
 

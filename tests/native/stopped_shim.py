@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -48,12 +48,13 @@ class StoppedShim:
         return found[0] if found else ""
 
     def is_waited_for(self) -> bool:
-        """Start the command; whether it has woken the shim, and then waits."""
+        """Start the command; whether it has woken the shim, and then waits: it has slept some times since, and not ended."""
         assert self.process.stdin
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         wait_until(lambda: self._has_been_woken() or not self.runs_command())
-        time.sleep(0.2)
+        before = self._sleeps()
+        wait_until(lambda: self._sleeps() >= before + 20 or not self.runs_command())
         return self.runs_command()
 
     def _has_been_woken(self) -> bool:
@@ -61,10 +62,21 @@ class StoppedShim:
         self._woken |= any(mask & IN_MODIFY for mask in masks(self._freezes))
         return self._woken
 
+    def _sleeps(self) -> int:
+        """How often what it has called has slept (proc_pid_status(5), voluntary_ctxt_switches)."""
+        count = 0
+        for pid in self._children():
+            with contextlib.suppress(OSError):  # it has ended
+                fields = Path(f"/proc/{pid}/status").read_text().split()
+                count += int(fields[fields.index("voluntary_ctxt_switches:") + 1])
+        return count
+
+    def _children(self) -> list[int]:
+        return [int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()]
+
     def runs_command(self) -> bool:
         """Whether what it has called has not ended; the shim, which is stopped, cannot have reaped it."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        letters = [found[0] for found in map(stat, map(int, children)) if found]
+        letters = [found[0] for found in map(stat, self._children()) if found]
         return any(letter != "Z" for letter in letters)
 
     def go_on(self) -> tuple[int, str, list[str]]:

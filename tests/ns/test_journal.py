@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from gpurun.ns.journal import (
     REWRITTEN,
     ROOTFS,
     TEMPORARY,
+    TIMES,
     Journal,
     Original,
     Trace,
@@ -132,6 +134,86 @@ def test_a_note_stands_there_before_the_thing(journal: Journal, root_fd: int, tm
 
 def rewritten(ours: bytes, original: Original, path: str = "etc/c") -> tuple[Trace, ...]:
     return (Trace(REWRITTEN, 1, path, pack_rewritten(digest(ours), original)),)
+
+
+@pytest.mark.parametrize("place", ["link", "mount", "gone", "file"])
+def test_what_is_not_of_the_image_is_not_written_down(journal: Journal, tmp_path: Path, rootfs: Path, place: str) -> None:
+    """It goes with the container, or is somebody else's: undoing would look for it in another place."""
+    if place == "link":
+        (rootfs / "there").symlink_to("etc")
+    elif place == "mount":
+        (rootfs / "there").mkdir()
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "tmpfs", rootfs / "there"], capture_output=True, check=False)
+        if mounted.returncode:
+            pytest.skip("mounts need root")
+    elif place == "file":
+        (rootfs / "there").touch()
+    try:
+        journal.note(FILE, "there/x")
+        assert journal.note_all([(FILE, "there/x", b""), (FILE, "there/y", b"")]) == [0, 0]
+        journal.cancel()
+        journal.finish_directory("there/made")
+        journal.note(FILE, "etc/x")
+        assert not journal.in_image("there")
+    finally:
+        if place == "mount":
+            subprocess.run(["umount", rootfs / "there"], check=True)
+    journal.close()
+    assert seen(parse(text(tmp_path))) == [(FILE, "etc/x")]
+
+
+def test_without_a_file_nothing_is_written_down(root_fd: int, rootfs: Path) -> None:
+    """Nothing is looked at either: whoever keeps no journal may have a rootfs that he cannot open."""
+    before = os.listdir("/proc/self/fd")
+    none = Journal(root_fd)
+    none.note(FILE, "etc/x")
+    assert none.note_all([(FILE, "etc/x", b"")]) == [0]
+    none.cancel()
+    none.finish_directory("etc/made")
+    none.close()
+    assert os.listdir("/proc/self/fd") == before and none._directories == {}
+
+
+def test_the_file_may_have_any_number(root_fd: int, rootfs: Path, tmp_path: Path) -> None:
+    """Also 0, in a process that was started without its streams."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.dup2(os.open(tmp_path / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 0)
+            made = Journal(root_fd, 0)
+            made.note(FILE, "etc/x")
+            made.note_all([(FILE, "etc/y", b"")])
+            made.note(DIRECTORY, "etc/made")
+            made.finish_directory("etc/made")
+            (rootfs / "etc/x").touch()
+            (rootfs / "etc/made").mkdir()
+            made.note(FILE, "etc/made/z")
+            (rootfs / "etc/made/z").touch()
+            made.close()
+            os._exit(0 if made.fd == -1 else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert seen(parse(text(tmp_path))) == [
+        (FILE, "etc/x"), (FILE, "etc/y"), (DIRECTORY, "etc/made"), (FILE, "etc/made/z"), (TIMES, "etc"),
+    ]  # fmt: skip
+
+
+def test_the_time_of_a_directory_of_our_own_is_not_written_down(journal: Journal, root_fd: int, tmp_path: Path) -> None:
+    """Undoing removes it; its time is nobody's."""
+    os.close(make_target(root_fd, "/etc/made/deep/x", False, journal))
+    journal.close()
+    assert seen(parse(text(tmp_path))) == [
+        (DIRECTORY, "etc/made"), (DIRECTORY, "etc/made/deep"), (FILE, "etc/made/deep/x"), (TIMES, "etc"),
+    ]  # fmt: skip
+
+
+def test_a_time_before_1970_comes_back(journal: Journal, root_fd: int, rootfs: Path, tmp_path: Path) -> None:
+    os.utime(rootfs / "etc", ns=(0, 0))
+    os.close(make_target(root_fd, "/etc/x", False, journal))
+    journal.close()
+    assert undo(root_fd, parse(text(tmp_path))) == ()
+    assert (rootfs / "etc").stat().st_mtime_ns == 0 and [*(rootfs / "etc").iterdir()] == []
 
 
 def test_a_rewritten_file_comes_back_as_it_was(root_fd: int, rootfs: Path) -> None:

@@ -203,6 +203,75 @@ def test_without_the_kept_file_its_content_comes_back(root_fd: int, rootfs: Path
     assert [path.name for path in (rootfs / "etc").iterdir()] == ["c"]
 
 
+def test_what_is_there_at_another_kinds_name_stays(root_fd: int, rootfs: Path) -> None:
+    """A kind that this version does not know removes nothing, nor do the records that make nothing."""
+    (rootfs / "etc/file").touch()
+    traces = [Trace(kind, 1, "etc/file", b"1 2") for kind in ("rootfs", "times", "cancelled", "of a later version")]
+    assert undo(root_fd, tuple(traces)) == () and (rootfs / "etc/file").exists()
+
+
+@pytest.mark.parametrize("name", [b"caf\xc3\xa9", b"\xff\xfe"])
+def test_a_link_of_any_bytes_is_ours(root_fd: int, rootfs: Path, name: bytes) -> None:
+    os.symlink(name, bytes(rootfs / "etc/link"))
+    assert undo(root_fd, (Trace(LINK, 1, "etc/link", name),)) == ()
+    assert not os.path.lexists(rootfs / "etc/link")
+
+
+def test_only_the_original_of_what_could_not_be_given_back_stays(
+    root_fd: int, rootfs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = kept_beside(rootfs)
+    for name in (".other", "target"):
+        (rootfs / "etc" / name).touch()
+    made = [Trace(TEMPORARY, 1, "etc/.c.kept"), Trace(TEMPORARY, 2, "etc/.other"), Trace(FILE, 3, "etc/target")]
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("gpurun.ns.undo.posix.rename", fails)
+        assert [left.path for left in undo(root_fd, (*made, rewritten(original, stamp=4)))] == ["etc/c"]
+    assert sorted(path.name for path in (rootfs / "etc").iterdir()) == [".c.kept", "c"]
+
+
+def test_times_that_cannot_be_looked_at_are_told(root_fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is undone: it can be tried again, with the times."""
+
+    def fails(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "")
+
+    monkeypatch.setattr("gpurun.ns.undo.openat2", fails)
+    (left,) = undo(root_fd, (Trace(TIMES, 1, "etc", b"1 2"), Trace(FILE, 2, "etc/x")))
+    assert (left.path, left.reason, left.refused) == ("", "too many open files", False)
+
+
+def test_descriptors_of_any_number(root_fd: int, rootfs: Path) -> None:
+    """A directory and a file may be opened as descriptor 0, in a process that was started without its streams."""
+    for name in ("a", "b", "c"):
+        (rootfs / name).mkdir()
+        (rootfs / name / "x").touch()
+    moment = (rootfs / "b").stat().st_mtime_ns
+    (rootfs / "etc/c").write_bytes(OURS)
+    traces = (
+        Trace(FILE, 1, "a/x"), Trace(FILE, 2, "b/x"), rewritten(Original(None)), Trace(FILE, 4, "c/x"),
+    )  # fmt: skip
+    for with_times in (False, True):  # without them the first that is opened is a directory, with them a time's
+        times = (Trace(TIMES, 5, "b", b"%d %d" % (10**18, moment)),) if with_times else ()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(0)
+                before = set(os.listdir("/proc/self/fd"))
+                left = undo(root_fd, times or traces)
+                os._exit(0 if left == () and set(os.listdir("/proc/self/fd")) == before else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        moment = (rootfs / "b").stat().st_mtime_ns
+    assert [path for name in ("a", "b", "c", "etc") for path in (rootfs / name).iterdir()] == []
+    assert (rootfs / "b").stat().st_mtime_ns == 10**18
+
+
 def test_names_that_lead_elsewhere_are_not_followed(root_fd: int, rootfs: Path) -> None:
     (rootfs / "etc/file").touch()
     traces = (Trace(FILE, 1, "etc/.."), Trace(FILE, 2, "etc/."), Trace(FILE, 3, "etc/"), Trace(DIRECTORY, 4, "etc/.."))

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
+import sys
+from pathlib import Path
 from struct import unpack_from
 from typing import Any
 
 import pytest
 
-from gpurun.engine.caller.kept_plan import NONE, NUMBERS, TEXTS, around_args, encode, is_ordinary
+from gpurun.engine.caller.kept_plan import (
+    FILES,
+    MAX_BYTES,
+    NAME,
+    NONE,
+    NUMBERS,
+    TEXTS,
+    around_args,
+    encode,
+    is_ordinary,
+    keep_plan,
+    stamps,
+)
 from gpurun.engine.plan.exec import ExecOptions
 from gpurun.engine.plan.records import ExecPlan, Knobs, ProcessPlan
 from gpurun.engine.state import State
@@ -36,6 +51,8 @@ OPTIONS = ExecOptions("c", "/run/gpurun", args=("true",))
         ('{"x\\"args":["a"],"cwd":"/"}', None),
         ('{"args":null,"x":["a"]}', None),
         ('{"args":[["a"]]}', None),
+        ('{"args"\t:\r\n ["a"]}', ('{"args"\t:\r\n ', "}")),
+        ('{"x":["args",["a"]]}', None),
         ('{"cwd":"/"}', None),
         ('{"args":[', None),
         ("", None),
@@ -114,6 +131,82 @@ def test_the_file(env: tuple[tuple[str, str], ...], variables: bytes, home: int)
         and texts["limits"][16:] == b"\xff" * 8
     )
     assert (texts["seccomp"], numbers["seccomp_flags"]) == (b"12345678", 3)
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The state directory of the container, with all that a plan is made from."""
+    directory = tmp_path / OPTIONS.id
+    directory.mkdir()
+    for name in FILES:
+        (directory / name).write_text(name)
+    monkeypatch.setitem(sys._xoptions, "gpurun-called", str(tmp_path / "program"))
+    (tmp_path / "program").write_text("of gpurun")
+    return directory
+
+
+@pytest.mark.parametrize("which", ["../program", *FILES])
+@pytest.mark.parametrize("change", ["content", "time", "another", "gone"])
+def test_whatever_a_plan_was_made_from_is_told_from_others(kept: Path, which: str, change: str) -> None:
+    path, root = kept / which, str(kept.parent)
+    before = stamps(root, OPTIONS.id)
+    assert stamps(root, OPTIONS.id) == before and len(before) == 8 * 4 * (1 + len(FILES))
+    found = path.stat()
+    if change == "content":  # of the same size, and with the same mtime
+        path.write_text(path.read_text().swapcase())
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    elif change == "time":
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns + 1))
+    elif change == "another":
+        (kept / "new").write_bytes(path.read_bytes())
+        os.utime(kept / "new", ns=(found.st_atime_ns, found.st_mtime_ns))
+        (kept / "new").rename(path)
+    elif which == "../program":
+        path.unlink()
+        with pytest.raises(FileNotFoundError):
+            stamps(root, OPTIONS.id)
+        return
+    else:
+        path.unlink()
+    at = 32 * ["../program", *FILES].index(which)
+    now = stamps(root, OPTIONS.id)
+    assert now[at : at + 32] != before[at : at + 32] and now[:at] + now[at + 32 :] == before[:at] + before[at + 32 :]
+    assert (now[at : at + 32] == bytes(32)) is (change == "gone")
+
+
+def test_a_plan_is_kept_by_one_that_runs_itself_as_well(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without another Python's copy the program is the file that this process executes."""
+    monkeypatch.delitem(sys._xoptions, "gpurun-called")
+    with open(kept.parent / "program", "rb") as program:
+        monkeypatch.setattr("gpurun.engine.caller.kept_plan.program_file", lambda: (program.fileno(), ""))
+        found = os.fstat(program.fileno())
+        assert unpack_from("=4Q", stamps(str(kept.parent), OPTIONS.id)) == (
+            found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns,
+        )  # fmt: skip
+
+
+def test_what_is_kept(kept: Path) -> None:
+    options = replace(OPTIONS, root=str(kept.parent))
+    keep_plan(options, STATE, PLAN, b"stamps")
+    assert (kept / NAME).read_bytes() == encode(PLAN, False, b"stamps", b"", b"")
+    assert (kept / NAME).stat().st_mode & 0o777 == 0o600
+    of_file = replace(options, process={}, process_text=b'{"args":["x"],"cwd":"/"}')
+    keep_plan(of_file, STATE, PLAN, b"stamps")
+    assert (kept / NAME).read_bytes() == encode(PLAN, True, b"stamps", b'{"args":', b',"cwd":"/"}')
+
+
+def test_what_is_not_kept(kept: Path) -> None:
+    options = replace(OPTIONS, root=str(kept.parent))
+    keep_plan(replace(options, cwd="/tmp"), STATE, PLAN, b"")
+    keep_plan(replace(options, process={}, process_text=b'{"args":["x"],"args":["y"]}'), STATE, PLAN, b"")
+    room = MAX_BYTES - len(encode(PLAN, False, b"", b"", b""))
+    large = replace(PLAN, process=replace(PROCESS, env=(("PATH", "/bin" + "x" * (room + 8)),)))
+    keep_plan(options, STATE, large, b"")
+    keep_plan(replace(options, root="/nowhere"), STATE, PLAN, b"")  # no error: the next exec is done here as well
+    assert not (kept / NAME).exists() and sorted(path.name for path in kept.iterdir()) == sorted(FILES)
+    fits = replace(PLAN, process=replace(PROCESS, env=(("PATH", "/bin" + "x" * (room - 8)),)))
+    keep_plan(options, STATE, fits, b"")
+    assert (kept / NAME).stat().st_size == MAX_BYTES - 8, "the front reads less than MAX_BYTES"
 
 
 def test_any_arguments_may_stand_there() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from gpurun.engine.gpus.attach_view import Running
 from gpurun.engine.gpus.attached import Attached
+from gpurun.engine.kept import CHANGE
 from gpurun.errors import NotRunning
 from tests.conftest import MakeBundle
 from tests.gpu.leases.conftest import MakeHost
@@ -297,15 +298,20 @@ def test_many_at_once(box: MakeBox, runtime: Runtime) -> None:
     one.has(*range(GPUS))
 
 
-def test_attach_while_it_is_deleted(box: MakeBox, runtime: Runtime) -> None:
-    for delay in (0.0, 0.05, 0.15, 0.3):
-        one = box()
-        process = runtime.popen("gpu", "attach", one.id, "1", files=runtime.new_files(), env=one.env)
-        time.sleep(delay)
-        assert runtime("delete", "--force", one.id).rc == 0
-        process.wait(60)
-        one.container.wait()
-        assert runtime("delete", "--force", one.id).rc == 0
+@pytest.mark.parametrize("when", ["at once", "the change is on record", "the node is there", "it is done"])
+def test_attach_while_it_is_deleted(box: MakeBox, runtime: Runtime, when: str) -> None:
+    """Whatever attach has come to: nothing of the container is left (the fixture looks), and delete does not wait for it."""
+    one = box()
+    come_to = {
+        "the change is on record": runtime.root / one.id / CHANGE,
+        "the node is there": one.container.proc(f"root/dev/nvidia{minor(1, GPUS)}"),
+    }.get(when, runtime.root)
+    process = runtime.popen("gpu", "attach", one.id, "1", files=runtime.new_files(), env=one.env)
+    wait_until(lambda: process.poll() is not None or (when != "it is done" and come_to.exists()))
+    assert runtime("delete", "--force", one.id).rc == 0
+    assert process.wait(60) == 0 or when != "it is done"
+    one.container.wait()
+    assert runtime("delete", "--force", one.id).rc == 0 and not (runtime.root / one.id).exists()
 
 
 def test_deleted_and_made_again_while_attach_is_at_work(box: MakeBox, runtime: Runtime) -> None:

@@ -109,7 +109,7 @@ def test_other_processes_of_the_container_hold_it(
     runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver, tmp_path: Path
 ) -> None:
     """Without a pid namespace of its own, the end of the first process is not that of the container."""
-    b = asking(bundle(), "free:4", "(sleep 600; :) & echo nvidia; sleep 0.2")
+    b = asking(bundle(), "free:4", "(sleep 600; :) & echo nvidia")
     b.without_namespace("pid")
     container = runtime.start(b, env=ENVIRONMENT | host.env)
     container.wait()

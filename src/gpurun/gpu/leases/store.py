@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-#: Seconds that one process may hold the lock: choosing takes milliseconds, so one that holds it for longer is stopped.
-LOCK_SECONDS = 10.0
+#: Seconds that one process may hold the lock: choosing takes milliseconds, on a machine that has no time for it seconds, and
+#: one that holds it for longer is stopped.
+LOCK_SECONDS = 60.0
 _TURN = 64  # bytes of its file, which say when it was last taken
 
 _NAME = "gpurun-leases"
