@@ -207,7 +207,7 @@ def test_what_cannot_be_done_leaves_the_engine_as_it_was(root: Path, change: Cal
 
 def test_only_one_at_a_time(root: Path) -> None:
     def twice() -> str:
-        with steps._alone():
+        with steps._install_lock():
             return steps.remove()
 
     with pytest.raises(GpurunError, match="another installer is running on this node"):

@@ -264,7 +264,7 @@ def test_uninstall_all(host: Host, capfd: pytest.CaptureFixture[str]) -> None:
 def test_two_at_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one waits, and sees what the first one has done."""
     monkeypatch.setattr(ledger, "_LOCK", f"../{host.state}/lock")
-    with ledger.alone():
+    with ledger.exclusive_lock():
         monkeypatch.setattr(ledger, "PATIENCE", 0.0)
         with pytest.raises(GpurunError, match=r"another `gpurun install` or `uninstall` has been at work for 0 s"):
             call("install", "docker")

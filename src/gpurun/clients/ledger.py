@@ -108,7 +108,7 @@ def since(unread: str) -> int | None:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def exclusive_lock() -> Iterator[None]:
     """One install or uninstall of a user at a time.  Raises :class:`GpurunError` when the other one takes too long."""
     folder = "/run" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", "")
     if not folder:  # nowhere that is this user's own

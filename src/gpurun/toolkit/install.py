@@ -57,7 +57,7 @@ def install(invocation: Invocation) -> int:
     what, setup = _setup(invocation)
     asked = _read_restart(invocation, {setup.client})
     no_names = invocation.flag("no-names") or invocation.flag("user") or setup.client not in _ASK_FOR_GPUS
-    with ledger.alone():
+    with ledger.exclusive_lock():
         changes = plan_install(setup)
         makers = () if no_names else _makers_to_name(setup.client)
         names = names_of(makers)
@@ -93,7 +93,7 @@ def install(invocation: Invocation) -> int:
     if not changes:
         _say(f"{setup.client} knows the runtime {setup.entry.name} already ({setup.file()})")
     if (changes or missing or again) and _restart(setup.client, whole, asked):
-        with ledger.alone():
+        with ledger.exclusive_lock():
             ledger.read_by_client(entry)
     if what == KUBERNETES:
         name = setup.entry.name
@@ -140,7 +140,7 @@ def uninstall(invocation: Invocation) -> int:
 
 
 def _uninstall(invocation: Invocation, setup: Setup, asked: str, program: str) -> None:
-    with ledger.alone():
+    with ledger.exclusive_lock():
         changes = plan_uninstall(setup)
         names = _names_to_go(setup, changes)
         entry = ledger.new_entry(setup, program, bool(names))
@@ -171,7 +171,7 @@ def _uninstall(invocation: Invocation, setup: Setup, asked: str, program: str) -
     if changes or names or again:
         _restart(setup.client, whole, asked)
     if asked:
-        with ledger.alone():
+        with ledger.exclusive_lock():
             ledger.forget(entry)
 
 

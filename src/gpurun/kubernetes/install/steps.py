@@ -37,7 +37,7 @@ def install(setup: NodeSetup, source: int) -> str:
 
     Raises :class:`GpurunError`; an engine that does not come back with the new configuration gets its old one again.
     """
-    with _alone():
+    with _install_lock():
         _remove_strays()
         before = read_installed()
         if before is not None and (before.removing or not _same_place(before.setup, setup)):
@@ -67,7 +67,7 @@ def remove(wait_s: float = 0.0) -> str:
 
     *wait_s*: for how many seconds containers that are ending may still need the program.
     """
-    with _alone():
+    with _install_lock():
         _remove_strays()
         before = read_installed()
         deadline = time.monotonic() + wait_s
@@ -84,7 +84,7 @@ def take_back(places: Leavings) -> str:
     check_places(places)
     done: list[str] = []
     left: list[str] = []
-    with _alone():
+    with _install_lock():
         _remove_strays()
         before = read_installed()
         if before is not None:
@@ -170,7 +170,7 @@ def _same_place(old: NodeSetup, new: NodeSetup) -> bool:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _install_lock() -> Iterator[None]:
     """One installer at a time.  Raises :class:`GpurunError` when another one works here."""
     try:
         fd = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

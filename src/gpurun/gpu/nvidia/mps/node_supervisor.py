@@ -39,7 +39,7 @@ def _serve(directory: str) -> int:
         lock = os.open(f"{directory}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileNotFoundError:
         return 0  # it has gone meanwhile
-    if not _alone(lock):
+    if not _take_lock(lock):
         return 0
     unlink_if_there(f"{directory}/{READY}")
     daemon: MpsDaemon | None = None
@@ -89,7 +89,7 @@ def _make_daemon(directory: str, service: NodeService) -> MpsDaemon:
     return made
 
 
-def _alone(lock: int) -> bool:
+def _take_lock(lock: int) -> bool:
     """Whether this is the one supervisor of the directory.  Who looks whether there is one has the lock for a moment."""
     deadline = time.monotonic() + _LOCK_S
     while time.monotonic() < deadline:

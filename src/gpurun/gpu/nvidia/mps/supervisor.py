@@ -63,7 +63,7 @@ def _serve() -> int:
     service = Service(**as_object(parse_json(sys.argv[1].encode("utf-8", "surrogateescape"), "SERVICE"), "SERVICE"))
     os.umask(0o022)
     lock = os.open(f"{service.directory}/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    if not _alone(lock, service):
+    if not _take_lock(lock, service):
         return 0
     # What one left behind that was killed: its containers may have the directory mounted, so that stays.
     unlink_if_there(f"{service.directory}/ready")
@@ -89,7 +89,7 @@ def _serve() -> int:
     return 0
 
 
-def _alone(lock: int, service: Service) -> bool:
+def _take_lock(lock: int, service: Service) -> bool:
     """Whether this process is the one that watches the daemon; false where another one does, which has it ready."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
