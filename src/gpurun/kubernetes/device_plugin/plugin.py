@@ -15,7 +15,7 @@ from gpurun.gpu.device import GpuDevice
 from gpurun.kubernetes.config import PluginConfig
 from gpurun.kubernetes.device_plugin.preferred import Nearness, preferred, preferred_units
 from gpurun.kubernetes.device_plugin.resources import Offer
-from gpurun.kubernetes.device_plugin.response import NVIDIA, Granted, MpsPlace, Naming, granted
+from gpurun.kubernetes.device_plugin.response import NVIDIA, Allocation, MpsPlace, Naming, allocation
 from gpurun.kubernetes.kubelet import TIMEOUT_S, channel, device_plugins, identity, server
 from gpurun.kubernetes.protocols import deviceplugin_pb2 as messages
 from gpurun.kubernetes.protocols import deviceplugin_pb2_grpc as services
@@ -51,9 +51,9 @@ class Offering(Record):
         packed = self.config.allocation_policy == "packed"
         return preferred(self.offer, self.near, available, must, size, packed)
 
-    def granted(self, ids: Sequence[str]) -> Granted:
+    def allocate(self, ids: Sequence[str]) -> Allocation:
         """The answer for a container that gets the devices *ids*.  Raises :class:`GpurunError`."""
-        return granted(self.offer, self.config, ids, self.nodes, self.mps, self.dev, self.naming)
+        return allocation(self.offer, self.config, ids, self.nodes, self.mps, self.dev, self.naming)
 
 
 class Plugin(services.DevicePluginServicer):
@@ -165,7 +165,7 @@ class Plugin(services.DevicePluginServicer):
         answer = messages.AllocateResponse()
         for one in request.container_requests:
             try:
-                found = now.granted(one.devices_ids)
+                found = now.allocate(one.devices_ids)
             except GpurunError as e:
                 log.warning(str(e))
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(e))
@@ -211,7 +211,7 @@ def devices_of(offering: Offering) -> list[messages.Device]:
     return made
 
 
-def to_message(found: Granted) -> messages.ContainerAllocateResponse:
+def to_message(found: Allocation) -> messages.ContainerAllocateResponse:
     """The answer for one container as the protocol has it."""
     return messages.ContainerAllocateResponse(
         envs=dict(found.env),

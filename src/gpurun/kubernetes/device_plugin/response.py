@@ -45,7 +45,7 @@ class MpsPlace(Record):
     container_pipes: str = "/tmp/nvidia-mps"
 
 
-class Granted(Record):
+class Allocation(Record):
     """The answer for one container: plain values of ``ContainerAllocateResponse``.
 
     *mounts* are (path on the host, path in the container), *devices* (path on the host, path in the container).
@@ -58,7 +58,7 @@ class Granted(Record):
     cdi: tuple[str, ...] = ()
 
 
-def granted(
+def allocation(
     offer: Offer,
     config: PluginConfig,
     ids: Sequence[str],
@@ -66,7 +66,7 @@ def granted(
     mps: MpsPlace | None = None,
     dev: str = "",
     naming: Naming = NVIDIA,
-) -> Granted:
+) -> Allocation:
     """The answer for a container that gets the devices *ids* of *offer*, told as *naming* says.
 
     A strategy that the maker's GPUs do not know gives the device nodes themselves.  *nodes* are the control nodes that the
@@ -83,15 +83,17 @@ def granted(
     mounts = "volume-mounts" in by
     bare = config.pass_device_specs and not all(s.startswith("cdi-") for s in by)
     parts = [
-        Granted() if mps is None else _by_mps(mps),
-        Granted(env=tuple([(name, "enabled") for name, on in _features(config) if on and naming.features])),
-        _by_environment(naming, words, channels) if "envvar" in by else Granted(),
-        _by_mounts(naming, words, channels, "envvar" in by) if mounts and naming.volumes else Granted(),
-        _by_annotation(f"{config.annotation_prefix}{naming.annotation}", ids, cdi) if "cdi-annotations" in by else Granted(),
-        Granted(cdi=cdi) if "cdi-cri" in by else Granted(),
-        _by_nodes(devices, nodes, dev) if bare or (mounts and not naming.volumes) else Granted(),
+        Allocation() if mps is None else _by_mps(mps),
+        Allocation(env=tuple([(name, "enabled") for name, on in _features(config) if on and naming.features])),
+        _by_environment(naming, words, channels) if "envvar" in by else Allocation(),
+        _by_mounts(naming, words, channels, "envvar" in by) if mounts and naming.volumes else Allocation(),
+        _by_annotation(f"{config.annotation_prefix}{naming.annotation}", ids, cdi)
+        if "cdi-annotations" in by
+        else Allocation(),
+        Allocation(cdi=cdi) if "cdi-cri" in by else Allocation(),
+        _by_nodes(devices, nodes, dev) if bare or (mounts and not naming.volumes) else Allocation(),
     ]
-    return Granted(
+    return Allocation(
         env=tuple([pair for part in parts for pair in part.env]),
         mounts=tuple([mount for part in parts for mount in part.mounts]),
         devices=tuple([node for part in parts for node in part.devices]),
@@ -116,38 +118,38 @@ def _chosen(offer: Offer, config: PluginConfig, ids: Sequence[str]) -> list[Offe
     return list({known[identity].uuid: known[identity] for identity in ids}.values())
 
 
-def _by_mps(mps: MpsPlace) -> Granted:
+def _by_mps(mps: MpsPlace) -> Allocation:
     """A client of the daemon at *mps*."""
-    return Granted(
+    return Allocation(
         env=(("CUDA_MPS_PIPE_DIRECTORY", mps.container_pipes),),
         mounts=((mps.pipes, mps.container_pipes), (mps.shm, "/dev/shm")),
     )
 
 
-def _by_environment(naming: Naming, names: Sequence[str], channels: Sequence[int]) -> Granted:
+def _by_environment(naming: Naming, names: Sequence[str], channels: Sequence[int]) -> Allocation:
     """The strategy ``envvar``."""
     more = (("NVIDIA_IMEX_CHANNELS", ",".join(map(str, channels))),) if channels else ()
-    return Granted(env=((naming.variable, ",".join(names)), *more))
+    return Allocation(env=((naming.variable, ",".join(names)), *more))
 
 
-def _by_mounts(naming: Naming, names: Sequence[str], channels: Sequence[int], named: bool) -> Granted:
+def _by_mounts(naming: Naming, names: Sequence[str], channels: Sequence[int], named: bool) -> Allocation:
     """The strategy ``volume-mounts``; a variable that has *named* the devices itself goes before it."""
     wanted = [*names, *[f"imex/{channel}" for channel in channels]]
     env = () if named else ((naming.variable, naming.volumes),)
-    return Granted(env=env, mounts=tuple([(_NOTHING, f"{naming.volumes}/{name}") for name in wanted]))
+    return Allocation(env=env, mounts=tuple([(_NOTHING, f"{naming.volumes}/{name}") for name in wanted]))
 
 
-def _by_annotation(beginning: str, ids: Sequence[str], cdi: Sequence[str]) -> Granted:
+def _by_annotation(beginning: str, ids: Sequence[str], cdi: Sequence[str]) -> Allocation:
     """The strategy ``cdi-annotations``."""
-    return Granted(annotations=((annotation_key(beginning, ids), ",".join(cdi)),))
+    return Allocation(annotations=((annotation_key(beginning, ids), ",".join(cdi)),))
 
 
-def _by_nodes(devices: Sequence[Offered], nodes: Sequence[str], dev: str) -> Granted:
+def _by_nodes(devices: Sequence[Offered], nodes: Sequence[str], dev: str) -> Allocation:
     """``passDeviceSpecs``: the device nodes themselves, so that the kubelet's device cgroups know of them; udev's names of
     them are mounts."""
     paths = dict.fromkeys([path for device in devices for path in device.paths])
     links = dict.fromkeys([link for device in devices for link in device.links])
-    return Granted(
+    return Allocation(
         mounts=tuple([(dev + path, link) for path, link in links]),
         devices=tuple([(dev + path, path) for path in (*[p for p in CONTROL_NODES if p in nodes], *paths)]),
     )
