@@ -46,13 +46,13 @@ class ConfigSource:
                 self._read = path, text
                 self._good = self._made(path, text)
         except OSError as e:
-            self._failed(GpurunError(f"{e.filename}: {strerror_lower(e.errno or 0)}"))
+            self._on_error(GpurunError(f"{e.filename}: {strerror_lower(e.errno or 0)}"))
         except GpurunError as e:
-            self._failed(e)
+            self._on_error(e)
         assert self._good is not None
         return self._good
 
-    def _failed(self, error: GpurunError) -> None:
+    def _on_error(self, error: GpurunError) -> None:
         if self._good is None:
             raise error
         log.warning(f"{error}; the configuration stays as it was")
@@ -90,7 +90,7 @@ class NodeLabel:
         self._set(api.node(node))
         if once:  # a thread that is told of a change while the process ends can abort it
             return
-        arguments = (api, "nodes", f"metadata.name={node}", self._stop, self._begun, self._told, self._failed)
+        arguments = (api, "nodes", f"metadata.name={node}", self._stop, self._begun, self._on_change, self._on_error)
         threading.Thread(target=follow, args=arguments, name="node-label", daemon=True).start()
 
     def stop(self) -> None:
@@ -107,11 +107,11 @@ class NodeLabel:
         for node in nodes:
             self._set(node)
 
-    def _told(self, kind: str, node: dict[str, Any]) -> None:
+    def _on_change(self, kind: str, node: dict[str, Any]) -> None:
         if kind != "DELETED":
             self._set(node)
 
-    def _failed(self, error: GpurunError) -> None:
+    def _on_error(self, error: GpurunError) -> None:
         from gpurun.kubernetes.api import ApiError
 
         if isinstance(error, ApiError) and error.status in (0, 410):

@@ -77,20 +77,20 @@ class MigManager:
             ended = self._apply(name, stop)
         except MigPending as e:
             if self._reboot is not None and before != REBOOTING:
-                self._told(name, REBOOTING, f"{e}; the node is rebooted for it")
+                self._report(name, REBOOTING, f"{e}; the node is rebooted for it")
                 try:
                     self._reboot()
                 except GpurunError as why:
                     self._back()
-                    return self._told(name, FAILED, f"{e}; {why}")
+                    return self._report(name, FAILED, f"{e}; {why}")
                 return REBOOTING
             self._back()
-            return self._told(name, FAILED, str(e))
+            return self._report(name, FAILED, str(e))
         except GpurunError as e:
             self._back()
-            return self._told(name, FAILED, str(e))
+            return self._report(name, FAILED, str(e))
         self._back()
-        return self._told(name, SUCCESS, "") if ended else ""
+        return self._report(name, SUCCESS, "") if ended else ""
 
     def _apply(self, name: str, stop: threading.Event) -> bool:
         host = self._host()
@@ -147,7 +147,7 @@ class MigManager:
         if changes:
             self._api.label_node(self._node, changes)
 
-    def _told(self, name: str, state: str, why: str) -> str:
+    def _report(self, name: str, state: str, why: str) -> str:
         said = f'MIG configuration "{clean(name)}": {why or state}'
         (log.warning if why else log.info)(said)
         if self._labels().get(STATE) != state:

@@ -71,10 +71,10 @@ class Pods:
         """Follow them until :meth:`stop`."""
         from gpurun.kubernetes.follow import follow
 
-        def failed(error: GpurunError) -> None:
+        def on_error(error: GpurunError) -> None:
             self._say(str(error))
 
-        arguments = (self._api, "pods", self._selector, self._stop, self._begun, self._told, failed)
+        arguments = (self._api, "pods", self._selector, self._stop, self._begun, self._on_change, on_error)
         threading.Thread(target=follow, args=arguments, name="pods", daemon=True).start()
 
     def stop(self) -> None:
@@ -95,7 +95,7 @@ class Pods:
         with self._lock:
             self._labels = made
 
-    def _told(self, kind: str, pod: dict[str, Any]) -> None:
+    def _on_change(self, kind: str, pod: dict[str, Any]) -> None:
         made = labels_of(pod, self._uid, self._allowed)
         with self._lock:
             if kind == "DELETED":

@@ -83,7 +83,7 @@ def _read(devices: Sequence[tuple[str, ...]], deadline: float) -> dict[str, str]
         for paths in devices:
             started.append((*_start(paths), paths))
         for _, fd, paths in started:
-            found |= _told(fd, paths, deadline)
+            found |= _read_answer(fd, paths, deadline)
     finally:
         for _, fd, _ in started:
             posix.close(fd)
@@ -121,7 +121,7 @@ def _answer(send: int, paths: tuple[str, ...]) -> NoReturn:
         posix._exit(0)
 
 
-def _told(fd: int, paths: tuple[str, ...], deadline: float) -> dict[str, str]:
+def _read_answer(fd: int, paths: tuple[str, ...], deadline: float) -> dict[str, str]:
     """What the copy at *fd* has written until its end, or until *deadline*."""
     data = b""
     poll = select.poll()

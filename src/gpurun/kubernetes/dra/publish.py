@@ -90,11 +90,11 @@ class Publisher:
             self._begun(found)
             changed()
 
-        def told(kind: str, one: Object) -> None:
-            if self._told(kind, one):
+        def on_change(kind: str, one: Object) -> None:
+            if self._on_change(kind, one):
                 changed()
 
-        follow(self._api, self._watched(), self._selector(), stop, begun, told, self._failed)
+        follow(self._api, self._watched(), self._selector(), stop, begun, on_change, self._on_error)
 
     def _begun(self, found: list[Object]) -> None:
         # A server that does not know the selector says all.
@@ -103,7 +103,7 @@ class Publisher:
             self._there = {str(one["metadata"]["name"]): one for one in mine}
             self._failure = None
 
-    def _told(self, kind: str, one: Object) -> bool:
+    def _on_change(self, kind: str, one: Object) -> bool:
         """Take a change in; whether it was not known, as our own are."""
         name, version = str(one["metadata"]["name"]), int(one["metadata"]["resourceVersion"])
         with self._lock:
@@ -117,7 +117,7 @@ class Publisher:
                 return True
             return self._there.pop(name, None) is not None
 
-    def _failed(self, error: GpurunError) -> None:
+    def _on_error(self, error: GpurunError) -> None:
         with self._lock:
             if self._there is None:
                 self._failure = error
@@ -145,7 +145,7 @@ class Publisher:
             else:
                 made = self._api.create(RESOURCE_GROUP, self.version, _PLURAL, body)
             self._written[name] = spec, str(made["metadata"]["resourceVersion"])
-            self._told("MODIFIED", made)
+            self._on_change("MODIFIED", made)
         for name in set(there) - set(names):
             self._api.delete(RESOURCE_GROUP, self.version, _PLURAL, name)
         count = sum(len(spec.get("devices", ())) for spec in wanted)

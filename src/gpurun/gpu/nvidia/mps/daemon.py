@@ -115,7 +115,7 @@ class MpsDaemon:
         """Send the line *text* to the daemon; what it answers.  Raises :class:`GpurunError`."""
         control = self._program(CONTROL)
         try:
-            done = self._told(control, text)
+            done = self._send(control, text)
         except (OSError, subprocess.SubprocessError) as e:
             raise GpurunError(f"{CONTROL}: {text}: {program_error_text(e)}") from None
         if done.returncode:
@@ -155,8 +155,8 @@ class MpsDaemon:
                     raise
                 time.sleep(0.05)
 
-    def _told(self, control: Program, text: str) -> subprocess.CompletedProcess[str]:
-        """Hand the line *text* over."""
+    def _send(self, control: Program, text: str) -> subprocess.CompletedProcess[str]:
+        """Write the line *text* to the daemon's control program."""
         apart = (*_ALONE[3:], *self._among_mounts(control)) if control.root else ()
         words = [*apart, *control.words]
         return call(words, _TIMEOUT_S, text + "\n", self._environment(control))
@@ -164,7 +164,7 @@ class MpsDaemon:
     def _quit_old(self, control: Program) -> None:
         """A daemon that an earlier process of ours left behind would keep the directory."""
         try:
-            self._told(control, "quit")
+            self._send(control, "quit")
         except (OSError, subprocess.SubprocessError) as e:
             log.debug(f"{CONTROL}: quit: {program_error_text(e)}")
 
