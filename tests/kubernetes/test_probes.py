@@ -18,7 +18,7 @@ from gpurun.errors import GpurunError
 from gpurun.gpu.nvidia.host.roots import Roots
 from gpurun.kubernetes.config import PluginConfig
 from gpurun.kubernetes.node import has_hardware
-from gpurun.kubernetes.probes import Probes, served
+from gpurun.kubernetes.probes import Probes, serve_probes
 from tests.kubernetes.cluster import REAL, cluster
 from tests.kubernetes.nodes import GPU, node
 from tests.needs_nodes import needs_nodes
@@ -38,7 +38,7 @@ def asked(port: int, path: str) -> tuple[int, str]:
 def test_the_server() -> None:
     now = [0.0]
     probes = Probes(10.0, lambda: now[0])
-    with served("127.0.0.1", 0, probes) as port:
+    with serve_probes("127.0.0.1", 0, probes) as port:
         assert asked(port, "/readyz") == (503, "it is starting\n") and asked(port, "/healthz?verbose") == (200, "ok\n")
         probes.tell("")
         assert asked(port, "/readyz") == (200, "ok\n") and asked(port, "/metrics")[0] == 404
@@ -49,7 +49,7 @@ def test_the_server() -> None:
         probes.beat(100.0)
         now[0] = 120.0
         assert asked(port, "/healthz")[0] == 200
-        with pytest.raises(GpurunError, match="address already in use"), served("127.0.0.1", port, probes):
+        with pytest.raises(GpurunError, match="address already in use"), serve_probes("127.0.0.1", port, probes):
             pass
     with pytest.raises(ConnectionError):
         asked(port, "/healthz")
@@ -58,7 +58,7 @@ def test_the_server() -> None:
 def test_clients_that_say_nothing_do_not_pile_up() -> None:
     """They are as many as there are threads for, and one more is closed at once; a probe is answered when they have gone."""
     probes = Probes()
-    with served("", 0, probes) as port:
+    with serve_probes("", 0, probes) as port:
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(16)]
         try:
             deadline = time.monotonic() + 30

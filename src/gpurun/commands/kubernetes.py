@@ -11,7 +11,7 @@ from gpurun.commands.kubernetes_options import (
     ended_by_late_gpus,
     host_of,
     interval,
-    probed,
+    serving_probes,
     until_signal,
     vendors_of,
 )
@@ -97,7 +97,7 @@ def _device_plugin(invocation: Invocation) -> int:
         cdi_dir=invocation.option("cdi-dir", Places().cdi_dir),
         interval_s=interval(invocation, Places().interval_s),
     )
-    with probed(invocation) as probes:
+    with serving_probes(invocation) as probes:
         manager = Manager(host, source, places, env, probes, makers)
         managers.append(manager)
         until_signal(manager.stop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gpurun.commands.kubernetes_options import host_of, interval, node_name, probed, until_signal, vendors_of
+from gpurun.commands.kubernetes_options import host_of, interval, node_name, serving_probes, until_signal, vendors_of
 from gpurun.invocation import Invocation
 
 
@@ -24,7 +24,7 @@ def dra_driver(invocation: Invocation) -> int:
         memory_shares=invocation.flag("memory-shares"),
     )
     api = connect(invocation.option("kubeconfig"))
-    with probed(invocation) as probes:
+    with serving_probes(invocation) as probes:
         driver = DraDrivers(api, node_name(invocation), host_of(invocation), places, dict(os.environ), probes, makers)
         until_signal(driver.stop)
         driver.run()

@@ -11,7 +11,7 @@ def explain(invocation: Invocation, arguments: list[str]) -> int:
     """Print it; the exit code.  Raises :class:`GpurunError` when the API server cannot be asked, or has no such pod."""
     from gpurun.kubernetes.api import RESOURCE_GROUP, ApiError, connect
     from gpurun.kubernetes.pending.claims import claim_lines
-    from gpurun.kubernetes.pending.nodes import asked, resource_lines
+    from gpurun.kubernetes.pending.nodes import requested_resources, resource_lines
 
     if len(arguments) != 1:
         raise UsageError("kubernetes explain: needs one argument, the name of a pod")
@@ -22,9 +22,9 @@ def explain(invocation: Invocation, arguments: list[str]) -> int:
     pod = api.pod(namespace, name)
     lines = [_state(pod, f"{namespace}/{name}")]
     wanted = bool((pod.get("spec") or {}).get("resourceClaims"))
-    if _waits(pod) and (asked(pod) or wanted):
+    if _waits(pod) and (requested_resources(pod) or wanted):
         nodes = api.list_core("node")
-        if asked(pod):
+        if requested_resources(pod):
             lines += resource_lines(pod, nodes, api.list_core("pod"))
         if wanted:
             try:

@@ -9,7 +9,7 @@ import threading
 from math import inf
 
 from gpurun import log
-from gpurun.commands.kubernetes_options import interval, node_name, probed, until_signal
+from gpurun.commands.kubernetes_options import interval, node_name, serving_probes, until_signal
 from gpurun.errors import GpurunError, UsageError, strerror_lower
 from gpurun.invocation import Invocation
 
@@ -47,7 +47,7 @@ def install_node(invocation: Invocation) -> int:
         source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as e:
         raise GpurunError(f"--program {path}: {strerror_lower(e.errno or 0)}") from None
-    with probed(invocation) as probes:
+    with serving_probes(invocation) as probes:
         try:
             log.info(on_node(root, lambda: install(setup, source)))
         finally:
@@ -85,7 +85,7 @@ def uninstall_node(invocation: Invocation) -> int:
     stop = threading.Event()
     waiting = invocation.flag("wait")
     every = interval(invocation, _WAIT_S)
-    with probed(invocation) as probes:
+    with serving_probes(invocation) as probes:
         if waiting:
             until_signal(stop.set)
         said: set[str] = set()

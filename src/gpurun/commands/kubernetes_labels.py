@@ -14,7 +14,7 @@ from gpurun.commands.kubernetes_options import (
     ended_by_late_gpus,
     host_of,
     interval,
-    probed,
+    serving_probes,
     until_signal,
     vendors_of,
 )
@@ -50,7 +50,7 @@ def labels(invocation: Invocation) -> int:
     until_signal(end)
     given = interval(invocation, 0.0)
     every = given or _INTERVAL_S
-    with probed(invocation) as probes, ended_by_late_gpus(host_of(invocation), end):
+    with serving_probes(invocation) as probes, ended_by_late_gpus(host_of(invocation), end):
         once = invocation.flag("oneshot")
         while True:
             try:

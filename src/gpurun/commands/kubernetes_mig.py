@@ -7,7 +7,7 @@ import subprocess
 import threading
 
 from gpurun import log
-from gpurun.commands.kubernetes_options import host_of, node_name, probed, until_signal
+from gpurun.commands.kubernetes_options import host_of, node_name, serving_probes, until_signal
 from gpurun.errors import GpurunError, clean, program_error_text
 from gpurun.gpu.leases.policy import LeasePolicy
 from gpurun.gpu.leases.store import Store, directory, other_directories
@@ -50,7 +50,7 @@ def mig_manager(invocation: Invocation) -> int:
 
     until_signal(end)
     pauses, tried = Pauses(2.0, 60.0), ""
-    with probed(invocation) as probes:
+    with serving_probes(invocation) as probes:
         label: NodeLabel | None = None
         while not stop.is_set():
             wake.clear()

@@ -115,19 +115,19 @@ def interval(invocation: Invocation, default: float) -> float:
 
 
 @contextmanager
-def probed(invocation: Invocation) -> Iterator[Probes]:
+def serving_probes(invocation: Invocation) -> Iterator[Probes]:
     """What ``--health-listen`` serves meanwhile; nothing without it.
 
     Raises :class:`GpurunError` when the address cannot be listened on.
     """
-    from gpurun.kubernetes.probes import Probes, served
+    from gpurun.kubernetes.probes import Probes, serve_probes
 
     probes = Probes()
     given = invocation.option("health-listen")
     if not given:
         yield probes
         return
-    with served(*listen_address(given, "health-listen"), probes):
+    with serve_probes(*listen_address(given, "health-listen"), probes):
         yield probes
 
 

@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def served(address: str, port: int, probes: Probes) -> Iterator[int]:
+def serve_probes(address: str, port: int, probes: Probes) -> Iterator[int]:
     """Answer for *probes* at *address* (empty: all) and *port* meanwhile; the port.  Raises :class:`GpurunError`."""
     tried = [("::", socket.AF_INET6), ("0.0.0.0", socket.AF_INET)] if not address else []
     tried = tried or [(address, socket.AF_INET6 if ":" in address else socket.AF_INET)]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpurun.kubernetes.pending.claims import claim_lines
-from gpurun.kubernetes.pending.nodes import asked, refusals, resource_lines
+from gpurun.kubernetes.pending.nodes import refusals, requested_resources, resource_lines
 from gpurun.kubernetes.pending.selectors import excluded_by
 from tests.kubernetes.api_server import ApiServer
 
@@ -52,9 +52,9 @@ def test_who_has_the_gpus() -> None:
 
 def test_what_a_pod_asks_for() -> None:
     limits = [{"resources": {"limits": {GPU: count}}} for count in ("1", "2", "x", "²", "1" * 40)]
-    assert asked({"spec": {"containers": limits}}) == {GPU: 3}
-    assert asked({"spec": {"containers": limits[:1], "initContainers": limits[1:2]}}) == {GPU: 2}
-    assert asked({}) == {}
+    assert requested_resources({"spec": {"containers": limits}}) == {GPU: 3}
+    assert requested_resources({"spec": {"containers": limits[:1], "initContainers": limits[1:2]}}) == {GPU: 2}
+    assert requested_resources({}) == {}
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,6 @@ def _digest(body: object) -> str:
     return blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def completed(claim: PreparedClaim) -> PreparedClaim:
+def as_completed(claim: PreparedClaim) -> PreparedClaim:
     """*claim*, with all of it done."""
     return replace(claim, state=COMPLETED)

@@ -10,7 +10,7 @@ from gpurun.gpu.cluster import ClusterGpu
 from gpurun.gpu.vendors import Vendor
 from gpurun.kubernetes.dra.backend import View
 from gpurun.kubernetes.dra.prepare import CLASS, MakeSpec
-from gpurun.kubernetes.dra.slices import Allocatable, Object, quantity, semantic_version, sliced, unhealthy
+from gpurun.kubernetes.dra.slices import Allocatable, Object, make_slices, quantity, semantic_version, unhealthy
 from gpurun.kubernetes.makers import gpus_of, spec_of
 from gpurun.kubernetes.specs import NodeHost
 from gpurun.record import Record
@@ -43,7 +43,7 @@ class MakerPool(Record):
             taints = {"taints": [unhealthy(self.driver)]} if gpu.name in self.ill else {}
             if not taints or tainting:
                 made.append(device_of(gpu) | taints)
-        return sliced(self.driver, name, made, [], server_minor)
+        return make_slices(self.driver, name, made, [], server_minor)
 
 
 class MakerBackend:

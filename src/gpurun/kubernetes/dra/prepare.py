@@ -22,7 +22,7 @@ from gpurun.kubernetes.dra.checkpoint import (
     Checkpoint,
     PreparedClaim,
     PreparedDevice,
-    completed,
+    as_completed,
 )
 from gpurun.kubernetes.dra.claim import Allocated, Claim, DeviceConfig
 from gpurun.kubernetes.dra.share import limit_edits, limit_of
@@ -109,7 +109,7 @@ class Preparer:
                 self._undo(made)
                 self._checkpoint.remove(claim.uid)
                 raise
-            done = completed(made)
+            done = as_completed(made)
             self._checkpoint.put(done)
             log.info(f"claim {claim.namespace}/{claim.name}: prepared {', '.join(d.device for d in done.devices)}")
             return done

@@ -166,12 +166,12 @@ class Publisher:
     def _keeps(self, field: str) -> bool:
         """Whether the server keeps the *field* of devices: one that has it switched off leaves it out without a word."""
         if field not in self._kept:
-            self._kept[field] = self._minor >= _FIELDS[field] and bool(self._tried()[field])
+            self._kept[field] = self._minor >= _FIELDS[field] and bool(self._try_fields()[field])
             if not self._kept[field]:
                 log.warning(f"this API server {_WITHOUT[field]}")
         return self._kept[field]
 
-    def _tried(self) -> Object:
+    def _try_fields(self) -> Object:
         """A device with all of these fields, as the server would keep it."""
         one: Object = {"name": "a", "taints": [unhealthy(self._driver)], _MULTIPLE: True}
         pool = {"name": self._name, "generation": 0, "resourceSliceCount": 1}

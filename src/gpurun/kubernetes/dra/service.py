@@ -88,17 +88,17 @@ class DraDriver:
                 problems: list[str] = []
                 if time.monotonic() >= next_look or self._gpus.has_news() or self._slices_changed.is_set():
                     self._slices_changed.clear()
-                    problems += self._tried(self._look)
+                    problems += self._run_step(self._look)
                     # What went wrong with the API server is tried again soon.
                     next_look = time.monotonic() + (
                         min(2.0, self._places.interval_s) if problems else self._places.interval_s
                     )
-                problems += self._tried(self._sockets.serve)
+                problems += self._run_step(self._sockets.serve)
                 if time.monotonic() >= next_daemons:
-                    problems += self._tried(self._preparer.keep_daemons)
+                    problems += self._run_step(self._preparer.keep_daemons)
                     next_daemons = time.monotonic() + min(_DAEMONS_S, self._places.interval_s)
                 if time.monotonic() >= next_clean:
-                    failed = self._tried(self._claims.clean)
+                    failed = self._run_step(self._claims.clean)
                     problems += failed
                     if not failed:
                         pauses.good()
@@ -121,7 +121,7 @@ class DraDriver:
         self._stop.set()
         self._wake.set()
 
-    def _tried(self, step: object) -> list[str]:
+    def _run_step(self, step: object) -> list[str]:
         try:
             step()  # type: ignore[operator]
         except GpurunError as e:

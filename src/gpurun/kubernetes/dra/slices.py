@@ -154,10 +154,10 @@ def slices(
     GPU's memory to several claims.
     """
     sets = counter_sets(node) if counting else []
-    return sliced(DRIVER, name, devices(node, ill, bool(sets), tainting, sharing), sets, server_minor)
+    return make_slices(DRIVER, name, devices(node, ill, bool(sets), tainting, sharing), sets, server_minor)
 
 
-def sliced(driver: str, name: str, made: list[Object], sets: list[Object], server_minor: int) -> list[Object]:
+def make_slices(driver: str, name: str, made: list[Object], sets: list[Object], server_minor: int) -> list[Object]:
     """The devices *made* and the *sets* of counters that they consume, in as few slices of *driver* as may be."""
     specs: list[Object] = []
     if sets and server_minor >= 35:

@@ -18,7 +18,7 @@ def name_of(thing: Object) -> str:
     return f"{metadata.get('namespace') or 'default'}/{metadata['name']}"
 
 
-def asked(pod: Object) -> dict[str, int]:
+def requested_resources(pod: Object) -> dict[str, int]:
     """Resources of GPUs that *pod* asks for → how many: all containers together, or the largest init container."""
     spec = pod.get("spec") or {}
     found: dict[str, int] = {}
@@ -46,7 +46,7 @@ def count_of(value: object) -> int:
 def resource_lines(pod: Object, nodes: Sequence[Object], pods: Sequence[Object]) -> list[str]:
     """For each resource that *pod* asks for, what each node has of it and who has that."""
     lines = []
-    for resource, wanted in asked(pod).items():
+    for resource, wanted in requested_resources(pod).items():
         lines.append(f"{resource}: {wanted} wanted")
         without = []
         for node in sorted(nodes, key=name_of):
@@ -56,7 +56,9 @@ def resource_lines(pod: Object, nodes: Sequence[Object], pods: Sequence[Object])
             if not all_of_it:
                 without.append(name)
                 continue
-            users = [(one, asked(one)[resource]) for one in _on(name, pods) if resource in asked(one)]
+            users = [
+                (one, requested_resources(one)[resource]) for one in _on(name, pods) if resource in requested_resources(one)
+            ]
             free = max(has - sum(count for _, count in users), 0)
             ill = f", {all_of_it - has} unhealthy" if all_of_it > has else ""
             reasons = [f"{wanted} do not fit"] if free < wanted else []
