@@ -186,102 +186,102 @@ def read_config(data: bytes) -> Config:
     )
 
 
-def read_process(obj: dict[str, Any], where: str) -> Process:
+def read_process(obj: dict[str, Any], json_path: str) -> Process:
     """``process`` (also the whole of the file that ``exec --process`` names)."""
-    console = get_object(obj, "consoleSize", where)
+    console = get_object(obj, "consoleSize", json_path)
     size = None
     if console is not None:
-        at = child(where, "consoleSize")
+        at = child(json_path, "consoleSize")
         size = (get_int(console, "height", at, 0, 65535) or 0, get_int(console, "width", at, 0, 65535) or 0)
-    user = get_object(obj, "user", where)
-    caps = get_object(obj, "capabilities", where)
+    user = get_object(obj, "user", json_path)
+    caps = get_object(obj, "capabilities", json_path)
     return Process(
-        args=get_strings(obj, "args", where),
-        cwd=get_string(obj, "cwd", where),
-        env=get_strings(obj, "env", where),
-        terminal=get_bool(obj, "terminal", where),
+        args=get_strings(obj, "args", json_path),
+        cwd=get_string(obj, "cwd", json_path),
+        env=get_strings(obj, "env", json_path),
+        terminal=get_bool(obj, "terminal", json_path),
         console_size=size,
-        user=_user(user, child(where, "user")) if user else User(),
-        capabilities=_capabilities(caps, child(where, "capabilities")) if caps is not None else None,
-        rlimits=get_array(obj, "rlimits", where, _rlimit),
-        no_new_privileges=get_bool(obj, "noNewPrivileges", where),
-        apparmor_profile=get_string(obj, "apparmorProfile", where),
-        selinux_label=get_string(obj, "selinuxLabel", where),
-        oom_score_adj=get_int(obj, "oomScoreAdj", where, -1000, 1000),
-        scheduler=get_object(obj, "scheduler", where),
-        io_priority=get_object(obj, "ioPriority", where),
-        exec_cpu_affinity=get_object(obj, "execCPUAffinity", where),
+        user=_user(user, child(json_path, "user")) if user else User(),
+        capabilities=_capabilities(caps, child(json_path, "capabilities")) if caps is not None else None,
+        rlimits=get_array(obj, "rlimits", json_path, _rlimit),
+        no_new_privileges=get_bool(obj, "noNewPrivileges", json_path),
+        apparmor_profile=get_string(obj, "apparmorProfile", json_path),
+        selinux_label=get_string(obj, "selinuxLabel", json_path),
+        oom_score_adj=get_int(obj, "oomScoreAdj", json_path, -1000, 1000),
+        scheduler=get_object(obj, "scheduler", json_path),
+        io_priority=get_object(obj, "ioPriority", json_path),
+        exec_cpu_affinity=get_object(obj, "execCPUAffinity", json_path),
     )
 
 
-def _id(value: Any, where: str) -> int:
-    return as_int(value, where, 0, UINT32_MAX)
+def _id(value: Any, json_path: str) -> int:
+    return as_int(value, json_path, 0, UINT32_MAX)
 
 
-def _user(obj: dict[str, Any], where: str) -> User:
+def _user(obj: dict[str, Any], json_path: str) -> User:
     return User(
-        uid=get_int(obj, "uid", where, 0, UINT32_MAX - 1) or 0,
-        gid=get_int(obj, "gid", where, 0, UINT32_MAX - 1) or 0,
-        umask=get_int(obj, "umask", where, 0, 0o7777),
-        additional_gids=get_array(obj, "additionalGids", where, _id),
+        uid=get_int(obj, "uid", json_path, 0, UINT32_MAX - 1) or 0,
+        gid=get_int(obj, "gid", json_path, 0, UINT32_MAX - 1) or 0,
+        umask=get_int(obj, "umask", json_path, 0, 0o7777),
+        additional_gids=get_array(obj, "additionalGids", json_path, _id),
     )
 
 
-def _capabilities(obj: dict[str, Any], where: str) -> Capabilities:
-    return Capabilities(*[get_strings(obj, k, where) for k in Capabilities._fields])
+def _capabilities(obj: dict[str, Any], json_path: str) -> Capabilities:
+    return Capabilities(*[get_strings(obj, k, json_path) for k in Capabilities._fields])
 
 
-def _rlimit(value: Any, where: str) -> Rlimit:
-    obj = as_object(value, where)
+def _rlimit(value: Any, json_path: str) -> Rlimit:
+    obj = as_object(value, json_path)
     return Rlimit(
-        type=get_string(obj, "type", where),
-        soft=get_int(obj, "soft", where, 0, UINT64_MAX) or 0,
-        hard=get_int(obj, "hard", where, 0, UINT64_MAX) or 0,
+        type=get_string(obj, "type", json_path),
+        soft=get_int(obj, "soft", json_path, 0, UINT64_MAX) or 0,
+        hard=get_int(obj, "hard", json_path, 0, UINT64_MAX) or 0,
     )
 
 
-def _mapping(value: Any, where: str) -> IdMapping:
-    obj = as_object(value, where)
-    return IdMapping(*[get_int(obj, k, where, 0, UINT32_MAX) or 0 for k in ("containerID", "hostID", "size")])
+def _mapping(value: Any, json_path: str) -> IdMapping:
+    obj = as_object(value, json_path)
+    return IdMapping(*[get_int(obj, k, json_path, 0, UINT32_MAX) or 0 for k in ("containerID", "hostID", "size")])
 
 
-def _mount(value: Any, where: str) -> Mount:
-    obj = as_object(value, where)
+def _mount(value: Any, json_path: str) -> Mount:
+    obj = as_object(value, json_path)
     return Mount(
-        destination=get_string(obj, "destination", where),
-        type=get_string(obj, "type", where),
-        source=get_string(obj, "source", where),
-        options=get_strings(obj, "options", where),
-        uid_mappings=get_array(obj, "uidMappings", where, _mapping),
-        gid_mappings=get_array(obj, "gidMappings", where, _mapping),
+        destination=get_string(obj, "destination", json_path),
+        type=get_string(obj, "type", json_path),
+        source=get_string(obj, "source", json_path),
+        options=get_strings(obj, "options", json_path),
+        uid_mappings=get_array(obj, "uidMappings", json_path, _mapping),
+        gid_mappings=get_array(obj, "gidMappings", json_path, _mapping),
     )
 
 
-def _namespace(value: Any, where: str) -> Namespace:
-    obj = as_object(value, where)
-    return Namespace(type=get_string(obj, "type", where), path=get_string(obj, "path", where))
+def _namespace(value: Any, json_path: str) -> Namespace:
+    obj = as_object(value, json_path)
+    return Namespace(type=get_string(obj, "type", json_path), path=get_string(obj, "path", json_path))
 
 
-def _device(value: Any, where: str) -> Device:
-    obj = as_object(value, where)
+def _device(value: Any, json_path: str) -> Device:
+    obj = as_object(value, json_path)
     return Device(
-        path=get_string(obj, "path", where),
-        type=get_string(obj, "type", where),
-        major=get_int(obj, "major", where, 0, UINT32_MAX) or 0,
-        minor=get_int(obj, "minor", where, 0, UINT32_MAX) or 0,
-        file_mode=get_int(obj, "fileMode", where, 0, UINT32_MAX),
-        uid=get_int(obj, "uid", where, 0, UINT32_MAX),
-        gid=get_int(obj, "gid", where, 0, UINT32_MAX),
+        path=get_string(obj, "path", json_path),
+        type=get_string(obj, "type", json_path),
+        major=get_int(obj, "major", json_path, 0, UINT32_MAX) or 0,
+        minor=get_int(obj, "minor", json_path, 0, UINT32_MAX) or 0,
+        file_mode=get_int(obj, "fileMode", json_path, 0, UINT32_MAX),
+        uid=get_int(obj, "uid", json_path, 0, UINT32_MAX),
+        gid=get_int(obj, "gid", json_path, 0, UINT32_MAX),
     )
 
 
-def _hook(value: Any, where: str) -> OciHook:
-    obj = as_object(value, where)
+def _hook(value: Any, json_path: str) -> OciHook:
+    obj = as_object(value, json_path)
     return OciHook(
-        path=get_string(obj, "path", where),
-        args=get_strings(obj, "args", where),
-        env=get_strings(obj, "env", where) if obj.get("env") is not None else None,
-        timeout=get_int(obj, "timeout", where),
+        path=get_string(obj, "path", json_path),
+        args=get_strings(obj, "args", json_path),
+        env=get_strings(obj, "env", json_path) if obj.get("env") is not None else None,
+        timeout=get_int(obj, "timeout", json_path),
     )
 
 
@@ -293,10 +293,10 @@ def _hooks(obj: dict[str, Any]) -> Hooks:
     return Hooks(*[get_array(obj, name, "hooks", _hook) for name in HOOK_NAMES])
 
 
-def _time_offsets(obj: dict[str, Any], where: str) -> tuple[TimeOffset, ...]:
+def _time_offsets(obj: dict[str, Any], json_path: str) -> tuple[TimeOffset, ...]:
     offsets = []
     for clock, value in obj.items():
-        at = child(where, clock)
+        at = child(json_path, clock)
         entry = as_object(value, at)
         offsets.append(TimeOffset(clock, get_int(entry, "secs", at) or 0, get_int(entry, "nanosecs", at, 0, 999999999) or 0))
     return tuple(offsets)

@@ -92,9 +92,9 @@ def _whole_characters(value: Any) -> Any:
     return value
 
 
-def child(where: str, key: str) -> str:
-    """The JSON path of member *key* of the object at *where*."""
-    return f"{where}.{key}" if where else key
+def child(json_path: str, key: str) -> str:
+    """The JSON path of member *key* of the object at *json_path*."""
+    return f"{json_path}.{key}" if json_path else key
 
 
 def type_name(value: Any) -> str:
@@ -107,65 +107,65 @@ def type_name(value: Any) -> str:
     return "an object"
 
 
-def wrong_type(where: str, wanted: str, value: Any) -> ConfigError:
-    """The error for a *value* at *where* that is not *wanted* ("a string")."""
-    return ConfigError(where, f"must be {wanted}, not {type_name(value)}")
+def wrong_type(json_path: str, wanted: str, value: Any) -> ConfigError:
+    """The error for a *value* at *json_path* that is not *wanted* ("a string")."""
+    return ConfigError(json_path, f"must be {wanted}, not {type_name(value)}")
 
 
-def as_object(value: Any, where: str) -> JSONObject:
-    """*value*, if it is an object.  Raises :class:`ConfigError` at *where*."""
+def as_object(value: Any, json_path: str) -> JSONObject:
+    """*value*, if it is an object.  Raises :class:`ConfigError` at *json_path*."""
     if type(value) is not dict:
-        raise wrong_type(where, "an object", value)
+        raise wrong_type(json_path, "an object", value)
     return value
 
 
-def as_string(value: Any, where: str) -> str:
-    """*value*, if it is a string without NUL.  Raises :class:`ConfigError` at *where*."""
+def as_string(value: Any, json_path: str) -> str:
+    """*value*, if it is a string without NUL.  Raises :class:`ConfigError` at *json_path*."""
     if type(value) is not str:
-        raise wrong_type(where, "a string", value)
+        raise wrong_type(json_path, "a string", value)
     if "\0" in value:
-        raise ConfigError(where, "contains a null byte")
+        raise ConfigError(json_path, "contains a null byte")
     return value
 
 
-def as_int(value: Any, where: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
-    """*value*, if it is an integer from *low* to *high*.  Raises :class:`ConfigError` at *where*."""
+def as_int(value: Any, json_path: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int:
+    """*value*, if it is an integer from *low* to *high*.  Raises :class:`ConfigError` at *json_path*."""
     if type(value) is not int:
-        raise wrong_type(where, "an integer", value)
+        raise wrong_type(json_path, "an integer", value)
     if not low <= value <= high:
-        raise ConfigError(where, f"{value} is out of range, it must be from {low} to {high}")
+        raise ConfigError(json_path, f"{value} is out of range, it must be from {low} to {high}")
     return value
 
 
-def get_object(obj: JSONObject, key: str, where: str) -> JSONObject | None:
+def get_object(obj: JSONObject, key: str, json_path: str) -> JSONObject | None:
     """The object *key* of *obj*, None where it is absent or null.  Raises :class:`ConfigError`."""
     value = obj.get(key)
-    return None if value is None else as_object(value, child(where, key))
+    return None if value is None else as_object(value, child(json_path, key))
 
 
-def get_string(obj: JSONObject, key: str, where: str) -> str:
+def get_string(obj: JSONObject, key: str, json_path: str) -> str:
     """The string *key* of *obj*, empty where it is absent or null.  Raises :class:`ConfigError`."""
     value = obj.get(key)
-    return "" if value is None else as_string(value, child(where, key))
+    return "" if value is None else as_string(value, child(json_path, key))
 
 
-def get_bool(obj: JSONObject, key: str, where: str) -> bool:
+def get_bool(obj: JSONObject, key: str, json_path: str) -> bool:
     """The boolean *key* of *obj*, false where it is absent or null.  Raises :class:`ConfigError`."""
     value = obj.get(key)
     if value is None:
         return False
     if type(value) is not bool:
-        raise wrong_type(child(where, key), "true or false", value)
+        raise wrong_type(child(json_path, key), "true or false", value)
     return value
 
 
-def get_int(obj: JSONObject, key: str, where: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int | None:
+def get_int(obj: JSONObject, key: str, json_path: str, low: int = INT64_MIN, high: int = INT64_MAX) -> int | None:
     """The integer *key* of *obj*, from *low* to *high*; None where it is absent or null.  Raises :class:`ConfigError`."""
     value = obj.get(key)
-    return None if value is None else as_int(value, child(where, key), low, high)
+    return None if value is None else as_int(value, child(json_path, key), low, high)
 
 
-def get_array(obj: JSONObject, key: str, where: str, read: Callable[[Any, str], T]) -> tuple[T, ...]:
+def get_array(obj: JSONObject, key: str, json_path: str, read: Callable[[Any, str], T]) -> tuple[T, ...]:
     """The array *key*, each element read by ``read(value, path)``; absent or null is the empty tuple.
 
     Raises :class:`ConfigError` for what is not an array.
@@ -173,30 +173,30 @@ def get_array(obj: JSONObject, key: str, where: str, read: Callable[[Any, str], 
     value = obj.get(key)
     if value is None:
         return ()
-    path = child(where, key)
+    path = child(json_path, key)
     if type(value) is not list:
         raise wrong_type(path, "an array", value)
     return tuple([read(v, f"{path}[{i}]") for i, v in enumerate(value)])
 
 
-def get_strings(obj: JSONObject, key: str, where: str) -> tuple[str, ...]:
+def get_strings(obj: JSONObject, key: str, json_path: str) -> tuple[str, ...]:
     """The array of strings *key* of *obj*, empty where it is absent or null.  Raises :class:`ConfigError`."""
-    return get_array(obj, key, where, as_string)
+    return get_array(obj, key, json_path, as_string)
 
 
-def get_string_map(obj: JSONObject, key: str, where: str) -> dict[str, str]:
+def get_string_map(obj: JSONObject, key: str, json_path: str) -> dict[str, str]:
     """The object of strings *key* of *obj*, empty where it is absent or null.  Raises :class:`ConfigError`."""
-    value = get_object(obj, key, where)
+    value = get_object(obj, key, json_path)
     if value is None:
         return {}
-    path = child(where, key)
+    path = child(json_path, key)
     for k, v in value.items():
         as_string(v, child(path, k))
     return value
 
 
-def require(value: T | None, where: str, key: str) -> T:
-    """*value*, or the error that the member *key* of the object at *where* is missing.  Raises :class:`ConfigError`."""
+def require(value: T | None, json_path: str, key: str) -> T:
+    """*value*, or the error that the member *key* of the object at *json_path* is missing.  Raises :class:`ConfigError`."""
     if value is None:
-        raise ConfigError(child(where, key), "is missing")
+        raise ConfigError(child(json_path, key), "is missing")
     return value

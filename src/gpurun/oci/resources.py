@@ -116,23 +116,23 @@ class Resources(Record):
     unified: dict[str, str] = {}
 
 
-def read_resources(obj: JSONObject, where: str = "linux.resources") -> Resources:
-    """The records of a resources object; *where* is its JSON path.  Raises :class:`ConfigError` naming the wrong member."""
-    pids = get_object(obj, "pids", where)
+def read_resources(obj: JSONObject, json_path: str = "linux.resources") -> Resources:
+    """The records of the resources object at *json_path*.  Raises :class:`ConfigError` naming the wrong member."""
+    pids = get_object(obj, "pids", json_path)
     return Resources(
-        devices=_read_devices(obj, where),
-        memory=_read_memory(get_object(obj, "memory", where), child(where, "memory")),
-        cpu=_read_cpu(get_object(obj, "cpu", where), child(where, "cpu")),
-        pids_limit=None if pids is None else get_int(pids, "limit", child(where, "pids")),
-        block_io=_read_block_io(get_object(obj, "blockIO", where), child(where, "blockIO")),
-        hugepage_limits=get_array(obj, "hugepageLimits", where, _read_hugepage_limit),
-        rdma=_read_rdma(obj, where),
-        unified=_read_unified(obj, where),
+        devices=_read_devices(obj, json_path),
+        memory=_read_memory(get_object(obj, "memory", json_path), child(json_path, "memory")),
+        cpu=_read_cpu(get_object(obj, "cpu", json_path), child(json_path, "cpu")),
+        pids_limit=None if pids is None else get_int(pids, "limit", child(json_path, "pids")),
+        block_io=_read_block_io(get_object(obj, "blockIO", json_path), child(json_path, "blockIO")),
+        hugepage_limits=get_array(obj, "hugepageLimits", json_path, _read_hugepage_limit),
+        rdma=_read_rdma(obj, json_path),
+        unified=_read_unified(obj, json_path),
     )
 
 
-def _read_devices(obj: JSONObject, where: str) -> tuple[DeviceRule, ...]:
-    path = child(where, "devices")
+def _read_devices(obj: JSONObject, json_path: str) -> tuple[DeviceRule, ...]:
+    path = child(json_path, "devices")
     entries = obj.get("devices")
     if entries is None:
         return ()
@@ -141,102 +141,104 @@ def _read_devices(obj: JSONObject, where: str) -> tuple[DeviceRule, ...]:
     return tuple([_read_device(entry, index, f"{path}[{index}]") for index, entry in enumerate(entries)])
 
 
-def _read_device(value: Any, index: int, where: str) -> DeviceRule:
-    obj = as_object(value, where)
-    kind = get_string(obj, "type", where) or "a"
+def _read_device(value: Any, index: int, json_path: str) -> DeviceRule:
+    obj = as_object(value, json_path)
+    kind = get_string(obj, "type", json_path) or "a"
     if kind not in ("a", "b", "c"):
-        raise ConfigError(child(where, "type"), f'invalid cgroup device type "{kind}", it must be a, b or c')
-    access = get_string(obj, "access", where)
+        raise ConfigError(child(json_path, "type"), f'invalid cgroup device type "{kind}", it must be a, b or c')
+    access = get_string(obj, "access", json_path)
     if not access:
-        raise ConfigError(child(where, "access"), f"device access at {index} field cannot be empty")
+        raise ConfigError(child(json_path, "access"), f"device access at {index} field cannot be empty")
     return DeviceRule(
-        allow=get_bool(obj, "allow", where),
+        allow=get_bool(obj, "allow", json_path),
         type=kind,
-        major=_device_number(obj, "major", where),
-        minor=_device_number(obj, "minor", where),
+        major=_device_number(obj, "major", json_path),
+        minor=_device_number(obj, "minor", json_path),
         access="".join([letter for letter in "rwm" if letter in access]),
     )
 
 
-def _device_number(obj: JSONObject, key: str, where: str) -> int | None:
+def _device_number(obj: JSONObject, key: str, json_path: str) -> int | None:
     """-1 means any, as in the documents that Docker writes."""
-    number = get_int(obj, key, where, -1, UINT32_MAX)
+    number = get_int(obj, key, json_path, -1, UINT32_MAX)
     return None if number == -1 else number
 
 
-def _read_memory(obj: JSONObject | None, where: str) -> Memory | None:
+def _read_memory(obj: JSONObject | None, json_path: str) -> Memory | None:
     if obj is None:
         return None
     return Memory(
-        limit=_zero(obj, "limit", where, -1),
-        reservation=_zero(obj, "reservation", where, -1),
-        swap=_zero(obj, "swap", where, -1),
-        check_before_update=get_bool(obj, "checkBeforeUpdate", where),
+        limit=_zero(obj, "limit", json_path, -1),
+        reservation=_zero(obj, "reservation", json_path, -1),
+        swap=_zero(obj, "swap", json_path, -1),
+        check_before_update=get_bool(obj, "checkBeforeUpdate", json_path),
     )
 
 
-def _read_cpu(obj: JSONObject | None, where: str) -> Cpu | None:
+def _read_cpu(obj: JSONObject | None, json_path: str) -> Cpu | None:
     if obj is None:
         return None
     return Cpu(
-        shares=_zero(obj, "shares", where, 0, UINT64_MAX),
-        quota=_zero(obj, "quota", where, INT64_MIN),
-        period=_zero(obj, "period", where, 0, UINT64_MAX),
-        burst=get_int(obj, "burst", where, 0, UINT64_MAX),
-        idle=get_int(obj, "idle", where, 0, 1),
-        cpus=get_string(obj, "cpus", where),
-        mems=get_string(obj, "mems", where),
+        shares=_zero(obj, "shares", json_path, 0, UINT64_MAX),
+        quota=_zero(obj, "quota", json_path, INT64_MIN),
+        period=_zero(obj, "period", json_path, 0, UINT64_MAX),
+        burst=get_int(obj, "burst", json_path, 0, UINT64_MAX),
+        idle=get_int(obj, "idle", json_path, 0, 1),
+        cpus=get_string(obj, "cpus", json_path),
+        mems=get_string(obj, "mems", json_path),
     )
 
 
-def _read_block_io(obj: JSONObject | None, where: str) -> BlockIO | None:
+def _read_block_io(obj: JSONObject | None, json_path: str) -> BlockIO | None:
     if obj is None:
         return None
     return BlockIO(
-        weight=_weight(obj, where),
-        weight_devices=get_array(obj, "weightDevice", where, _read_weight_device),
-        read_bps=get_array(obj, "throttleReadBpsDevice", where, _read_throttle_device),
-        write_bps=get_array(obj, "throttleWriteBpsDevice", where, _read_throttle_device),
-        read_iops=get_array(obj, "throttleReadIOPSDevice", where, _read_throttle_device),
-        write_iops=get_array(obj, "throttleWriteIOPSDevice", where, _read_throttle_device),
+        weight=_weight(obj, json_path),
+        weight_devices=get_array(obj, "weightDevice", json_path, _read_weight_device),
+        read_bps=get_array(obj, "throttleReadBpsDevice", json_path, _read_throttle_device),
+        write_bps=get_array(obj, "throttleWriteBpsDevice", json_path, _read_throttle_device),
+        read_iops=get_array(obj, "throttleReadIOPSDevice", json_path, _read_throttle_device),
+        write_iops=get_array(obj, "throttleWriteIOPSDevice", json_path, _read_throttle_device),
     )
 
 
-def _read_weight_device(value: Any, where: str) -> WeightDevice:
-    obj = as_object(value, where)
-    return WeightDevice(*_numbers(obj, where), _weight(obj, where))
+def _read_weight_device(value: Any, json_path: str) -> WeightDevice:
+    obj = as_object(value, json_path)
+    return WeightDevice(*_numbers(obj, json_path), _weight(obj, json_path))
 
 
-def _read_throttle_device(value: Any, where: str) -> ThrottleDevice:
-    obj = as_object(value, where)
-    return ThrottleDevice(*_numbers(obj, where), _zero(obj, "rate", where, 0, UINT64_MAX))
+def _read_throttle_device(value: Any, json_path: str) -> ThrottleDevice:
+    obj = as_object(value, json_path)
+    return ThrottleDevice(*_numbers(obj, json_path), _zero(obj, "rate", json_path, 0, UINT64_MAX))
 
 
-def _numbers(obj: JSONObject, where: str) -> tuple[int, int]:
-    return _zero(obj, "major", where, 0, UINT32_MAX), _zero(obj, "minor", where, 0, UINT32_MAX)
+def _numbers(obj: JSONObject, json_path: str) -> tuple[int, int]:
+    return _zero(obj, "major", json_path, 0, UINT32_MAX), _zero(obj, "minor", json_path, 0, UINT32_MAX)
 
 
-def _weight(obj: JSONObject, where: str) -> int:
-    weight = _zero(obj, "weight", where, 0)
+def _weight(obj: JSONObject, json_path: str) -> int:
+    weight = _zero(obj, "weight", json_path, 0)
     if weight and not 10 <= weight <= 1000:
-        raise ConfigError(child(where, "weight"), f"{weight} is out of range, it must be from 10 to 1000 (or 0 for none)")
+        raise ConfigError(
+            child(json_path, "weight"), f"{weight} is out of range, it must be from 10 to 1000 (or 0 for none)"
+        )
     return weight
 
 
-def _read_hugepage_limit(value: Any, where: str) -> HugepageLimit:
-    obj = as_object(value, where)
-    size = get_string(obj, "pageSize", where)
+def _read_hugepage_limit(value: Any, json_path: str) -> HugepageLimit:
+    obj = as_object(value, json_path)
+    size = get_string(obj, "pageSize", json_path)
     # The size becomes part of a file name: nothing but the specification's form may pass.
     digits = size[:-2]
     if size[-2:] not in ("KB", "MB", "GB") or not (digits.isascii() and digits.isdigit()) or digits[0] == "0":
-        raise ConfigError(child(where, "pageSize"), f'"{size}" is not a page size like 64KB, 2MB or 1GB')
-    return HugepageLimit(size, _zero(obj, "limit", where, 0, UINT64_MAX))
+        raise ConfigError(child(json_path, "pageSize"), f'"{size}" is not a page size like 64KB, 2MB or 1GB')
+    return HugepageLimit(size, _zero(obj, "limit", json_path, 0, UINT64_MAX))
 
 
-def _read_rdma(obj: JSONObject, where: str) -> dict[str, Rdma]:
-    path = child(where, "rdma")
+def _read_rdma(obj: JSONObject, json_path: str) -> dict[str, Rdma]:
+    path = child(json_path, "rdma")
     made: dict[str, Rdma] = {}
-    for device, value in (get_object(obj, "rdma", where) or {}).items():
+    for device, value in (get_object(obj, "rdma", json_path) or {}).items():
         # The name becomes a word of a line that the kernel splits at white space.
         if not device or device.split() != [device] or "\0" in device:
             raise ConfigError(path, f'"{device}" is not the name of an RDMA device')
@@ -248,16 +250,18 @@ def _read_rdma(obj: JSONObject, where: str) -> dict[str, Rdma]:
     return made
 
 
-def _read_unified(obj: JSONObject, where: str) -> dict[str, str]:
-    unified = get_string_map(obj, "unified", where)
+def _read_unified(obj: JSONObject, json_path: str) -> dict[str, str]:
+    unified = get_string_map(obj, "unified", json_path)
     for key in unified:
         if "/" in key:
-            raise ConfigError(child(where, "unified"), f'unified resource "{key}" must be a file name (no slashes)')
+            raise ConfigError(child(json_path, "unified"), f'unified resource "{key}" must be a file name (no slashes)')
         if "." not in key.strip(".") or "\0" in key:
-            raise ConfigError(child(where, "unified"), f'unified resource "{key}" must be in the form CONTROLLER.PARAMETER')
+            raise ConfigError(
+                child(json_path, "unified"), f'unified resource "{key}" must be in the form CONTROLLER.PARAMETER'
+            )
     return unified
 
 
-def _zero(obj: JSONObject, key: str, where: str, low: int = 0, high: int = INT64_MAX) -> int:
+def _zero(obj: JSONObject, key: str, json_path: str, low: int = 0, high: int = INT64_MAX) -> int:
     """A number whose absence is 0."""
-    return get_int(obj, key, where, low, high) or 0
+    return get_int(obj, key, json_path, low, high) or 0

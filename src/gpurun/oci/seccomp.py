@@ -53,33 +53,33 @@ class Seccomp(Record):
 
 def read_seccomp(obj: dict[str, Any]) -> Seccomp:
     """The profile *obj* of ``linux.seccomp``; raises :class:`gpurun.errors.ConfigError` naming what is wrong."""
-    where = "linux.seccomp"
+    json_path = "linux.seccomp"
     return Seccomp(
-        default_action=get_string(obj, "defaultAction", where),
-        default_errno_ret=get_int(obj, "defaultErrnoRet", where, 0, UINT32_MAX),
-        architectures=get_strings(obj, "architectures", where),
-        flags=None if obj.get("flags") is None else get_strings(obj, "flags", where),
-        listener_path=get_string(obj, "listenerPath", where),
-        listener_metadata=get_string(obj, "listenerMetadata", where),
-        syscalls=get_array(obj, "syscalls", where, _syscall),
+        default_action=get_string(obj, "defaultAction", json_path),
+        default_errno_ret=get_int(obj, "defaultErrnoRet", json_path, 0, UINT32_MAX),
+        architectures=get_strings(obj, "architectures", json_path),
+        flags=None if obj.get("flags") is None else get_strings(obj, "flags", json_path),
+        listener_path=get_string(obj, "listenerPath", json_path),
+        listener_metadata=get_string(obj, "listenerMetadata", json_path),
+        syscalls=get_array(obj, "syscalls", json_path, _syscall),
     )
 
 
-def _syscall(value: Any, where: str) -> SeccompSyscall:
-    obj = as_object(value, where)
+def _syscall(value: Any, json_path: str) -> SeccompSyscall:
+    obj = as_object(value, json_path)
     return SeccompSyscall(
-        names=get_strings(obj, "names", where),
-        action=get_string(obj, "action", where),
-        errno_ret=get_int(obj, "errnoRet", where, 0, UINT32_MAX),
-        args=get_array(obj, "args", where, _arg),
+        names=get_strings(obj, "names", json_path),
+        action=get_string(obj, "action", json_path),
+        errno_ret=get_int(obj, "errnoRet", json_path, 0, UINT32_MAX),
+        args=get_array(obj, "args", json_path, _arg),
     )
 
 
-def _arg(value: Any, where: str) -> SeccompArg:
-    obj = as_object(value, where)
+def _arg(value: Any, json_path: str) -> SeccompArg:
+    obj = as_object(value, json_path)
     return SeccompArg(
-        index=get_int(obj, "index", where, 0, 5) or 0,
-        value=get_int(obj, "value", where, 0, UINT64_MAX) or 0,
-        value_two=get_int(obj, "valueTwo", where, 0, UINT64_MAX) or 0,
-        op=get_string(obj, "op", where),
+        index=get_int(obj, "index", json_path, 0, 5) or 0,
+        value=get_int(obj, "value", json_path, 0, UINT64_MAX) or 0,
+        value_two=get_int(obj, "valueTwo", json_path, 0, UINT64_MAX) or 0,
+        op=get_string(obj, "op", json_path),
     )
