@@ -139,18 +139,18 @@ def _spec(value: Any) -> CdiSpec:
     return spec
 
 
-def _device(value: Any, where: str) -> CdiDevice:
-    obj = _object(value, where, ("name", "annotations", "containerEdits"))
-    name = _text(obj, "name", where, required=True)
-    _refuse(child(where, "name"), device_problem(name))
-    edits = _edits(obj, where)
+def _device(value: Any, json_path: str) -> CdiDevice:
+    obj = _object(value, json_path, ("name", "annotations", "containerEdits"))
+    name = _text(obj, "name", json_path, required=True)
+    _refuse(child(json_path, "name"), device_problem(name))
+    edits = _edits(obj, json_path)
     if edits == CdiEdits():
-        raise ConfigError(child(where, "containerEdits"), "is empty, a device must edit something")
-    return CdiDevice(name, edits, _annotations(obj, where))
+        raise ConfigError(child(json_path, "containerEdits"), "is empty, a device must edit something")
+    return CdiDevice(name, edits, _annotations(obj, json_path))
 
 
-def _edits(parent: dict[str, Any], where: str) -> CdiEdits:
-    path = child(where, "containerEdits")
+def _edits(parent: dict[str, Any], json_path: str) -> CdiEdits:
+    path = child(json_path, "containerEdits")
     keys = ("env", "deviceNodes", "netDevices", "hooks", "mounts", "intelRdt", "additionalGids")
     value = parent.get("containerEdits")
     if value is None:
@@ -168,85 +168,85 @@ def _edits(parent: dict[str, Any], where: str) -> CdiEdits:
     )
 
 
-def _node(value: Any, where: str) -> CdiNode:
+def _node(value: Any, json_path: str) -> CdiNode:
     keys = ("path", "hostPath", "type", "major", "minor", "fileMode", "permissions", "uid", "gid")
-    obj = _object(value, where, keys)
-    kind = _text(obj, "type", where)
+    obj = _object(value, json_path, keys)
+    kind = _text(obj, "type", json_path)
     if kind not in ("", "b", "c", "u", "p"):
-        raise ConfigError(child(where, "type"), f'"{kind}" is not b, c, u or p')
-    permissions = _text(obj, "permissions", where)
+        raise ConfigError(child(json_path, "type"), f'"{kind}" is not b, c, u or p')
+    permissions = _text(obj, "permissions", json_path)
     if permissions != NO_PERMISSIONS and permissions.strip("rwm"):
-        raise ConfigError(child(where, "permissions"), f'"{permissions}" is not {NO_PERMISSIONS} or some of r, w, m')
+        raise ConfigError(child(json_path, "permissions"), f'"{permissions}" is not {NO_PERMISSIONS} or some of r, w, m')
     return CdiNode(
-        path=_path(obj, "path", where),
-        host_path=_text(obj, "hostPath", where),
+        path=_path(obj, "path", json_path),
+        host_path=_text(obj, "hostPath", json_path),
         type=kind,
-        major=_int(obj, "major", where, INT64_MIN, INT64_MAX) or 0,
-        minor=_int(obj, "minor", where, INT64_MIN, INT64_MAX) or 0,
-        file_mode=_int(obj, "fileMode", where, 0, UINT32_MAX),
+        major=_int(obj, "major", json_path, INT64_MIN, INT64_MAX) or 0,
+        minor=_int(obj, "minor", json_path, INT64_MIN, INT64_MAX) or 0,
+        file_mode=_int(obj, "fileMode", json_path, 0, UINT32_MAX),
         permissions=permissions,
-        uid=_int(obj, "uid", where, 0, UINT32_MAX),
-        gid=_int(obj, "gid", where, 0, UINT32_MAX),
+        uid=_int(obj, "uid", json_path, 0, UINT32_MAX),
+        gid=_int(obj, "gid", json_path, 0, UINT32_MAX),
     )
 
 
-def _mount(value: Any, where: str) -> CdiMount:
-    obj = _object(value, where, ("hostPath", "containerPath", "options", "type"))
+def _mount(value: Any, json_path: str) -> CdiMount:
+    obj = _object(value, json_path, ("hostPath", "containerPath", "options", "type"))
     return CdiMount(
-        host_path=_text(obj, "hostPath", where, required=True),
-        container_path=_path(obj, "containerPath", where),
-        options=get_array(obj, "options", where, _as_text),
-        type=_text(obj, "type", where),
+        host_path=_text(obj, "hostPath", json_path, required=True),
+        container_path=_path(obj, "containerPath", json_path),
+        options=get_array(obj, "options", json_path, _as_text),
+        type=_text(obj, "type", json_path),
     )
 
 
-def _hook(value: Any, where: str) -> CdiHook:
-    obj = _object(value, where, ("hookName", "path", "args", "env", "timeout"))
-    stage = _text(obj, "hookName", where, required=True)
+def _hook(value: Any, json_path: str) -> CdiHook:
+    obj = _object(value, json_path, ("hookName", "path", "args", "env", "timeout"))
+    stage = _text(obj, "hookName", json_path, required=True)
     if stage not in HOOK_STAGES:
-        raise ConfigError(child(where, "hookName"), f'"{stage}" is not one of {", ".join(HOOK_STAGES)}')
+        raise ConfigError(child(json_path, "hookName"), f'"{stage}" is not one of {", ".join(HOOK_STAGES)}')
     return CdiHook(
         stage,
-        _path(obj, "path", where),
-        get_array(obj, "args", where, _as_text),
-        _env(obj, where),
-        _int(obj, "timeout", where, INT64_MIN, INT64_MAX),
+        _path(obj, "path", json_path),
+        get_array(obj, "args", json_path, _as_text),
+        _env(obj, json_path),
+        _int(obj, "timeout", json_path, INT64_MIN, INT64_MAX),
     )
 
 
-def _net_devices(parent: dict[str, Any], where: str) -> tuple[tuple[str, str], ...]:
+def _net_devices(parent: dict[str, Any], json_path: str) -> tuple[tuple[str, str], ...]:
     def read(value: Any, path: str) -> tuple[str, str]:
         obj = _object(value, path, ("hostInterfaceName", "name"))
         return _text(obj, "hostInterfaceName", path, required=True), _text(obj, "name", path, required=True)
 
-    pairs = get_array(parent, "netDevices", where, read)
+    pairs = get_array(parent, "netDevices", json_path, read)
     for which, key in enumerate(("hostInterfaceName", "name")):
         names = [pair[which] for pair in pairs]
         for i, name in enumerate(names):
             if name in names[:i]:
-                raise ConfigError(f"{child(where, 'netDevices')}[{i}].{key}", f'"{name}" is given twice')
+                raise ConfigError(f"{child(json_path, 'netDevices')}[{i}].{key}", f'"{name}" is given twice')
     return pairs
 
 
-def _intel_rdt(value: Any, where: str) -> CdiIntelRdt:
+def _intel_rdt(value: Any, json_path: str) -> CdiIntelRdt:
     keys = ("closID", "l3CacheSchema", "memBwSchema", "schemata", "enableMonitoring")
-    obj = _object(value, where, keys)
-    clos = _text(obj, "closID", where)
+    obj = _object(value, json_path, keys)
+    clos = _text(obj, "closID", json_path)
     if clos != "/" and (
         len(clos.encode("utf-8", "replace")) > _MAX_CLOSID or clos in (".", "..") or set(clos) & {"/", "\n"}
     ):
-        raise ConfigError(child(where, "closID"), f'"{clos[:80]}" cannot name a resctrl group')
+        raise ConfigError(child(json_path, "closID"), f'"{clos[:80]}" cannot name a resctrl group')
     monitoring = obj.get("enableMonitoring")
     if monitoring is not None and type(monitoring) is not bool:
-        raise wrong_type(child(where, "enableMonitoring"), "true or false", monitoring)
-    schemata = get_array(obj, "schemata", where, _as_text) if obj.get("schemata") is not None else None
+        raise wrong_type(child(json_path, "enableMonitoring"), "true or false", monitoring)
+    schemata = get_array(obj, "schemata", json_path, _as_text) if obj.get("schemata") is not None else None
     return CdiIntelRdt(
-        clos, _text(obj, "l3CacheSchema", where), _text(obj, "memBwSchema", where), schemata, bool(monitoring)
+        clos, _text(obj, "l3CacheSchema", json_path), _text(obj, "memBwSchema", json_path), schemata, bool(monitoring)
     )
 
 
-def _annotations(parent: dict[str, Any], where: str) -> tuple[tuple[str, str], ...]:
-    path = child(where, "annotations")
+def _annotations(parent: dict[str, Any], json_path: str) -> tuple[tuple[str, str], ...]:
+    path = child(json_path, "annotations")
     value = parent.get("annotations")
     if value is None:
         return ()
@@ -282,62 +282,62 @@ def _is_name(text: str, middle: str, longest: int) -> bool:
     )
 
 
-def _refuse(where: str, problem: str) -> None:
+def _refuse(json_path: str, problem: str) -> None:
     if problem:
-        raise ConfigError(where, problem)
+        raise ConfigError(json_path, problem)
 
 
-def _object(value: Any, where: str, keys: tuple[str, ...] | None = None) -> dict[str, Any]:
+def _object(value: Any, json_path: str, keys: tuple[str, ...] | None = None) -> dict[str, Any]:
     if type(value) is not dict:
-        raise wrong_type(where, "an object", value)
+        raise wrong_type(json_path, "an object", value)
     if keys is not None:
         for key in value:
             if key not in keys:
-                raise ConfigError(child(where, str(key)), f"is unknown here, known are {', '.join(keys)}")
+                raise ConfigError(child(json_path, str(key)), f"is unknown here, known are {', '.join(keys)}")
     return value
 
 
-def _as_text(value: Any, where: str) -> str:
+def _as_text(value: Any, json_path: str) -> str:
     if type(value) is bool:
         return "true" if value else "false"
     if type(value) is int:
         return str(value)
     if type(value) is not str:
         hint = " (quote it)" if type(value) is float else ""
-        raise ConfigError(where, f"must be a string, not {type_name(value)}{hint}")
+        raise ConfigError(json_path, f"must be a string, not {type_name(value)}{hint}")
     if "\0" in value:
-        raise ConfigError(where, "contains a null byte")
+        raise ConfigError(json_path, "contains a null byte")
     return value
 
 
-def _text(obj: dict[str, Any], key: str, where: str, required: bool = False) -> str:
+def _text(obj: dict[str, Any], key: str, json_path: str, required: bool = False) -> str:
     value = obj.get(key)
-    text = "" if value is None else _as_text(value, child(where, key))
+    text = "" if value is None else _as_text(value, child(json_path, key))
     if required and not text:
-        raise ConfigError(child(where, key), "is missing")
+        raise ConfigError(child(json_path, key), "is missing")
     return text
 
 
-def _path(obj: dict[str, Any], key: str, where: str) -> str:
+def _path(obj: dict[str, Any], key: str, json_path: str) -> str:
     """A path that must be there and absolute: what it would be relative to, nobody says."""
-    path = _text(obj, key, where, required=True)
+    path = _text(obj, key, json_path, required=True)
     if not path.startswith("/"):
-        raise ConfigError(child(where, key), f'"{path}" must be an absolute path')
+        raise ConfigError(child(json_path, key), f'"{path}" must be an absolute path')
     return path
 
 
-def _int(obj: dict[str, Any], key: str, where: str, low: int, high: int) -> int | None:
+def _int(obj: dict[str, Any], key: str, json_path: str, low: int, high: int) -> int | None:
     value = obj.get(key)
-    return None if value is None else as_int(value, child(where, key), low, high)
+    return None if value is None else as_int(value, child(json_path, key), low, high)
 
 
-def _id(value: Any, where: str) -> int:
-    return as_int(value, where, 0, UINT32_MAX)
+def _id(value: Any, json_path: str) -> int:
+    return as_int(value, json_path, 0, UINT32_MAX)
 
 
-def _env(obj: dict[str, Any], where: str) -> tuple[str, ...]:
-    entries = get_array(obj, "env", where, _as_text)
+def _env(obj: dict[str, Any], json_path: str) -> tuple[str, ...]:
+    entries = get_array(obj, "env", json_path, _as_text)
     for i, entry in enumerate(entries):
         if entry.find("=") <= 0:
-            raise ConfigError(f"{child(where, 'env')}[{i}]", f'"{entry}" is not of the form NAME=VALUE')
+            raise ConfigError(f"{child(json_path, 'env')}[{i}]", f'"{entry}" is not of the form NAME=VALUE')
     return entries

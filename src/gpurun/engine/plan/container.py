@@ -296,25 +296,25 @@ def _propagation(word: str, no_pivot: bool) -> tuple[int, bool]:
     return ROOTFS_PROPAGATION[word]
 
 
-def _absolute_paths(paths: tuple[str, ...], where: str) -> tuple[str, ...]:
+def _absolute_paths(paths: tuple[str, ...], json_path: str) -> tuple[str, ...]:
     """The paths, clean and without duplicates, in their order."""
     for i, path in enumerate(paths):
         if not path.startswith("/"):
-            raise ConfigError(f"{where}[{i}]", f'"{path}" must be an absolute path')
+            raise ConfigError(f"{json_path}[{i}]", f'"{path}" must be an absolute path')
     return tuple(dict.fromkeys([clean_path(p) for p in paths]))
 
 
 def _checked_hooks(hooks: Hooks) -> Hooks:
     for name, field in zip(HOOK_NAMES, Hooks._fields, strict=True):
         for i, hook in enumerate(getattr(hooks, field)):
-            where = f"hooks.{name}[{i}]"
+            json_path = f"hooks.{name}[{i}]"
             if not hook.path.startswith("/"):
-                raise ConfigError(f"{where}.path", f'"{hook.path}" must be an absolute path')
+                raise ConfigError(f"{json_path}.path", f'"{hook.path}" must be an absolute path')
             if hook.timeout is not None and hook.timeout <= 0:
-                raise ConfigError(f"{where}.timeout", f"{hook.timeout} must be greater than zero seconds")
+                raise ConfigError(f"{json_path}.timeout", f"{hook.timeout} must be greater than zero seconds")
             for k, entry in enumerate(hook.env or ()):
                 if "=" not in entry:
-                    raise ConfigError(f"{where}.env[{k}]", f"missing '=' in \"{entry}\"")
+                    raise ConfigError(f"{json_path}.env[{k}]", f"missing '=' in \"{entry}\"")
     return replace(hooks, prestart=tuple([hook for hook in hooks.prestart if not is_replaced_hook(hook.path)]))
 
 

@@ -93,8 +93,8 @@ def read_saved_config(data: bytes, path: str) -> SavedConfig:
     )
 
 
-def _namespace_type(value: Any, where: str) -> str:
-    return get_string(as_object(value, where), "type", where)
+def _namespace_type(value: Any, json_path: str) -> str:
+    return get_string(as_object(value, json_path), "type", json_path)
 
 
 def plan_exec(

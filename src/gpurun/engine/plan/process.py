@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 RLIMITS = {f"RLIMIT_{name}": number for number, name in enumerate(LIMITS)}
 
 
-def plan_env(env: tuple[str, ...], where: str) -> tuple[tuple[str, str], ...]:
+def plan_env(env: tuple[str, ...], json_path: str) -> tuple[tuple[str, str], ...]:
     """``NAME=value`` strings → pairs; of duplicate names the last value wins at the first one's place.
 
-    Raises :class:`ConfigError` at *where* for an entry without ``=`` or without a name.
+    Raises :class:`ConfigError` at *json_path* for an entry without ``=`` or without a name.
     """
     pairs: dict[str, str] = {}
     for i, entry in enumerate(env):
         name, equals, value = entry.partition("=")
         if not equals:
-            raise ConfigError(f"{where}[{i}]", f"invalid environment variable: missing '=' in \"{entry}\"")
+            raise ConfigError(f"{json_path}[{i}]", f"invalid environment variable: missing '=' in \"{entry}\"")
         if not name:
-            raise ConfigError(f"{where}[{i}]", f'invalid environment variable: name cannot be empty in "{entry}"')
+            raise ConfigError(f"{json_path}[{i}]", f'invalid environment variable: name cannot be empty in "{entry}"')
         pairs[name] = value
     return tuple(pairs.items())
 

@@ -88,90 +88,90 @@ def exec_affinity(process: Process) -> tuple[bytes, bytes]:
     return masks[0], masks[1]
 
 
-def _numbers(text: str, where: str) -> frozenset[int]:
-    """The CPUs or memory nodes that the list *text* names.  Raises :class:`ConfigError` at *where* for what is no list."""
+def _numbers(text: str, json_path: str) -> frozenset[int]:
+    """The CPUs or memory nodes that the list *text* names.  Raises :class:`ConfigError` at *json_path* for anything else."""
     numbers = number_list(text) if text else frozenset()
     if numbers is None:
-        raise ConfigError(where, f'"{text}" is not a list of numbers below {MAX_CPUS} like 0-3,7')
+        raise ConfigError(json_path, f'"{text}" is not a list of numbers below {MAX_CPUS} like 0-3,7')
     return numbers
 
 
-def _look_up(table: dict[str, int], name: str, where: str) -> int:
+def _look_up(table: dict[str, int], name: str, json_path: str) -> int:
     if name not in table:
-        raise ConfigError(where, f'"{name}" is unknown, it must be one of {", ".join(table)}')
+        raise ConfigError(json_path, f'"{name}" is unknown, it must be one of {", ".join(table)}')
     return table[name]
 
 
-def _flags(obj: dict[str, Any], table: dict[str, int], where: str) -> int:
+def _flags(obj: dict[str, Any], table: dict[str, int], json_path: str) -> int:
     flags = 0
-    for i, name in enumerate(get_strings(obj, "flags", where)):
-        flags |= _look_up(table, name, f"{where}.flags[{i}]")
+    for i, name in enumerate(get_strings(obj, "flags", json_path)):
+        flags |= _look_up(table, name, f"{json_path}.flags[{i}]")
     return flags
 
 
-def _scheduler(obj: dict[str, Any], where: str) -> tuple[int, int, int, int, int, int, int]:
-    name = get_string(obj, "policy", where)
+def _scheduler(obj: dict[str, Any], json_path: str) -> tuple[int, int, int, int, int, int, int]:
+    name = get_string(obj, "policy", json_path)
     if not name:
-        raise ConfigError(f"{where}.policy", "is missing, scheduler policy is required")
-    policy = _look_up(SCHED_POLICIES, name, f"{where}.policy")
-    nice = get_int(obj, "nice", where, -(1 << 31), (1 << 31) - 1) or 0
-    priority = get_int(obj, "priority", where, -(1 << 31), (1 << 31) - 1) or 0
+        raise ConfigError(f"{json_path}.policy", "is missing, scheduler policy is required")
+    policy = _look_up(SCHED_POLICIES, name, f"{json_path}.policy")
+    nice = get_int(obj, "nice", json_path, -(1 << 31), (1 << 31) - 1) or 0
+    priority = get_int(obj, "priority", json_path, -(1 << 31), (1 << 31) - 1) or 0
     if name in ("SCHED_OTHER", "SCHED_BATCH") and not -20 <= nice <= 19:
-        raise ConfigError(f"{where}.nice", f"invalid scheduler.nice: {nice}, it must be from -20 to 19")
+        raise ConfigError(f"{json_path}.nice", f"invalid scheduler.nice: {nice}, it must be from -20 to 19")
     if priority and name not in ("SCHED_FIFO", "SCHED_RR"):
-        raise ConfigError(f"{where}.priority", "can only be specified for the SCHED_FIFO or SCHED_RR policy")
+        raise ConfigError(f"{json_path}.priority", "can only be specified for the SCHED_FIFO or SCHED_RR policy")
     if name in ("SCHED_FIFO", "SCHED_RR") and not 1 <= priority <= 99:
-        raise ConfigError(f"{where}.priority", f"{priority} is out of range, {name} takes 1 to 99")
+        raise ConfigError(f"{json_path}.priority", f"{priority} is out of range, {name} takes 1 to 99")
     times = []
     for key in ("runtime", "deadline", "period"):
-        value = get_int(obj, key, where, 0) or 0
+        value = get_int(obj, key, json_path, 0) or 0
         if value and name != "SCHED_DEADLINE":
-            raise ConfigError(f"{where}.{key}", "can only be specified for the SCHED_DEADLINE policy")
+            raise ConfigError(f"{json_path}.{key}", "can only be specified for the SCHED_DEADLINE policy")
         times.append(value)
     if name == "SCHED_DEADLINE":
-        _check_deadline(times[0], times[1], times[2], where)
-    return (policy, _flags(obj, SCHED_FLAGS, where), nice, priority, times[0], times[1], times[2])
+        _check_deadline(times[0], times[1], times[2], json_path)
+    return (policy, _flags(obj, SCHED_FLAGS, json_path), nice, priority, times[0], times[1], times[2])
 
 
-def _check_deadline(runtime: int, deadline: int, period: int, where: str) -> None:
+def _check_deadline(runtime: int, deadline: int, period: int, json_path: str) -> None:
     """What the kernel says of SCHED_DEADLINE in one word, EINVAL (sched(7)); all times are nanoseconds."""
     for key, value in (("runtime", runtime), ("deadline", deadline)):
         if not value:
-            raise ConfigError(f"{where}.{key}", "is missing, SCHED_DEADLINE takes a runtime and a deadline")
+            raise ConfigError(f"{json_path}.{key}", "is missing, SCHED_DEADLINE takes a runtime and a deadline")
     if runtime < _MIN_DEADLINE_RUNTIME:
-        raise ConfigError(f"{where}.runtime", f"{runtime} ns is too short, the least is {_MIN_DEADLINE_RUNTIME} ns")
+        raise ConfigError(f"{json_path}.runtime", f"{runtime} ns is too short, the least is {_MIN_DEADLINE_RUNTIME} ns")
     if runtime > deadline or (period and deadline > period):
         times = f"runtime {runtime}, deadline {deadline}, period {period or 'that of the deadline'}"
-        raise ConfigError(where, f"the runtime must not exceed the deadline, nor the deadline the period: {times}")
+        raise ConfigError(json_path, f"the runtime must not exceed the deadline, nor the deadline the period: {times}")
 
 
-def _io_priority(obj: dict[str, Any], where: str) -> int:
-    number = _look_up(IOPRIO_CLASSES, get_string(obj, "class", where), f"{where}.class")
-    level = get_int(obj, "priority", where)
+def _io_priority(obj: dict[str, Any], json_path: str) -> int:
+    number = _look_up(IOPRIO_CLASSES, get_string(obj, "class", json_path), f"{json_path}.class")
+    level = get_int(obj, "priority", json_path)
     if level is not None and not 0 <= level <= 7:
-        raise ConfigError(f"{where}.priority", f"{level} is out of range, it must be from 0 to 7")
+        raise ConfigError(f"{json_path}.priority", f"{level} is out of range, it must be from 0 to 7")
     return number << sched.IOPRIO_CLASS_SHIFT | (level or 0)
 
 
 def _personality(obj: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
-    where = "linux.personality"
-    persona = _look_up(PERSONALITIES, get_string(obj, "domain", where), f"{where}.domain")
+    json_path = "linux.personality"
+    persona = _look_up(PERSONALITIES, get_string(obj, "domain", json_path), f"{json_path}.domain")
     # The specification defines no flag yet; runc warns, and so must a runtime whose configs it shares.
-    flags = get_strings(obj, "flags", where)
+    flags = get_strings(obj, "flags", json_path)
     return persona, (f"ignoring unsupported personality flags: {', '.join(flags)}",) if flags else ()
 
 
 def _memory_policy(obj: dict[str, Any]) -> tuple[int, int]:
-    where = "linux.memoryPolicy"
-    name = get_string(obj, "mode", where)
-    mode = _look_up(MEMORY_POLICIES, name, f"{where}.mode")
-    nodes = _numbers(get_string(obj, "nodes", where), f"{where}.nodes")
+    json_path = "linux.memoryPolicy"
+    name = get_string(obj, "mode", json_path)
+    mode = _look_up(MEMORY_POLICIES, name, f"{json_path}.mode")
+    nodes = _numbers(get_string(obj, "nodes", json_path), f"{json_path}.nodes")
     if name in ("MPOL_DEFAULT", "MPOL_LOCAL") and nodes:
-        raise ConfigError(f"{where}.nodes", f"{name} takes no nodes")
+        raise ConfigError(f"{json_path}.nodes", f"{name} takes no nodes")
     if name not in ("MPOL_DEFAULT", "MPOL_LOCAL", "MPOL_PREFERRED") and not nodes:
-        raise ConfigError(f"{where}.nodes", f"{name} needs at least one node")
-    flags = _flags(obj, MEMORY_POLICY_FLAGS, where)
+        raise ConfigError(f"{json_path}.nodes", f"{name} needs at least one node")
+    flags = _flags(obj, MEMORY_POLICY_FLAGS, json_path)
     both = MEMORY_POLICY_FLAGS["MPOL_F_STATIC_NODES"] | MEMORY_POLICY_FLAGS["MPOL_F_RELATIVE_NODES"]
     if flags & both == both:
-        raise ConfigError(f"{where}.flags", "MPOL_F_STATIC_NODES and MPOL_F_RELATIVE_NODES exclude each other")
+        raise ConfigError(f"{json_path}.flags", "MPOL_F_STATIC_NODES and MPOL_F_RELATIVE_NODES exclude each other")
     return mode | flags, int.from_bytes(bit_mask(nodes), "little")
