@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -32,22 +33,40 @@ NAMES = ("gpurun", "crun", "peer")
 
 
 @pytest.fixture(scope="module")
-def bed(request: pytest.FixtureRequest) -> Iterator[NestedBed]:
-    """The bed in the outer container whose name in ``OUTERS`` is the parameter."""
+def bed_in(request: pytest.FixtureRequest) -> Iterator[Callable[[str], NestedBed]]:
+    """Gives the bed in the outer container of a name in ``OUTERS``, which is kept until another one is asked for.
+
+    As a parameter of the fixture it was made anew for each operation: pytest tells two cases by their numbers.
+    """
     if IN_GUEST:
         pytest.skip("the guest is too slow for it")
     runtimes = {"gpurun": runtime_path(), "crun": program("crun"), "peer": program("runc")}
     if missing := [name for name, path in runtimes.items() if not os.access(path, os.X_OK)]:
         pytest.skip(f"{' and '.join(missing)} are not here to compare with")
-    with nested_bed(OUTERS[request.param], runtimes) as made:
-        request.config.stash[VERSIONS] = versions(made)
-        yield made
+    made: dict[str, NestedBed] = {}
+    with ExitStack() as held:
+
+        def give(outer: str) -> NestedBed:
+            if outer not in made:
+                made.clear()
+                held.close()
+                made[outer] = held.enter_context(nested_bed(OUTERS[outer], runtimes))
+                request.config.stash[VERSIONS] = versions(made[outer])
+            return made[outer]
+
+        yield give
 
 
 @pytest.mark.sweep(75)
-@pytest.mark.parametrize("bed, operation", CASES, indirect=["bed"])
-def test_operation(operation: Operation, bed: NestedBed, record_property: Callable[[str, object], None]) -> None:
-    record_property("outer", bed.outer.name)
-    if reason := operation.beyond_a_container(bed.outer.name) or operation.skipped(abilities(bed), IN_GUEST):
+@pytest.mark.parametrize("outer, operation", CASES)
+def test_operation(
+    operation: Operation,
+    outer: str,
+    bed_in: Callable[[str], NestedBed],
+    record_property: Callable[[str, object], None],
+) -> None:
+    record_property("outer", outer)
+    bed = bed_in(outer)
+    if reason := operation.beyond_a_container(outer) or operation.skipped(abilities(bed), IN_GUEST):
         pytest.skip(reason)
     hold_to(bed, operation, NAMES, record_property)

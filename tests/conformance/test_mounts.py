@@ -167,6 +167,7 @@ MAP = [{"containerID": 0, "hostID": 100000, "size": 65536}]
 
 
 @pytest.mark.not_on("runc 1.1", reason="has no id-mapped mounts")
+@pytest.mark.takes("mount_setattr", "there are no id-mapped mounts")
 @should("config.md: POSIX-platform Mounts")
 @pytest.mark.parametrize("option", ["idmap", "ridmap"])
 def test_config_mounts_mappings(runtime: Runtime, bundle: MakeBundle, source: Path, option: str) -> None:

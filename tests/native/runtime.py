@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from errno import ENOSYS
+from errno import ENOSYS, EPERM
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,9 @@ from tests.native.bed import Bed
 from tests.native.bundle import Bundle
 
 ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-#: System calls that a filter refuses to the runtime and all that it starts, in any test: REFUSED=clone3,mount_setattr
+#: System calls that a filter refuses to the runtime and all that it starts, in any test: REFUSED=clone3,mount_setattr, with
+#: ENOSYS, or REFUSED_WITH=EPERM.
+REFUSED_WITH = {"ENOSYS": ENOSYS, "EPERM": EPERM}[os.environ.get("REFUSED_WITH", "ENOSYS")]
 REFUSED = tuple(os.environ["REFUSED"].split(",")) if os.environ.get("REFUSED") else ()
 #: Before each exec one that does nothing, so that the compiled front does it itself by the plan of that (prime.py).
 PRIMED = os.environ.get("PRIMED", "") == "1"
@@ -188,7 +190,7 @@ class Runtime:
         elif preexec is None:
             from tests.native.refusing import refuse  # of gpurun's own modules, which documents are made without
 
-            before_exec = self._before_exec(self.bed.enter(cwd), refuse(REFUSED, ENOSYS))
+            before_exec = self._before_exec(self.bed.enter(cwd), refuse(REFUSED, REFUSED_WITH))
         else:
             before_exec = self._before_exec(self.bed.enter(cwd), preexec)
         if isinstance(stdin, bytes):

@@ -16,6 +16,7 @@ from gpurun.errors import GpurunError, strerror_lower
 from gpurun.linux import mount as lm
 from gpurun.linux.files import O_CLOEXEC
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
+from gpurun.linux.libc import is_refused
 from gpurun.linux.process import CLONE_NEWNS, setns
 from gpurun.linux.scm_rights import receive_with, send_with
 from gpurun.ns.helper_process import ask_child
@@ -147,8 +148,8 @@ def _open_source(step: MountStep, propagation: Propagation, user_namespaces: dic
         try:
             lm.mount_setattr(tree, lm.MOUNT_ATTR_IDMAP, recursive=step.idmap.recursive, userns_fd=fd)
         except OSError as e:
-            raise GpurunError(
-                f'{step.where}: cannot map the ids of "{step.source}": {strerror_lower(e.errno)} '
-                f"(not every file system can be mounted with mapped ids)"
-            ) from None
+            why = f"{strerror_lower(e.errno)} (not every file system can be mounted with mapped ids)"
+            if is_refused("mount_setattr"):
+                why = "a seccomp filter refuses mount_setattr(2), and no other call maps the ids of a mount"
+            raise GpurunError(f'{step.where}: cannot map the ids of "{step.source}": {why}') from None
     return tree
