@@ -13,10 +13,11 @@ import pytest
 from tests.conftest import MakeBundle
 from tests.gpu.machine_cells import Case, Said, check_command, check_request, read_table, sentences
 from tests.native.bundle import Bundle
-from tests.native.runtime import ENVIRONMENT, Runtime
+from tests.native.runtime import ENVIRONMENT, Container, Runtime
 from tests.needs_nodes import require_nodes
-from tests.simcards import Host
+from tests.simcards import Host, amd
 from tests.simcards.machines import MACHINES, nodes_of
+from tests.simdriver import uuid
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
 
@@ -157,3 +158,35 @@ def test_accelerators_of_a_running_container(runtime: Runtime, bundle: MakeBundl
     container.kill("KILL")
     container.wait()
     assert "GPUs        Gaudi 0, /dev/accel/accel0; Gaudi 1, /dev/accel/accel1\n" in explained()
+
+
+def test_what_programs_read_of_the_gpus_of_every_maker(
+    runtime: Runtime, bundle: MakeBundle, hosts: Callable[[str], Host]
+) -> None:
+    """What was given, not what the image says; also in a process that exec starts after a change."""
+    env = ENVIRONMENT | hosts("nv+amd").env
+    show = "echo $GPURUN_VISIBLE_DEVICES $AMD_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES"
+
+    def started(value: str) -> Container:
+        made = bundle().sh(f"{show}; exec sleep 1000")
+        made.process["env"] += ["NVIDIA_VISIBLE_DEVICES=all", f"GPURUN_VISIBLE_DEVICES={value}"]
+        return runtime.start(made, env=env)
+
+    def told(container: Container) -> list[str]:
+        done = runtime("exec", container.id, "sh", "-c", show, env=env)
+        assert done.rc == 0, done
+        return done.out.split()
+
+    first, second = sorted([pci for pci, _ in amd.MI210[:2]])
+    named = started("amd:1")
+    named.wait_for(f"{second} {second} void\n")
+    assert told(named) == [second, second, "void"]
+    done = runtime("gpu", "attach", named.id, uuid(0), env=env)
+    assert done.rc == 0, done
+    assert told(named) == [f"{second},{uuid(0)}", second, uuid(0)]
+    assert runtime("gpu", "detach", named.id, second, env=env).rc == 0
+    assert told(named) == [uuid(0), "none", uuid(0)]
+    free = started("free:2;vendor=amd")
+    free.wait_for(f"{first},{second} {first},{second} void\n")
+    started("all").wait_for(f"{uuid(0)},{uuid(1)},{first},{second} {first},{second} {uuid(0)},{uuid(1)}\n")
+    started("none").wait_for("none void\n")

@@ -111,6 +111,24 @@ def test_who_gets_free_gpus_is_told_which(arc: Host) -> None:
         edits(arc, "free")
 
 
+def test_what_the_container_is_told(tmp_path: Path) -> None:
+    """Its own GPUs, whatever its image says."""
+    host = intel.arc(make(tmp_path / "host", Options(drm=False)).path, functions=False)
+    require_nodes(host.real_nodes)
+
+    def told(value: str, *env: str) -> tuple[str, ...] | None:
+        made = gpu_edits(Inquiry((*env, f"GPURUN_VISIBLE_DEVICES={value}"), {}, False, host.env))
+        return made.env if made is not None else None
+
+    assert told("card1") == (f"GPURUN_VISIBLE_DEVICES={intel.B580}",)
+    assert told("card1", *CUDA) == ("NVIDIA_VISIBLE_DEVICES=void", f"GPURUN_VISIBLE_DEVICES={intel.B580}")
+    mine = f"NVIDIA_VISIBLE_DEVICES={uuid(0)},{uuid(1)}"
+    assert told("all", *CUDA) == (mine, f"GPURUN_VISIBLE_DEVICES={uuid(0)},{uuid(1)},{intel.A770},{intel.B580}")
+    assert told("none", *CUDA) == ("NVIDIA_VISIBLE_DEVICES=void", "GPURUN_VISIBLE_DEVICES=none")
+    assert told("none") is None
+    assert told("", "HOME=/") is None
+
+
 def test_what_can_be_leased(arc: Host) -> None:
     units = survey(arc.env, ask=True).units
     assert [(unit.vendor, unit.key, unit.profile, unit.numbers) for unit in units] == [

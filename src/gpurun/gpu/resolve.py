@@ -94,10 +94,11 @@ def gpu_edits(asked: Inquiry) -> ContainerEdits | None:
     Raises :class:`ConfigError` for a bad request or configuration, :class:`GpuError` for a host that cannot serve it.
     """
     share = _share(asked)
-    if any(e.startswith(f"{EVERY_MAKER}=") for e in asked.env):
+    said = asked.env
+    if any(e.startswith(f"{EVERY_MAKER}=") for e in said):
         from gpurun.gpu.visible import makers_words
 
-        asked = replace(asked, env=makers_words(asked.env, asked.own_env))
+        asked = replace(asked, env=makers_words(said, asked.own_env))
     made: ContainerEdits | None = None
     for vendor in VENDORS:
         if _concerns(vendor, asked):
@@ -107,6 +108,10 @@ def gpu_edits(asked: Inquiry) -> ContainerEdits | None:
                 e.args = (_with_offers(str(e), vendor, asked),)
                 raise
             made = both(made, found)
+    if asked.env is not said:
+        from gpurun.gpu.visible import with_names
+
+        made = with_names(made, said, asked.env)
     if share is not None and asked.sharer is not None:
         from gpurun.cdi.edits import ContainerEdits
 

@@ -7,10 +7,12 @@ do not count, so what an image says of one maker's GPUs brings none beside those
 
 from __future__ import annotations
 
+from gpurun.cdi.edits import ContainerEdits
 from gpurun.errors import ConfigError, GpuError, clean
 from gpurun.gpu.device import whole_keys
 from gpurun.gpu.host.access import NOT_OF_THE_JOB, closed_by_job
 from gpurun.gpu.vendors import EVERY_MAKER, VENDORS, is_free, module, place, present
+from gpurun.record import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +42,29 @@ def makers_words(env: tuple[str, ...], own_env: Mapping[str, str]) -> tuple[str,
         vendor for vendor in VENDORS if vendor.name not in names and any(e.startswith(vendor.prefixes) for e in without)
     ]
     return (*without, *asked, *[f"{vendor.variable}=void" for vendor in unasked])
+
+
+def with_names(made: ContainerEdits | None, env: tuple[str, ...], words: tuple[str, ...]) -> ContainerEdits | None:
+    """*made*, with what the container's programs read in the place of its *env*, which :func:`makers_words` has read as
+    *words*: each maker's variable names its GPUs that were given, or is ``void``, and this one names all of them.
+
+    What an image says of GPUs that the container does not have would be believed by its programs.
+    """
+    values = dict([entry.partition("=")[::2] for entry in (*words, *(made.env if made is not None else ()))])
+    before = dict([entry.partition("=")[::2] for entry in env])
+    told, names = [], []
+    for vendor in VENDORS:
+        said = before.get(vendor.variable, "")
+        value = values.get(vendor.variable, "") or ("void" if said not in ("", *_NONE) else "")
+        if value and vendor.variable != EVERY_MAKER and value != said:
+            told.append(f"{vendor.variable}={value}")
+        if value not in ("", *_NONE):
+            names.append(value)
+    if made is None and not told:  # nothing but this variable, which says none
+        return None
+    kept = tuple([entry for entry in (made.env if made is not None else ()) if not entry.startswith(f"{EVERY_MAKER}=")])
+    added = [entry for entry in told if entry not in kept]
+    return replace(made or ContainerEdits(), env=(*kept, *added, f"{EVERY_MAKER}={','.join(names) or 'none'}"))
 
 
 def _free(value: str, own_env: Mapping[str, str]) -> dict[str, str]:

@@ -25,7 +25,7 @@ from gpurun.gpu.nvidia.request.records import DRIVER_CAPABILITIES
 from gpurun.gpu.request.free import read_free_request
 from gpurun.gpu.request.share import read_share
 from gpurun.gpu.resolve import Inquiry, gpu_edits, may_share, no_check
-from gpurun.gpu.vendors import VENDORS, Vendor, given_gpus, is_free, named, place
+from gpurun.gpu.vendors import EVERY_MAKER, VENDORS, Vendor, given_gpus, is_free, named, place
 from gpurun.hook.running import not_there
 from gpurun.linux.files import Fd
 from gpurun.record import replace
@@ -265,8 +265,9 @@ def _facts_after(
     """*before* of a container that is *having* these after *came* have come and *went* have gone."""
     env, entries = one.env(), before.env
     for vendor in VENDORS:
-        if any(unit.vendor == vendor.name for unit in (*having, *came, *went)):
-            listed = _listed_after(env.get(vendor.variable, ""), vendor.name, having, came, went)
+        every = vendor.variable == EVERY_MAKER
+        if (every and EVERY_MAKER in env) or any(unit.vendor == vendor.name for unit in (*having, *came, *went)):
+            listed = _listed_after(env.get(vendor.variable, ""), "" if every else vendor.name, having, came, went)
             entries = (*[e for e in entries if not e.startswith(f"{vendor.variable}=")], f"{vendor.variable}={listed}")
     gids = {*before.gids, *(edits.additional_gids if edits is not None else ())}
     keys = {unit.gpu_key for unit in having}
@@ -278,11 +279,16 @@ def _facts_after(
 def _listed_after(
     listed: str, vendor: str, having: tuple[GpuDevice, ...], came: tuple[GpuDevice, ...], went: tuple[GpuDevice, ...]
 ) -> str:
-    """The value of the variable of *vendor*, which was *listed*, after *came* have come and *went* have gone."""
+    """The value of the variable of *vendor*, which was *listed*, after *came* have come and *went* have gone.
+
+    *vendor* is empty for the variable that names GPUs of every maker.
+    """
     known = [unit.name for unit in (*having, *went)]
     names = listed.split(",")
     if listed == "all" or any(name not in known for name in names):
-        names = [unit.name for unit in having if unit.vendor == vendor]  # what was said by index, or by all, is not true now
+        names = [
+            unit.name for unit in having if vendor in ("", unit.vendor)
+        ]  # what was said by index, or by all, is not true now
     gone = [unit.name for unit in went]
-    come = [unit.name for unit in came if unit.vendor == vendor]
+    come = [unit.name for unit in came if vendor in ("", unit.vendor)]
     return ",".join(dict.fromkeys([*[name for name in names if name not in gone], *come])) or "none"
