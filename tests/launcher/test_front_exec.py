@@ -144,6 +144,31 @@ def test_the_home_of_a_user(fast: Fast, container: Container) -> None:
         assert front == pure and front.rc == 0, text[:80]
 
 
+ODD_WORDS = [
+    *(
+        ("printf", "%s|", "\udcff\udc80", "\u00fc", "", " ", "\n"),
+        ("printf", "%s", "x" * 131_000),
+        ("true", *["x" * 100_000] * 3),
+    ),
+    *(
+        ("true", *["x"] * 5000),
+        ("sh", "-c", "echo $#", "-x", "--", "--env"),
+        ("./bin/echo", "x"),
+        ("bin/../bin/echo", "x"),
+        ("/bin",),
+    ),
+    *(("/",), (".",), ("echo\n",), ("\udcff",), ("-x",), ("--", "true"), ("/bin/" * 900 + "true",), ("x" * 5000,), ('"\\',)),
+]
+
+
+def test_odd_words(fast: Fast, container: Container) -> None:
+    """By the front, or by the launcher behind it: as by the launcher alone."""
+    for words in ODD_WORDS:
+        whole, pure = [fast.by(program, container.id, *words) for program in (fast.whole, fast.pure)]
+        assert (whole.rc, whole.out) == (pure.rc, pure.out), [word[:99] for word in words]
+        assert whole.err.partition("level=")[2] == pure.err.partition("level=")[2], [word[:99] for word in words]
+
+
 @pytest.mark.parametrize(("script", "rc"), [("exit 0", 0), ("exit 255", 255), ("kill -9 $$", 137), ("kill -15 $$", 143)])
 def test_exit_codes(fast: Fast, container: Container, script: str, rc: int) -> None:
     assert fast(container.id, "sh", "-c", script) == Result(rc, "", "")

@@ -30,6 +30,14 @@ pytestmark = [
 ]
 
 Draw = Callable[..., Any]
+#: Options before the command, with {} for the directory of the container's store.
+GLOBALS = [
+    *(["--log", "{}/said"], ["--log={}/said"], ["--log", ""], ["--log="], ["--log", "{}/gone/said"], ["--log", "said"]),
+    *(["--log", "{}"], ["--log=file:{}/said"], ["--log-format", "json"], ["--log-format=text"], ["--log-format="]),
+    *(["--log-format", "xml"], ["--systemd-cgroup"], ["--systemd-cgroup=false"], ["--root={}/root"], ["--root={}/root/"]),
+    *(["--root={}/root/."], ["--root", "{}/x/../root"], ["--root={}//root"], ["--root", "{}/link"], ["--root={}/gone"]),
+    *(["--root"], ["--log"], ["-root", "/"]),
+]
 #: What the front may take itself, and some that it has to leave.
 COMMANDS = ("state", "state", "start", "kill", "kill", "kill", "delete", "delete", "pause", "resume", "list", "create")
 
@@ -49,6 +57,7 @@ class Container:
         shutil.rmtree(directory, ignore_errors=True)
         self.process = subprocess.Popen(["sleep", "100"])
         self.store = Store(directory, self.process.pid)
+        (directory / "link").symlink_to("root")
         if not alive:
             self.process.kill()
             self.process.wait()
@@ -72,13 +81,14 @@ class Container:
 
 
 @fuzzed_more
-@given(command_lines(), st.booleans())
+@given(st.lists(st.sampled_from(GLOBALS), max_size=3), command_lines(), st.booleans())
 def test_the_front_and_the_launcher(
-    places: Path, tmp_path_factory: pytest.TempPathFactory, words: tuple[str, ...], alive: bool
+    places: Path, tmp_path_factory: pytest.TempPathFactory, options: list[list[str]], words: tuple[str, ...], alive: bool
 ) -> None:
     directory = tmp_path_factory.getbasetemp() / "front-words"
     container = Container(directory, alive)
-    given_words = ("--root", str(container.store.root), *words)
+    before_it = [word.format(directory) for option in options for word in option]
+    given_words = ("--root", str(container.store.root), *before_it, *words)
     before = container.store.listing()
     try:
         done = subprocess.run([places / "bare", *map(os.fsencode, given_words)], capture_output=True, env={}, timeout=30)
@@ -86,6 +96,7 @@ def test_the_front_and_the_launcher(
     finally:
         ended = container.end()
     if done.stderr.decode("utf-8", "replace").startswith(FALLS_BACK):
+        after = [entry for entry in after if entry != ("said", b"")]  # a log is made first of all
         assert done.returncode == 1 and done.stdout == b"" and after == before
         assert ended[1] == -signal.SIGKILL
         return
