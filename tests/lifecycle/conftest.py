@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,16 @@ def either(request: pytest.FixtureRequest, runtime: Runtime) -> Iterator[Runtime
         return
     with another("runc", runtime.bed, runtime.directory.parent) as made:
         yield made
+
+
+@pytest.fixture
+def in_bed(runtime: Runtime) -> Callable[..., None]:
+    """Runs a program in the mount namespace of the bed."""
+
+    def run(*argv: str) -> None:
+        subprocess.run(argv, check=True, preexec_fn=runtime.bed.enter())
+
+    return run
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Mounts and user namespaces: mapped ids, what the host has locked, delegation of the cgroup, joined namespaces."""
+"""Mounts and user namespaces: mapped ids, what the host has locked, joined namespaces."""
 
 from __future__ import annotations
 
@@ -31,16 +31,6 @@ def source(runtime: Runtime) -> Path:
     (made / "file").write_text("given\n")
     os.chown(made / "file", 1000, 1001)
     return made
-
-
-@pytest.fixture
-def in_bed(runtime: Runtime) -> Callable[..., None]:
-    """Runs a program in the mount namespace of the bed."""
-
-    def run(*argv: str) -> None:
-        subprocess.run(argv, check=True, preexec_fn=runtime.bed.enter())
-
-    return run
 
 
 def mapping(inside: int, outside: int, size: int = 65536) -> list[dict[str, int]]:
@@ -282,38 +272,6 @@ def test_remount_of_what_is_no_mount(runtime: Runtime, bundle: MakeBundle) -> No
     assert "/tmp" in runtime.refused(b)
 
 
-def cgroup_bundle(bundle: Bundle, *options: str) -> Bundle:
-    (bundle.rootfs / "sys/fs/cgroup").mkdir(parents=True, exist_ok=True)
-    return bundle.mount("/sys/fs/cgroup", "cgroup", "nosuid", "noexec", "nodev", *options, kind="cgroup")
-
-
-def test_writable_cgroup_with_a_cgroup_namespace(runtime: Runtime, bundle: MakeBundle) -> None:
-    b = cgroup_bundle(bundle(), "rw").sh(
-        "mkdir /sys/fs/cgroup/inner && echo $$ >/sys/fs/cgroup/inner/cgroup.procs && grep ^0: /proc/self/cgroup"
-    )
-    assert runtime.output(b) == "0::/inner\n"
-
-
-def test_read_only_cgroup(runtime: Runtime, bundle: MakeBundle) -> None:
-    b = cgroup_bundle(bundle(), "ro").sh("mkdir /sys/fs/cgroup/inner || echo refused")
-    assert runtime.output(b) == "refused\n"
-
-
-@pytest.mark.not_on("runc", reason="only its systemd driver delegates")
-@pytest.mark.parametrize("user", [0, 1000])
-def test_cgroup_is_delegated_to_a_user_namespace(runtime: Runtime, bundle: MakeBundle, user: int) -> None:
-    b = cgroup_bundle(bundle().user_namespace(), "rw").sh(
-        "cd /sys/fs/cgroup && stat -c %u . cgroup.procs cgroup.max.depth && mkdir inner && echo $$ >inner/cgroup.procs"
-    )
-    b.process["user"] = {"uid": user, "gid": user}
-    assert runtime.output(b).split() == [str(user), str(user), "65534"]
-
-
-def test_cgroup_is_not_delegated_read_only(runtime: Runtime, bundle: MakeBundle) -> None:
-    b = cgroup_bundle(bundle().user_namespace(), "ro").args("stat", "-c", "%u", "/sys/fs/cgroup")
-    assert runtime.output(b) == "65534\n"
-
-
 @pytest.mark.not_on("runc 1.1", reason="believes the config")
 def test_maps_that_differ_from_the_joined_namespace(runtime: Runtime, bundle: MakeBundle) -> None:
     first = runtime.create(bundle().user_namespace(100000))
@@ -362,64 +320,6 @@ def test_recursive_attribute_that_is_locked(
         runtime.refused(mapped(bundle().user_namespace(), source, "rbind", "rrw"))
     finally:
         in_bed("umount", str(source))
-
-
-def test_no_pivot(runtime: Runtime, bundle: MakeBundle) -> None:
-    b = bundle().sh("ls /; echo; cat /proc/self/mountinfo")
-    listing, mounts = runtime.output(b, "--no-pivot").split("\n\n")
-    assert "bin" in listing.split()
-    assert "home" not in listing.split()
-    assert all(str(runtime.directory) not in line.split()[4] for line in mounts.splitlines())
-
-
-@pytest.mark.gpurun_only
-def test_no_pivot_and_private_propagation(runtime: Runtime, bundle: MakeBundle) -> None:
-    b = bundle()
-    b.linux["rootfsPropagation"] = "rprivate"
-    text = runtime.refused(b, "--no-pivot")
-    assert "linux.rootfsPropagation: rootfsPropagation of [r]private is not safe without pivot_root" in text
-
-
-def test_no_pivot_hides_the_hosts_proc(runtime: Runtime, bundle: MakeBundle) -> None:
-    """While any whole /proc is in the mount namespace, the kernel lets a user namespace mount another one without masks."""
-    b = (
-        bundle()
-        .capabilities("CAP_SETFCAP")
-        .sh("unshare -mrpf sh -c 'mount -t proc none /proc && echo bare' || echo refused")
-    )
-    assert runtime.output(b, "--no-pivot") == "refused\n"
-
-
-@pytest.mark.gpurun_only
-@pytest.mark.parametrize("covers", ["", "/deep"], ids=["by the one above", "by its own directory"])
-def test_no_pivot_hides_a_proc_of_the_hosts_that_is_covered(
-    runtime: Runtime, bundle: MakeBundle, source: Path, in_bed: Callable[..., None], covers: str
-) -> None:
-    (source / "deep").mkdir()
-    in_bed("mount", "-t", "proc", "proc", f"{source}/deep")
-    in_bed("mount", "-t", "tmpfs", "tmpfs", f"{source}{covers}")
-    b = bundle().capabilities("CAP_SETFCAP")
-    b.sh("unshare -mrpf sh -c 'mount -t proc none /proc && echo bare' || echo refused")
-    try:
-        assert runtime.output(b, "--no-pivot") == "refused\n"
-    finally:
-        in_bed("umount", f"{source}{covers}")
-        in_bed("umount", f"{source}/deep")
-
-
-@pytest.mark.gpurun_only
-def test_no_pivot_where_a_proc_of_the_hosts_cannot_be_reached(
-    runtime: Runtime, bundle: MakeBundle, source: Path, in_bed: Callable[..., None]
-) -> None:
-    """Below a directory that root of the user namespace may not search: it would stay, and so the container is refused."""
-    (source / "deep").mkdir()
-    in_bed("mount", "-t", "proc", "proc", f"{source}/deep")
-    source.chmod(0o700)
-    try:
-        text = runtime.refused(bundle().user_namespace(), "--no-pivot")
-    finally:
-        in_bed("umount", f"{source}/deep")
-    assert f"--no-pivot: take away the host's {source}/deep: permission denied" in text
 
 
 def test_joined_mount_namespace(

@@ -30,7 +30,7 @@ def test_its_own_gpu_in_the_groups_of_the_host(runtime: Runtime, bundle: MakeBun
     out = runtime.output(made.sh(LOOK), env=ENVIRONMENT | host.env)
     assert "renderD128" in out and "renderD129" not in out and f"pci-{amd.MI210[0][0]}-render" in out
     assert {str(VIDEO), str(RENDER)} <= set(out.split())
-    assert "No such device or address" in out or "No such device" in out, "it may be opened; there is no driver"
+    assert "No such device" in out, "it may be opened; there is no driver"  # ENXIO or ENODEV, as the kernel's modules are
     assert "not permitted" not in out and "denied" not in out
 
 
