@@ -89,11 +89,23 @@ def test_damaged_state(places: Path, store: Store, name: str) -> None:
         falls_back(places, store, "--root", store.root, "state", "c")
 
 
-@pytest.mark.parametrize("pid", ["-1", "+5", " 5", "5x", "", "0x10", "9" * 19])
-def test_numbers_are_plain(places: Path, store: Store, pid: str) -> None:
-    good = (store.container / "state").read_text()
-    (store.container / "state").write_text(good.replace(f"pid={store.state.pid}\n", f"pid={pid}\n", 1))
+@pytest.mark.parametrize("damage", ["xpid=1\n{}", "{}x=1\n", "{}x=\n", "{}pid\n", "\n{}", "{}\n", "{}=1\n", "{}x"])
+def test_lines_that_are_none_beside_those_that_are(places: Path, store: Store, damage: str) -> None:
+    (store.container / "state").write_text(damage.format((store.container / "state").read_text()))
     falls_back(places, store, "--root", store.root, "state", "c")
+
+
+@pytest.mark.parametrize("value", ["-1", "+5", " 5", "5x", "", "0x10", "9" * 19])
+@pytest.mark.parametrize("name", ["pid", "start_time", "keeper", "oom_kills"])
+def test_numbers_are_plain(places: Path, store: Store, name: str, value: str) -> None:
+    good = (store.container / "state").read_text()
+    (line,) = [line for line in good.splitlines(True) if line.startswith(f"{name}=")]
+    (store.container / "state").write_text(good.replace(line, f"{name}={value}\n"))
+    if (name, value) == ("oom_kills", "-1"):  # not known: of a container without a scope
+        assert good == (store.container / "state").read_text()
+        both(places, store, "state", "c")
+    else:
+        falls_back(places, store, "--root", store.root, "state", "c")
 
 
 def test_any_bytes_for_a_state(places: Path, store: Store) -> None:
