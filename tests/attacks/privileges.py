@@ -53,16 +53,18 @@ NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
 HEAD = """\
 # Privileges of each process
 
-Made by `make security-table`, not by hand: each process of gpurun is held at a system call, and /proc says what it has
-then. The container is one of Docker's shape: its capabilities are AUDIT_WRITE, KILL and NET_BIND_SERVICE, it has a seccomp
-profile, new namespaces of all kinds but for users, and no terminal. The caller is root, with the capabilities that
-this machine gives it.
+This page is for security reviews. It shows what each process of gpurun could do if a container took control of it: its
+capabilities, its namespaces and its open files, at each stage of create and exec.
 
-- **capabilities**: the permitted ones. *the caller's*: as many as gpurun was called with.
-- **namespaces**: those that are not the caller's.
-- **looked into**: whether processes of the same user may trace it and open its files (PR_SET_DUMPABLE); root of the
+`make security-table` writes this page. It stops each process of gpurun at a system call and reads its state from /proc. The
+container is like one of Docker's: it has the capabilities AUDIT_WRITE, KILL and NET_BIND_SERVICE, a seccomp profile, new
+namespaces of all kinds except user, and no terminal. The caller is root, with the capabilities that root has on that machine.
+
+- **capabilities**: the permitted set. *the caller's* means all that gpurun was called with.
+- **namespaces**: those that differ from the caller's.
+- **looked into**: whether processes of the same user may trace the process and open its files (PR_SET_DUMPABLE). Root of the
   host always may.
-- **filter**: seccomp's, and no_new_privs.
+- **filter**: whether a seccomp filter is installed, and no_new_privs.
 - **open files**: without the three standard streams, which are the container's.
 
 """
@@ -70,64 +72,63 @@ this machine gives it.
 TAIL = """
 ## What the tables cannot show
 
-- **A copy of the caller** (without a starter: the init, and exec's setter) has until its first step what the caller has
-  open: the log, the launcher's file, the file with the environment where hooks on the host will need it, and the
-  descriptors that are its own. Nobody may look into it from its birth on. Its memory is a copy of the caller's:
-  config.json, what was read of the host (mounts, the driver's files), and of the environment what gpurun itself reads.
-  `tests/attacks/test_caller_secrets.py` looks for a token of the caller's environment there.
-- **Hooks** of config.json run with what the specification gives them: those on the host's side with the caller's
-  privileges, those of the container's side with the init's. Their programs are chosen by who writes config.json.
-- **NVML's helper** (`gpu/nvidia/host/nvml_process.py`) loads the driver's own library, as root, on the host, because a
-  library that is broken or hangs must not take gpurun with it. It is told nothing of the container, and it is ended
-  after its answer. Before it loads the library it takes from itself what asking a driver has no use for
-  (`gpu/nvidia/host/nvml_confined.py`): all capabilities but SYS_ADMIN, which the driver asks for before it tells of other
-  users' processes; by Landlock all writing but to NVIDIA's own nodes, running programs, TCP and signals to others; by
-  a filter mounts, namespaces, modules, tracing, changes of owners and modes, and sockets that are not local. A
-  library that tries all of that is in the tests (`tests/nvml/hostile.c`). A kernel without Landlock, or a host
-  without libseccomp, leaves out that part.
-- **CDI files** are read by gpurun itself, in Python, as far as their owner is trusted and within limits of size and
-  depth; no process of its own reads them, and no library in C.
-- **The placeholder** of a systemd scope sleeps with the caller's privileges until the init is in the scope, and reads
+- **A copy of the caller.** Without a starter, the init and exec's setter are copies of the caller. Until its first step
+  such a copy has the caller's open files: the log, the launcher's file, the caller's own descriptors, and, if hooks on the
+  host need the environment, the file that holds it. No process of the same user may look into it. Its memory is a copy of the
+  caller's memory: config.json, what gpurun has read of the host (mounts, the driver's files), and the variables of the
+  environment that gpurun reads. `tests/attacks/test_caller_secrets.py` looks for a token of the caller's environment there.
+- **Hooks** of config.json run as the specification says: hooks of the runtime's side with the caller's privileges, hooks of
+  the container's side with the init's. Whoever writes config.json chooses their programs.
+- **NVML's helper** (`gpu/nvidia/host/nvml_process.py`) loads the driver's library, as root, on the host. It is a separate
+  process, because a library that crashes or hangs must not stop gpurun. It learns nothing about the container, and it ends
+  after its answer. Before it loads the library, it drops what it does not need (`gpu/nvidia/host/nvml_confined.py`): all
+  capabilities except SYS_ADMIN, without which the driver does not list the processes of other users. Landlock forbids it to
+  write anywhere but to NVIDIA's nodes, to run programs, to use TCP, and to send signals to other processes. A seccomp filter
+  forbids mounts, namespaces, modules, tracing, changes of owners and modes, and sockets that are not local. The tests have a
+  library that tries all of this (`tests/nvml/hostile.c`). On a kernel without Landlock, or a host without libseccomp, that
+  part is missing.
+- **CDI files** are read by gpurun itself, in Python: not by a separate process, and not by a library in C. Their owner must be
+  trusted, and their size and depth are limited.
+- **The placeholder** of a systemd scope sleeps with the caller's privileges until the init is in the scope. It reads
   nothing.
-- **In a user namespace** all that is said of the init counts in that namespace alone: of the host's own capabilities
-  it has none.
-- **The waiting init** has CAP_SYS_ADMIN only where the profile does not let it wait under the filter (`can_wait` in
-  `security/seccomp.py`), and where there are startContainer hooks.
-- **/proc/PID/map_files** of a process that waits can be opened with CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE together. The
-  interpreter's file there is the sealed one, a read-only mount (a test opens it for writing and is refused); its
-  libraries are the host's files, as under every runtime:
-  only another root for the interpreter, or mapping its libraries anew, could cover those, and gpurun does neither.
+- **In a user namespace** the init has its capabilities only in that namespace. It has none of the host's.
+- **The waiting init** has CAP_SYS_ADMIN only if the seccomp profile does not let it wait under the filter (`can_wait` in
+  `security/seccomp.py`), or if there are startContainer hooks.
+- **/proc/PID/map_files** of a waiting process can be opened with CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE together. The
+  interpreter's file there is the sealed one, on a read-only mount: a test opens it for writing and is refused. The
+  interpreter's libraries are the host's files, as under every runtime. To hide those, gpurun would have to give the
+  interpreter another root or map the libraries again; it does neither.
 
 ## Under the security modules
 
-In emulated guests with Debian 13's kernel (6.12) and policies; each line is a test, beside runc, and crun for
-SELinux.
+These tests run in emulated guests with the kernel (6.12) and the policies of Debian 13. They compare gpurun with runc, and
+for SELinux also with crun.
 
-- **SELinux, enforcing** (`make test-selinux`, `test_selinux_enforcing.py`): create, start, exec, kill, state and
-  delete by an administrator, and the program in container_t, do what they do under runc and crun, and the kernel's
-  log has no refusal that it does not have under those; a container with a simulated GPU reads its libraries, its
-  loader's cache and its tree in /proc. Not tried: the domain that the policy has for engines.
-- **SELinux, labels** (`test_selinux.py`, `test_selinux_gpu.py`): of the process, keys, mounts, /dev, exec and the
-  terminal (by a console socket and in the foreground) as under the others. What is written or lent for GPUs has the
-  context of `linux.mountLabel`: by create, the hooks of another runtime and `gpu attach`, also in user namespaces.
-  Nodes of the host's that are bound there have the host's label, as under runc. A criu without libselinux, as
-  Debian's, restores processes in its own context: such a restore fails, and they are ended at once.
-- **AppArmor** (`make test-vm`): profiles of containers (`test_apparmor.py`), and of the caller
-  (`test_apparmor_caller.py`): one without `userns`, one like Ubuntu's `unprivileged_userns`, one that denies
-  CAP_SYS_ADMIN, mount or pivot_root; each is one sentence and leaves nothing. With the package's profile on gpurun's
-  path a caller under the first two gets its container.
-- **Yama** (`test_yama.py`): with kernel.yama.ptrace_scope = 3 containers are made, entered and ended, and GPUs come
-  and go; only a seccomp agent (SCMP_ACT_NOTIFY) cannot be given its listener, which is said.
+- **SELinux, enforcing** (`make test-selinux`, `test_selinux_enforcing.py`): create, start, exec, kill, state and delete,
+  called by an administrator, and the program in container_t, do the same as under runc and crun. The kernel's log has no
+  denial that it does not also have under those. A container with a simulated GPU can read its libraries, its loader's cache
+  and its tree in /proc. The domain that the policy has for engines is not tested.
+- **SELinux, labels** (`test_selinux.py`, `test_selinux_gpu.py`): the process, keys, mounts, /dev, exec and the terminal (with
+  a console socket and in the foreground) get the same labels as under runc and crun. Files and mounts for GPUs get the
+  context of `linux.mountLabel`, whether create, a hook under another runtime or `gpu attach` makes them, also in user
+  namespaces. Nodes that are bound from the host there keep the host's label, as under runc. A criu without libselinux, such as
+  Debian's, restores processes in its own context: such a restore fails, and the processes are ended at once.
+- **AppArmor** (`make test-vm`): profiles of containers (`test_apparmor.py`) and of the caller (`test_apparmor_caller.py`). The
+  caller's profiles are one without `userns`, one like Ubuntu's `unprivileged_userns`, and ones that deny CAP_SYS_ADMIN, mount
+  or pivot_root. Each gives an error of one sentence and leaves nothing behind. With the package's profile on gpurun's path, a
+  caller under the first two gets its container.
+- **Yama** (`test_yama.py`): with kernel.yama.ptrace_scope = 3, create, exec, delete, and attach and detach of GPUs work. A
+  seccomp agent (SCMP_ACT_NOTIFY) cannot get its listener then, and the error says so.
 """
 
 
 OPENS = """
 ## Every open of a path of an image
 
-By `tests/attacks/test_tree.py`, which fails for one that goes another way: modules that have a rootfs in their hands
-open what is in it by a descriptor that does nothing to it (O_PATH, O_DIRECTORY), or make a new file (O_EXCL), or read
-a regular file that has been looked at by such a descriptor before (`open_file` in `ns/path.py`, the only way). The
-others open nothing of an image.
+A file of an image can be a FIFO or a device, so opening it can block gpurun or act on hardware. Modules that work in a
+rootfs therefore open a path of it in one of three ways only: with flags that do not touch the file (O_PATH, O_DIRECTORY), as a
+new file (O_EXCL), or by `open_file` in `ns/path.py`, which first checks with such a descriptor that it is a regular file. All
+other modules open nothing of an image. `tests/attacks/test_tree.py` finds each call and fails for any other way.
 
 | module | function | how |
 |---|---|---|
