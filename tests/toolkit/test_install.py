@@ -122,6 +122,7 @@ def test_a_dry_run_asks_dockerd(host: Host) -> None:
 def test_names_stay_while_another_runtime_needs_them(host: Host, tmp_path: Path) -> None:
     wrapper = tmp_path / "wrapper"
     wrapper.write_text(f'#!/bin/sh\nexec {host.program} --debug "$@"\n')
+    wrapper.chmod(0o755)
     call("install", "docker")
     call("install", "docker", "--name", "wrapped", "--path", str(wrapper))
     call("install", "containerd", "--name", "third")
@@ -328,6 +329,35 @@ def test_the_docker_of_a_user(user: Host, tmp_path: Path, capfd: pytest.CaptureF
 def test_what_user_is_not_for(user: Host, words: tuple[str, ...], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         call("install", *words)
+
+
+@pytest.mark.parametrize("name", ["../x", "a b", "a\nb", "", "-x", "\udcff", "a" * 64, "$(id)", "A", "a.b", "a-"])
+@pytest.mark.parametrize("words", [("containerd",), ("kubernetes",), ("kubernetes", "--runtime-class")])
+def test_a_name_that_nobody_could_ask_for(host: Host, words: tuple[str, ...], name: str) -> None:
+    if (name in ("", "A", "a.b", "a-") and words == ("containerd",)) or not name:  # which mean gpurun, or are names there
+        call("install", *words, f"--name={name}")
+        return
+    with pytest.raises(UsageError, match="is not a name that a "):
+        call("install", *words, f"--name={name}")
+    assert not (host.etc / "containerd").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("/", "is not a program"), ("/etc/passwd", "is not a program"), ("/x\udcff", "has characters")]
+)
+def test_a_program_that_nobody_could_call(host: Host, path: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        call("install", "docker", f"--path={path}")
+    call("install", "docker", "--path=/not/there/yet")  # as in an image that is being made
+
+
+@pytest.mark.parametrize("client", ["docker", "containerd"])
+def test_a_file_that_is_nested_too_deeply(host: Host, client: str) -> None:
+    path = Path(decisions.FILES[client])
+    path.parent.mkdir()
+    path.write_text(("a = " if client == "containerd" else "") + "[" * 200_000)
+    with pytest.raises(GpurunError, match=f"{path}: is .*nested"):
+        call("install", client)
 
 
 def test_root_has_the_hosts_clients(host: Host) -> None:

@@ -60,6 +60,8 @@ def read_document(text: str | None, path: str) -> dict[str, Any]:
     """The object that is *text*, of the file *path*; empty for no file.  Raises :class:`ConfigError` where dockerd would."""
     try:
         document = json.loads(text) if text and text.strip() else {}
+    except RecursionError:
+        raise ConfigError(path, "is nested too deeply") from None
     except ValueError as e:
         raise ConfigError(path, f"is not valid JSON, and dockerd cannot read it either: {e}{_comment(text or '')}") from None
     if not isinstance(document, dict):

@@ -318,6 +318,8 @@ def _parse(text: str, source: str) -> Any:
         return tomlkit.parse(text)
     except TOMLKitError as e:
         raise ConfigError(source, f"is not TOML: {e}") from None
+    except RecursionError:
+        raise ConfigError(source, "is nested too deeply") from None
 
 
 def meaning(text: str, path: str) -> Any:

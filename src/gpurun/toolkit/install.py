@@ -8,6 +8,7 @@ names of the programs of the maker whose GPUs this host has are linked where dae
 from __future__ import annotations
 
 import os
+import re
 import shutil
 
 from gpurun.clients import files, ledger, restart
@@ -28,7 +29,7 @@ from gpurun.clients.install import (
     user_file,
 )
 from gpurun.clients.toml_files import RuntimeEntry
-from gpurun.errors import GpurunError, UsageError, oserror_text
+from gpurun.errors import GpurunError, UsageError, clean, oserror_text
 from gpurun.gpu.vendors import present
 from gpurun.invocation import Invocation
 from gpurun.output import write_document, write_stderr, write_stdout
@@ -45,6 +46,9 @@ SIGNS = {
 SERVICE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
 #: Of `uninstall`: every client that `install` has told.
 ALL = "all"
+#: Names of runtimes: what all clients take, and a handler of a RuntimeClass (a DNS label).
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
+_HANDLER = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _OWNERS = {"nvidia": "NVIDIA's", "amd": "AMD's"}
 _ASK_FOR_GPUS = ("docker", "containerd")  # the clients that look for makers' programs themselves
 
@@ -52,7 +56,7 @@ _ASK_FOR_GPUS = ("docker", "containerd")  # the clients that look for makers' pr
 def install(invocation: Invocation) -> int:
     """``install CLIENT``.  The exit code is 0 also where nothing was to be done; raises :class:`GpurunError`, OSError."""
     if invocation.flag("runtime-class"):
-        write_stdout(runtime_class(invocation.option("name") or "gpurun"))
+        write_stdout(runtime_class(_name(invocation, KUBERNETES)))
         return 0
     what, setup = _setup(invocation)
     asked = _read_restart(invocation, {setup.client})
@@ -204,10 +208,15 @@ def _setup(invocation: Invocation) -> tuple[str, Setup]:
     if what not in (*CLIENTS, KUBERNETES):
         others = f", {KUBERNETES} or {ALL}" if invocation.command == "uninstall" else f" or {KUBERNETES}"
         raise UsageError(f'{invocation.command}: no client "{what}": {", ".join(CLIENTS)}{others} is meant')
-    name = invocation.option("name") or "gpurun"
+    install = invocation.command == "install"  # what stands there can be taken out, whatever it is
+    name = _name(invocation, what) if install else invocation.option("name") or "gpurun"
     binary = invocation.option("path") or own_path()
     if not binary.startswith("/"):
         raise UsageError(f'--path="{binary}" is not an absolute path')
+    if not binary.isprintable():  # nor what is not UTF-8
+        raise UsageError(f"--path={clean(binary)} has characters that a client's configuration cannot have")
+    if install and os.path.exists(binary) and not (os.path.isfile(binary) and os.access(binary, os.X_OK)):
+        raise UsageError(f"--path={binary} is not a program: it is no file that can be executed")
     client = client_of_kubernetes() if what == KUBERNETES else what
     entry = RuntimeEntry(name, binary, invocation.flag("default"), invocation.flag("cdi"))
     config = invocation.option("config")
@@ -218,6 +227,20 @@ def _setup(invocation: Invocation) -> tuple[str, Setup]:
             raise UsageError("--user changes the configuration of the user who runs the command: run it as that user")
         config = user_file(client)
     return what, Setup(client, entry, config, invocation.option("drop-in"))
+
+
+def _name(invocation: Invocation, what: str) -> str:
+    """The name of the runtime.  Raises :class:`UsageError` for one by which containers could not ask for it."""
+    name = invocation.option("name") or "gpurun"
+    wanted = _HANDLER if what == KUBERNETES else _NAME
+    if not wanted.fullmatch(name):
+        kind = (
+            "a RuntimeClass takes: at most 63 small letters, digits and -"
+            if what == KUBERNETES
+            else ("a client takes: at most 63 letters, digits, -, _ and .")
+        )
+        raise UsageError(f'--name="{clean(name)}" is not a name that {kind}, and the first is a letter or a digit')
+    return name
 
 
 def _show(changes: tuple[Change, ...]) -> None:
