@@ -138,7 +138,20 @@ def test_the_schema_of_the_documents_is_the_models() -> None:
 
 
 @pytest.mark.parametrize(
-    ("amount", "size"), [("8Gi", 8 << 30), ("1536Mi", 1536 << 20), ("8589934592", 8 << 30), ("9G", 9 * 10**9)]
+    ("amount", "size"),
+    [
+        ("8Gi", 8 << 30),
+        ("1536Mi", 1536 << 20),
+        ("8589934592", 8 << 30),
+        ("9G", 9 * 10**9),
+        ("9e9", 9 * 10**9),
+        ("1.5e1", 15),
+        ("8589934592500m", (8 << 30) + 1),
+        ("1Pi", 1 << 50),
+        ("1E", 10**18),
+        ("1Ei", 1 << 60),
+        (".5k", 500),
+    ],
 )
 def test_a_share_of_memory(amount: str, size: int) -> None:
     shared = result(shareID="s-1", consumedCapacity={"memory": amount})
@@ -148,7 +161,7 @@ def test_a_share_of_memory(amount: str, size: int) -> None:
     )
 
 
-@pytest.mark.parametrize("amount", ["", "-1", "8589934592500m", "1e99", "8Gi\n", {"a": 1}, "9" * 5000])
+@pytest.mark.parametrize("amount", ["", "-1", "1e99", "9Ei", "1 Gi", "8Gi\n", {"a": 1}, "9" * 5000])
 def test_a_share_of_memory_that_is_none(amount: object) -> None:
     with pytest.raises(
         ConfigError, match=r"^claim ns/c: consumedCapacity\.memory: .{1,60} is not an amount of memory such as 8Gi$"

@@ -201,7 +201,9 @@ def test_which_device_is_whose_and_what_excludes_which() -> None:
                                    "claim team/c1 (pod p1) has 48Gi"),
         ("", ["64Mi"], "80Gi of memory wanted, 81856Mi of 80Gi left: claim team/c0 (pod p0) has 64Mi"),
         ("", [], "it is free"),
-        ("8Gi", ["1e9"], "some of its memory is taken by claim team/c0 (pod p0)"),
+        ("8Gi", ["1e9"], "it is free"),
+        ("8Gi", ["79e9"], "8Gi of memory wanted, 6899345920 of 80Gi left: claim team/c0 (pod p0) has 79e9"),
+        ("8Gi", ["much"], "some of its memory is taken by claim team/c0 (pod p0)"),
     ],
 )  # fmt: skip
 def test_a_gpu_that_several_claims_share(wanted: str, consumed: list[str], said: str) -> None:

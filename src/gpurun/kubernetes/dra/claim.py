@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpurun.errors import ConfigError
-from gpurun.kubernetes.dra.opaque import TIME_SLICES, Mps, Opaque, bytes_of
+from gpurun.kubernetes.dra.opaque import TIME_SLICES, Mps, Opaque, amount_of, bytes_of
 from gpurun.kubernetes.dra.slices import DRIVER
 from gpurun.kubernetes.models import read
 from gpurun.record import Record
@@ -95,7 +95,7 @@ def _consumed(result: Object, where: str) -> int:
     """The memory, in bytes, that a device of an allocation gives to the claim; 0 where the device is not shared."""
     amount = (result.get("consumedCapacity") or {}).get("memory")
     try:
-        return 0 if amount is None else bytes_of(amount)
+        return 0 if amount is None else amount_of(amount)
     except ValueError as e:
         raise ConfigError(f"{where}: consumedCapacity.memory", str(e)) from None
 

@@ -6,6 +6,8 @@ a node sees it.
 
 from __future__ import annotations
 
+import re
+from decimal import ROUND_CEILING, Decimal
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -14,6 +16,9 @@ from gpurun.kubernetes.models import Table
 
 TIME_SLICES = {"Default": 0, "Short": 1, "Medium": 2, "Long": 3}
 _UNITS = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+#: What resource.Quantity of Kubernetes reads.
+_AMOUNT = re.compile(r"(\d+\.?\d*|\.\d+)([KMGTPE]i|[eE][+-]?\d{1,2}|[numkMGTPE])?", re.ASCII)
+_POWERS = {"": 0, "n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _QUANTITY = {"type": "string", "pattern": "^[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?$"}
 
 
@@ -25,6 +30,29 @@ def bytes_of(quantity: object) -> int:
     if unit not in _UNITS or not digits.isascii() or not digits.isdigit() or len(digits) > 19:
         raise ValueError(f"{text[:40]!r} is not an amount of memory such as 8Gi")
     return int(digits) * _UNITS[unit]
+
+
+def amount_of(quantity: object) -> int:
+    """A whole number that the API server has written: every form that a quantity has there, rounded up.
+
+    It keeps the form that somebody wrote (``10e9``).  Raises ValueError with the sentence.
+    """
+    text = str(quantity)
+    found = _AMOUNT.fullmatch(text) if len(text) <= 64 else None
+    made = _rounded(Decimal(found[1]), found[2] or "") if found is not None else -1
+    if not 0 <= made < 1 << 63:
+        raise ValueError(f"{text[:40]!r} is not an amount of memory such as 8Gi")
+    return made
+
+
+def _rounded(number: Decimal, suffix: str) -> int:
+    if suffix.endswith("i"):
+        number *= 1 << (10 * ("KMGTPE".index(suffix[0]) + 1))
+    elif suffix[:1] in ("e", "E") and len(suffix) > 1:
+        number = number.scaleb(int(suffix[1:]))
+    else:
+        number = number.scaleb(_POWERS[suffix])
+    return int(number.to_integral_value(ROUND_CEILING))
 
 
 def _quantity(value: object) -> str:

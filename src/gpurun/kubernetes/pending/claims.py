@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpurun.kubernetes.dra.opaque import bytes_of
+from gpurun.kubernetes.dra.opaque import amount_of
 from gpurun.kubernetes.dra.slices import quantity
 from gpurun.kubernetes.pending.nodes import name_of, refusals
 from gpurun.kubernetes.pending.selectors import excluded_by
@@ -77,8 +77,8 @@ def _too_little(device: Object, held: Sequence[Held], wanted: Object) -> str:
             continue
         has = [(who, consumed[name]) for who, consumed in held if name in consumed]
         try:
-            left = bytes_of(capacity["value"]) - sum([bytes_of(size) for _, size in has])
-            if bytes_of(amount) > left:
+            left = amount_of(capacity["value"]) - sum([amount_of(size) for _, size in has])
+            if amount_of(amount) > left:
                 theirs = ", ".join([f"{who} has {size}" for who, size in has])
                 return f"{amount} of {name} wanted, {quantity(left)} of {capacity['value']} left: {theirs}"
         except ValueError:  # an amount that GPUs' memory does not have
