@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 from collections.abc import Callable
@@ -262,6 +263,39 @@ def test_cards_of_others(tmp_path: Path) -> None:
     devices = tmp_path / "proc/devices"
     devices.write_text(devices.read_text().replace("nvidia-modeset", "other"))
     assert any("nvidia-modeset is not loaded" in text for _, text in findings(driver, "kernel modules"))
+
+
+@needs_nodes
+def test_a_platform_needs_no_module(tmp_path: Path) -> None:
+    """Nobody is told to load NVIDIA's module where there is none, and where it would do harm."""
+    wsl, tegra = make_wsl(tmp_path / "wsl"), make_tegra(tmp_path / "tegra")
+    for driver, title, nodes in ((wsl, "WSL 2", "/dev/dxg"), (tegra, "Tegra", "/dev/nvhost-ctrl, /dev/nvmap")):
+        [(verdict, text)] = findings(driver, title)
+        assert verdict == "ok" and text.startswith(f"containers get {nodes} and ") and text.endswith(" files of the driver")
+        assert not [finding for finding in examine(driver.env) if "modprobe" in finding.text or finding.verdict == "fail"]
+    for library in (tmp_path / "wsl").rglob("libcuda*"):
+        library.unlink()
+    [(verdict, text)] = findings(wsl, "WSL 2")
+    assert verdict == "fail" and "install NVIDIA's driver on Windows (none in Linux)" in text
+
+
+def test_a_card_that_the_driver_has_lost(tmp_path: Path) -> None:
+    driver = make(tmp_path, Options(nodes=False))
+    assert len(findings(driver, "GPUs")) == 1
+    shutil.rmtree(tmp_path / "proc/driver/nvidia/gpus" / bus_id(1))
+    text = f"the card {bus_id(1)} is on the PCI bus, and the driver does not have it: `dmesg` says why (NVRM, Xid)"
+    assert findings(driver, "GPUs")[1:] == [("note", text)]
+    card = tmp_path / "sys/bus/pci/devices" / bus_id(1)
+    (card / "driver").symlink_to("../../../bus/pci/drivers/nvidia")
+    assert findings(driver, "GPUs")[1:] == [("fail", text)]
+    (card / "physfn").symlink_to(f"../{bus_id(0)}")  # a part of a GPU that is there
+    assert len(findings(driver, "GPUs")) == 1
+
+
+def test_the_doctor_sends_nobody_to_the_doctor(tmp_path: Path) -> None:
+    env = {"GPURUN_SYSROOT": str(tmp_path / "nowhere")}
+    texts = [finding.text for finding in examine(env)]
+    assert any("nowhere does not exist" in text for text in texts) and not any("gpu doctor" in text for text in texts)
 
 
 def test_mig_findings(tmp_path: Path) -> None:

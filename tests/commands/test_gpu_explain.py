@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from gpurun.__main__ import main
 from gpurun.cdi.edits import Chmod, ContainerEdits, DeviceClass, DeviceNode, FileEdit, ForwardCompat, Hook, ProcTree
 from gpurun.gpu.explain import edit_items
 from tests.native.bundle import base_config
-from tests.simdriver import VERSION, Options, bus_id, make, minor, uuid
+from tests.needs_nodes import needs_nodes
+from tests.simdriver import VERSION, Options, SimulatedDriver, bus_id, make, make_tegra, make_wsl, minor, uuid
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +61,22 @@ def test_variables(capfd: pytest.CaptureFixture[str]) -> None:
 )
 def test_more_than_the_host_has(capfd: pytest.CaptureFixture[str], asked: str, words: str) -> None:
     assert words in document(capfd, f"NVIDIA_VISIBLE_DEVICES={asked}")["error"]
+
+
+@needs_nodes
+@pytest.mark.parametrize("made", [make_wsl, make_tegra])
+def test_a_platform(
+    made: Callable[[Path], SimulatedDriver],
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its driver is none of which a table says what it could have as well."""
+    monkeypatch.setenv("GPURUN_SYSROOT", str(made(tmp_path / "platform").path))
+    code, out, err = call(capfd, "--json", "NVIDIA_VISIBLE_DEVICES=all")
+    answer = json.loads(out)
+    assert (code, err, answer["error"], answer["missing"], answer["driverVersion"]) == (0, "", "", [], "")
+    assert [item for item in answer["items"] if item["kind"] == "node"]
 
 
 def test_text(capfd: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,10 @@ def answer_for(asked: Question, env: Mapping[str, str]) -> dict[str, Any]:
     answer["items"] = [to_plain(item) for item in edit_items(edits)]
     if request is None or request.denied or edits == ContainerEdits() or _is_others(request):
         return answer
-    driver = read_driver(roots_of(env, settings), request.capabilities, env)
+    try:
+        driver = read_driver(roots_of(env, settings), request.capabilities, env)
+    except GpurunError:  # WSL, a Tegra, devices of CDI files: no table says what these might have as well
+        return answer
     missing = missing_items(driver, library_capabilities(request.capabilities), "compat32" in request.capabilities)
     return answer | {"driverVersion": driver.version, "missing": [{"what": m.path, "reason": m.reason} for m in missing]}
 

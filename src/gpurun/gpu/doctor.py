@@ -5,7 +5,8 @@ from __future__ import annotations
 import posix
 
 from gpurun.errors import GpurunError
-from gpurun.gpu.doctor_host import cdi_files, device_program, mig, modules, nodes, other_cards
+from gpurun.gpu.doctor_host import cdi_files, device_program, lost_cards, mig, modules, nodes, other_cards
+from gpurun.gpu.doctor_platform import platform
 from gpurun.gpu.host.finding import Finding
 from gpurun.gpu.host.reads import exists
 from gpurun.gpu.nvidia.host.driver import Driver, module_version, read_driver
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from gpurun.gpu.nvidia.host.gpus import Gpu
     from gpurun.gpu.vendors import Vendor
 
+#: What errors of the driver end with, and need not say here.
+_HINTS = (": `gpurun gpu doctor` says more", ", and `gpurun gpu doctor` says what is missing")
+
 
 def examine(env: Mapping[str, str]) -> tuple[Finding, ...]:
     """All findings for this host; *env* is gpurun's own environment (GPURUN_SYSROOT).  Changes nothing, raises nothing."""
@@ -34,7 +38,7 @@ def examine(env: Mapping[str, str]) -> tuple[Finding, ...]:
     others = [vendor.name for vendor in VENDORS if vendor.examined and _drives_some(vendor, env)]
     concerned = _concerns_nvidia(roots)
     if concerned:
-        found += _nvidia(roots)
+        found += platform(roots, env) or _nvidia(roots)
     for name in others:
         found += module(name, "doctor").examine(roots.sysroot)
     idle = [Finding("GPUs", "note" if concerned or others else "fail", text) for text in _idle(env, concerned)]
@@ -81,7 +85,7 @@ def _nvidia(roots: Roots) -> list[Finding]:
     found.append(_libraries(utility))
     compute = _read(roots, ("compute",))
     if isinstance(utility, Driver):
-        found += _gpus(roots) + other_cards(roots) + modules(roots) + [_compute(compute)]
+        found += _gpus(roots) + other_cards(roots) + lost_cards(roots) + modules(roots) + [_compute(compute)]
         found += nodes(roots, compute.nodes if isinstance(compute, Driver) else utility.nodes) + mig(roots)
         found += _params(utility) + _persistence(utility) + [_checkpoint(version)]
     return found
@@ -121,7 +125,10 @@ def _read(roots: Roots, capabilities: tuple[str, ...]) -> Driver | str:
     try:
         return read_driver(roots, capabilities)
     except GpurunError as e:
-        return str(e)
+        text = str(e)
+        for hint in _HINTS:
+            text = text.removesuffix(hint)
+        return text
 
 
 def _libraries(driver: Driver | str) -> Finding:

@@ -7,10 +7,10 @@ from errno import EACCES, EPERM
 
 from gpurun.errors import GpurunError
 from gpurun.gpu.host.finding import Finding
-from gpurun.gpu.host.reads import HostNode, read_text
+from gpurun.gpu.host.reads import HostNode, link_text, read_text
 from gpurun.gpu.nvidia.host.gpus import Gpu, read_gpus
 from gpurun.gpu.nvidia.host.nodes import read_majors
-from gpurun.gpu.nvidia.host.roots import Roots, dev_root
+from gpurun.gpu.nvidia.host.roots import Roots, bus_order, dev_root
 from gpurun.gpu.offers import cards
 from gpurun.gpu.vendors import VENDORS
 
@@ -37,12 +37,25 @@ def modules(roots: Roots) -> list[Finding]:
 
 
 def other_cards(roots: Roots) -> list[Finding]:
-    """NVIDIA's display controllers that another driver has, or none."""
+    """NVIDIA's display controllers that another driver has."""
     found = []
     for card in cards(roots.sysroot, VENDORS[:1]):
-        if card.driver not in ("", *card.vendor.modules):  # one without a driver is missing in the list of GPUs
+        if card.driver not in ("", *card.vendor.modules):
             text = f"the card {card.pci} is bound to {card.driver}: containers cannot have it"
             found.append(Finding("GPUs", "note", text))
+    return found
+
+
+def lost_cards(roots: Roots) -> list[Finding]:
+    """NVIDIA's display controllers that its driver has not, or has no more, and no other driver has."""
+    known = {bus_order(gpu.bus_id) for gpu in read_gpus(roots)}
+    found = []
+    for card in cards(roots.sysroot, VENDORS[:1]):
+        ours = card.driver in ("", *card.vendor.modules)
+        virtual = link_text(f"{roots.sysroot}/sys/bus/pci/devices/{card.pci}/physfn")  # a part of a GPU, for a machine
+        if known and ours and not virtual and bus_order(card.pci) not in known:
+            text = f"the card {card.pci} is on the PCI bus, and the driver does not have it: `dmesg` says why (NVRM, Xid)"
+            found.append(Finding("GPUs", "fail" if card.driver else "note", text))
     return found
 
 

@@ -149,8 +149,9 @@ def _check_userspace(root: DriverRoot, version: str, wanted: tuple[str, ...], li
             "reboot, or reload the module (`rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; modprobe nvidia`)"
         )
     raise GpuError(
-        f"NVIDIA libraries not found: the kernel module {version} is loaded but {' and '.join(missing)} is not under "
-        f"{root.path or '/'} (not in its /etc/ld.so.cache, not in its library directories): install the driver's libraries"
+        f"NVIDIA libraries not found: the kernel module {version} is loaded but {' and '.join(missing)} "
+        f"{'is' if len(missing) == 1 else 'are'} not under {root.path or '/'} (not in its /etc/ld.so.cache, not in its "
+        "library directories): install the driver's libraries"
     )
 
 
