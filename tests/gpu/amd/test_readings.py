@@ -45,6 +45,27 @@ def test_load_and_memory_of_the_gpu_are_not_those_of_a_partition(tmp_path: Path)
     assert {one.memory_total for one in found} == {48 * GIB} and {one.power for one in found} == {92.0}
 
 
+def test_the_least_and_the_most_of_a_load(tmp_path: Path) -> None:
+    host = amd.mi210(tmp_path / "host", count=1)
+    path = next((host.path / "sys/bus/pci/drivers/amdgpu").iterdir()).resolve()
+    for text, load in (("0", 0), ("100", 100), ("101", None)):
+        (path / "gpu_busy_percent").write_text(text)
+        assert [one.load for one in readings(host)] == [load]
+
+
+def test_blocks_of_other_names_count_no_errors(tmp_path: Path) -> None:
+    """A name becomes a label of metrics and a word of tables."""
+    host = amd.mi210(tmp_path / "host", count=1)
+    path = next((host.path / "sys/bus/pci/drivers/amdgpu").iterdir()).resolve()
+    before = [one.errors for one in readings(host)]
+    for name in ("\u00fcmc", "a b", "a-b", ""):
+        (path / f"ras/{name}_err_count").write_text("ue: 1\nce: 2\n")
+    assert [one.errors for one in readings(host)] == before
+    (path / "ras/new_1_err_count").write_text("ue: 0\nce: 2\n")
+    (found,) = [dict(one.errors) for one in readings(host)]
+    assert (found["correct_new_1"], found["uncorrect_new_1"]) == (2, 0)
+
+
 @pytest.mark.parametrize("text", ["-5", "1e9", "99999999999999999999", "x" * (1 << 20), "\0\xff"])
 def test_nonsense_is_not_known(tmp_path: Path, text: str) -> None:
     host = amd.mi210(tmp_path / "host", count=1)

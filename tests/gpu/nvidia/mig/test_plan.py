@@ -72,6 +72,15 @@ def test_all_arrangements_of_an_a100() -> None:
     assert good > 100
 
 
+def test_multiprocessors_count_beside_the_places() -> None:
+    """A GPU with room in its memory for one instance more than it has multiprocessors for."""
+    roomy = replace(PROFILES[0], most=8, placements=tuple([(n, 1) for n in range(8)]))
+    gpu = replace(GPU, profiles=(roomy, PROFILES[4]))
+    assert [one.start for one in arrange(gpu, wanted(_1g_5gb=7))] == list(range(7))
+    with pytest.raises(GpuError, match="GPU 0 has no room for 8 of "):
+        arrange(gpu, wanted(_1g_5gb=8))
+
+
 def test_parts_of_an_instance() -> None:
     made = arrange(GPU, wanted(_1c_3g_20gb=4))
     assert [one.compute for one in made] == [(1, 1, 1), (1,)]
