@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -93,6 +94,22 @@ def test_the_command_until_a_signal(root: Path) -> None:
     assert once.returncode == 0 and (root / "opt/gpurun/bin/gpurun").exists(), once.stderr
     back = subprocess.run(command(root, "uninstall-node"), env=ENV, capture_output=True, text=True)
     assert back.returncode == 0 and contents(root) == start, back.stderr
+
+
+def test_a_new_installer_waits_for_one_that_ends(root: Path) -> None:
+    """A DaemonSet that is deleted and made again at once: its new pod comes while the old one takes all back."""
+    os.close(source(root))
+    ready, lock = root.parent / "ready", root / "run/gpurun-node-install.lock"
+    words = ("--program", str(root.parent / "program"), "--restart-mode", "systemd", "--ready-file", str(ready))
+    with open(lock, "w") as ending:
+        fcntl.flock(ending, fcntl.LOCK_EX)
+        process = subprocess.Popen(command(root, "install-node", *words), env=ENV, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        assert "waiting until it has finished" in process.stderr.readline()
+        assert not ready.exists() and process.poll() is None
+    until_ready(process, ready)
+    process.terminate()
+    assert process.communicate(timeout=60)[0] is None and process.returncode == 0
 
 
 @pytest.mark.sweep(1)

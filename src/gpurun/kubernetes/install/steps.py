@@ -29,6 +29,9 @@ from gpurun.record import replace
 _LOCK = "/run/gpurun-node-install.lock"
 #: The node's gpurun where no installer has put one.
 _PACKAGES = "/usr/bin/gpurun"
+#: Seconds for which a new installer waits for one whose pod ends: that waits for containers, and for the engine.
+_OTHER_S = 90.0
+_PAUSE_S = 0.2
 _MOST = 50  # of what is told: it comes back through a pipe
 
 
@@ -37,7 +40,7 @@ def install(setup: NodeSetup, source: int) -> str:
 
     Raises :class:`GpurunError`; an engine that does not come back with the new configuration gets its old one again.
     """
-    with _install_lock():
+    with _install_lock(_OTHER_S):
         _remove_strays()
         before = read_installed()
         if before is not None and (before.removing or not _same_place(before.setup, setup)):
@@ -72,7 +75,7 @@ def remove(wait_s: float = 0.0) -> str:
         before = read_installed()
         deadline = time.monotonic() + wait_s
         while before is not None and containers_of(before.setup.program) and time.monotonic() < deadline:
-            time.sleep(0.2)
+            time.sleep(_PAUSE_S)
         return _remove(before) if before is not None else "nothing of gpurun is installed on this node"
 
 
@@ -170,19 +173,32 @@ def _same_place(old: NodeSetup, new: NodeSetup) -> bool:
 
 
 @contextmanager
-def _install_lock() -> Iterator[None]:
-    """One installer at a time.  Raises :class:`GpurunError` when another one works here."""
+def _install_lock(wait_s: float = 0.0) -> Iterator[None]:
+    """One installer at a time.  Raises :class:`GpurunError` when another one still works here after *wait_s* seconds."""
     try:
         fd = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as e:
         raise GpurunError(f"{_LOCK}: {strerror_lower(e.errno or 0)}") from None
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _locked(fd) and wait_s:
+            log.info("another installer is running on this node: waiting until it has finished")
+        deadline = time.monotonic() + wait_s
+        while not _locked(fd):
+            if time.monotonic() >= deadline:
+                raise GpurunError("another installer is running on this node: wait until it has finished")
+            time.sleep(_PAUSE_S)
         yield
-    except BlockingIOError:
-        raise GpurunError("another installer is running on this node: wait until it has finished") from None
     finally:
         os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    """Whether the lock of *fd* is ours."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _remove_strays() -> None:
