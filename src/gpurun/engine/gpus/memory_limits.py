@@ -36,7 +36,10 @@ def set_limits(root: str, cgroup: str, limits: tuple[MemoryLimit, ...], director
 
 def take_away(directory: str) -> tuple[str, ...]:
     """Take back what :func:`set_limits` has recorded in *directory*, as long as the cgroup is there; returns warnings."""
-    library, root, cgroup, *gpus = _read_record(f"{directory}/{RECORD}") or ("", "", "")
+    try:
+        library, root, cgroup, *gpus = _read_record(f"{directory}/{RECORD}") or ("", "", "")
+    except GpuError as e:
+        return (f"{e}: memory of a GPU that it says is reserved stays so",)
     try:
         posix.stat(cgroup)
     except FileNotFoundError:
@@ -49,8 +52,15 @@ def take_away(directory: str) -> tuple[str, ...]:
 
 
 def _read_record(record: str) -> list[str]:
-    """The library, the root of the tree, the cgroup, and the GPUs; nothing where none are recorded."""
+    """The library, the root of the tree, the cgroup, and the GPUs; nothing where none are recorded.
+
+    Raises :class:`GpuError` for a record that is damaged, as a machine that lost its power may leave it.
+    """
     try:
-        return read_file(record).decode("utf-8", "surrogateescape").split("\n")
+        text = read_file(record).decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return []
+    fields = text.split("\n")
+    if "\0" in text or not all(fields) or not all(path.startswith("/") for path in fields[:3]) or len(fields) < 4:
+        raise GpuError(f"{record} is damaged")
+    return fields

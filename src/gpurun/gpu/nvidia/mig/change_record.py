@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import posix
 from errno import EACCES, EAGAIN
-from stat import S_ISDIR
+from stat import S_ISDIR, S_ISREG
 
 from gpurun import log
 from gpurun.errors import ConfigError, GpurunError, StepError
@@ -74,11 +74,16 @@ class ChangeStore:
         self._lock = -1
 
     def read(self) -> ChangeRecord | None:
-        """The record of a change that was cut off; None where there is none.  One that is damaged is none.
+        """The record of a change that was cut off; None where there is none.  One that is damaged, or that others can write,
+        is none.
 
         Raises :class:`StepError` where it cannot be read.
         """
         try:
+            found = posix.lstat(self._file)
+            if S_ISREG(found.st_mode) and (found.st_uid != posix.geteuid() or found.st_mode & 0o022):
+                log.warning(f"{self._file} can be written by others and is ignored")
+                return None
             data = read_regular(self._file, _LIMIT, follow=False)
         except FileNotFoundError:
             return None
