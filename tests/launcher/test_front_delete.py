@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -41,6 +42,19 @@ def test_hooks_that_delete_has_to_run(places: Path, stopped: Store, hooks: str, 
         return
     assert run(places / "bare", "--root", stopped.root, "delete", "c").returncode == 0
     assert not stopped.container.exists()
+
+
+@pytest.mark.parametrize("program", ["whole", "pure"])
+def test_hooks_have_the_environment_of_the_caller(places: Path, stopped: Store, tmp_path: Path, program: str) -> None:
+    """All of it, as with runc: a hook may be a program in Python, and its modules elsewhere."""
+    hook = {"path": "/bin/sh", "args": ["sh", "-c", f"env >{tmp_path}/said"]}
+    config = {"ociVersion": "1.0.2", "root": {"path": "rootfs"}, "process": {"cwd": "/", "args": ["x"]}}
+    (stopped.container / "config.json").write_text(json.dumps({**config, "hooks": {"poststop": [hook]}}))
+    stopped.save(bundle=str(tmp_path))
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": "/here", "PYTHONHASHSEED": "7", "TOKEN": "x"}
+    done = run(places / program, "--root", stopped.root, "delete", "c", env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {f"{name}={value}" for name, value in env.items()} <= set((tmp_path / "said").read_text().splitlines())
 
 
 @pytest.mark.parametrize("options", [[], ["--force"], ["-f"]])

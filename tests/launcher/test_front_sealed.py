@@ -76,10 +76,11 @@ def probe(tmp_path: Path) -> Path:
 def test_create_is_sealed_and_has_the_environment_elsewhere(probe: Path, orphans: None) -> None:
     """Nothing can be written by /proc/PID/exe, and the process has those variables alone that gpurun reads."""
     env = {"HOME": "/root", "TOKEN": "secret", "GPURUN_SYSROOT": "/nowhere", "PYTHONPATH": "/nowhere", "EMPTY": ""}
+    env["PYTHONEXECUTABLE"] = "/nowhere/bin/python3"
     done = run(probe, "create", "--preserve-fds", "1000", "x", env=env)
     assert (done.returncode, done.stderr) == (0, "")
     own = ["GPURUN_SYSROOT", "HOME"]
-    said = (True, "/", own, ["EMPTY", *own, "TOKEN"], own, (), os.ST_RDONLY)
+    said = (True, "/", own, ["EMPTY", *own, "PYTHONPATH", "TOKEN"], own, (), os.ST_RDONLY)
     assert ast.literal_eval(done.stdout) == said
 
 
@@ -119,7 +120,7 @@ def test_an_8_bit_locale(places: Path, tmp_path: Path, orphans: None) -> None:
 
 
 def test_no_variable_leads_to_another_standard_library(places: Path, tmp_path: Path) -> None:
-    """PYTHONEXECUTABLE does, in spite of -I: the front takes all such variables away before there is an interpreter."""
+    """PYTHONEXECUTABLE does, in spite of -I: the front takes it away before there is an interpreter."""
     version = f"python3.{sys.version_info.minor}"
     encodings = tmp_path / "lib" / version / "encodings"
     encodings.mkdir(parents=True)

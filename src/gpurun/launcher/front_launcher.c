@@ -128,18 +128,6 @@ static _Noreturn void no_python(const char *self)
 	die(what, true);
 }
 
-/* Take away the variables that change an interpreter: PYTHONEXECUTABLE does in spite of -I. */
-static void drop_python_variables(void)
-{
-	char **kept = environ;
-
-	for (char **at = environ; at && *at; at++)
-		if (strncmp(*at, "PYTHON", 6) != 0)
-			*kept++ = *at;
-	if (environ)
-		*kept = NULL;
-}
-
 /* The interpreter's file as a read-only mount of its own, of which nothing can be changed through /proc/PID/exe: what
  * engine/caller/start_init.py does where there is no front.  -1 where this process may make no mounts. */
 static int seal(const char *python)
@@ -199,7 +187,7 @@ static _Noreturn void become_launcher(bool sealed)
 	char **words = calloc((size_t)argument_count + 7, sizeof *words), *blank, *end;
 	int fd = self ? open(self, O_RDONLY | O_CLOEXEC) : -1, count = 0;
 
-	drop_python_variables();
+	unsetenv("PYTHONEXECUTABLE"); /* which leads an interpreter to another library, in spite of -I */
 	if (fd >= 0 && words && pread(fd, header, LINE_MAX_BYTES, BASE) > 0 && strncmp(header, "#!", 2) == 0 &&
 	    (blank = strchr(header, ' '))) {
 		*blank = '\0';
