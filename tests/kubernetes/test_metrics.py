@@ -35,6 +35,7 @@ def values(exposed: str, name: str) -> list[tuple[dict[str, str], float]]:
 def test_gpus_with_their_pods(tmp_path: Path) -> None:
     answer = query(str(compile_stub(tmp_path / "nvml.so", mig=True, events=tmp_path / "events")), "metrics")
     mig = answer["gpus"][0]["migDevices"][0]["uuid"]
+    assert {"recoveryAction", "rowRemapFailure"} <= answer["gpus"][0].keys(), "what says whether it is healthy"
     owners = (Owner(uuid(1), "ns", "a", "main"), Owner(uuid(1), "ns", "b", "main"), Owner(mig, "ns", "c", "main"))
     exposed = text(lambda: gpu_samples(answer, "node-1", owners, {uuid(1): 79}))
     power = values(exposed, "DCGM_FI_DEV_POWER_USAGE")

@@ -78,6 +78,7 @@ class Reader:
         from gpurun.kubernetes.pod_resources import SOCKET, owners
         from gpurun.metrics.fields import words
         from gpurun.metrics.gpus import gpu_samples
+        from gpurun.metrics.health import health_samples
         from gpurun.metrics.makers import kubelet_names, maker_samples
 
         counters = self._counters.now() if self._counters is not None else None
@@ -105,7 +106,9 @@ class Reader:
         made = maker_samples(found, self._name, having, names)
         labels = () if counters is None else (counters.labels,)
         nvidia = gpu_samples(answer, self._name, having, self.xids, *labels) if answer is not None else []
-        return [*nvidia, *made] if counters is None else counters.chosen([*nvidia, *made])
+        health = health_samples(answer, found.measured, self._name, self.xids)
+        chosen = [*nvidia, *made] if counters is None else counters.chosen([*nvidia, *made])
+        return [*chosen, *health]
 
     def _say(self, text: str) -> None:
         if text not in self._said:

@@ -94,7 +94,8 @@ class Reading(Record):
 
     *load* in percent, *memory_used* in bytes, *temperature* in °C, *power* and *power_limit* in watts, *clock* and
     *memory_clock* in MHz; *errors* are (kind, how many) since the driver was loaded, *processes* (pid, bytes or None).
-    *problem* is a sentence that says why nothing is known of it.  *figures* are there where they have been asked for, and
+    *problem* is a sentence that says why nothing is known of it, *unwell* one
+    that says why it cannot be relied on.  *figures* are there where they have been asked for, and
     *labels* those of all of them.
     """
 
@@ -110,6 +111,7 @@ class Reading(Record):
     errors: tuple[tuple[str, int], ...] = ()
     processes: tuple[tuple[int, int | None], ...] | None = ()
     problem: str = ""
+    unwell: str = ""
     labels: tuple[tuple[str, str], ...] = ()
     figures: tuple[Figure, ...] = ()
 

@@ -25,7 +25,17 @@ def maker_samples(found: Readings, host: str, owners: tuple[Owner, ...] = (), na
     made: list[Sample] = []
     for one in found.measured:
         made += _samples(one, host, [owner for owner in owners if _has(owner, one, names or {})])
-    return made
+    vendors = [one.unit.vendor for one in found.measured]
+    return [*[sample for name in dict.fromkeys(vendors) for sample in _total(name, vendors.count(name), host)], *made]
+
+
+def _total(vendor: str, count: int, host: str) -> list[Sample]:
+    """How many GPUs of a maker's there are, where its exporter tells that."""
+    exporter: Any = module(vendor, "exporter")
+    if not exporter.TOTAL:
+        return []
+    kind, text = exporter.FIELDS[exporter.TOTAL]
+    return [Sample(exporter.TOTAL, kind, text, ((exporter.HOST_LABEL, host),) if exporter.HOST_LABEL else (), float(count))]
 
 
 def _samples(one: Measured, host: str, having: list[Owner]) -> list[Sample]:

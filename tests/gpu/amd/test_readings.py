@@ -84,7 +84,7 @@ def test_nonsense_is_not_known(tmp_path: Path, text: str) -> None:
     (one,) = readings(host)
     assert (one.load, one.memory_used, one.memory_total, one.clock, one.memory_clock) == (None,) * 5
     assert (one.temperature, one.power, one.power_limit, one.errors) == (None, None, None, ())
-    assert not {name for name in figures(one) if not name.startswith("pcie_")} and one.processes == ()
+    assert {name for name in figures(one) if not name.startswith("pcie_")} == {"gpu_health"} and one.processes == ()
 
 
 def test_figures_of_the_makers_exporter(tmp_path: Path) -> None:
@@ -98,6 +98,7 @@ def test_figures_of_the_makers_exporter(tmp_path: Path) -> None:
     found = figures(one)
     assert found == {
         "gpu_gfx_activity": 37, "gpu_umc_activity": 12, "gpu_power_usage": 92, "gpu_average_package_power": 92,
+        "gpu_health": 1,
         "gpu_edge_temperature": 41, "gpu_junction_temperature": 47, "gpu_min_clock": 500, "gpu_max_clock": 1700,
         "gpu_total_vram": 64 << 10, "gpu_used_vram": 16 << 10, "gpu_free_vram": 48 << 10,
         "gpu_total_visible_vram": 4 << 10, "gpu_used_visible_vram": 1 << 10, "gpu_free_visible_vram": 3 << 10,
@@ -117,7 +118,7 @@ def test_a_divided_gpu_tells_what_is_of_the_board_once(tmp_path: Path) -> None:
     found = readings(amd.mi300x(tmp_path / "host"))
     first, *others = [figures(one) for one in found]
     assert first["gpu_power_usage"] == 92 and first["gpu_ecc_correct_total"] == 3 and "gpu_gfx_activity" not in first
-    assert [set(one) for one in others] == [{"gpu_total_vram", "gpu_used_vram", "gpu_free_vram"}] * 7
+    assert [set(one) for one in others] == [{"gpu_health", "gpu_total_vram", "gpu_used_vram", "gpu_free_vram"}] * 7
     assert {one["gpu_total_vram"] for one in (first, *others)} == {48 << 10}
     labels = [dict(one.labels) for one in found]
     assert [one["gpu_partition_id"] for one in labels] == [str(number) for number in range(8)]

@@ -32,8 +32,12 @@ _TEMPERATURES = {"edge": "gpu_edge_temperature", "junction": "gpu_junction_tempe
 _MEMORIES = {"vram": "vram", "vis_vram": "visible_vram", "gtt": "gtt"}
 _MIB, _MAX_BYTES, _MAX_MHZ = 1 << 20, 1 << 50, 10**5
 
+#: The figure that counts the maker's GPUs, parts of divided ones each.
+TOTAL = "gpu_nodes_total"
 #: Name → (kind, help).
 FIELDS: dict[str, tuple[str, str]] = {
+    TOTAL: ("gauge", "GPUs of this host, and parts of GPUs."),
+    "gpu_health": ("gauge", "1: healthy, 0: unhealthy."),
     "gpu_gfx_activity": ("gauge", "Graphics engine usage (in %)."),
     "gpu_umc_activity": ("gauge", "Memory engine usage (in %)."),
     "gpu_power_usage": ("gauge", "Power usage (in W)."),
@@ -81,6 +85,7 @@ def labels_of(gpu: AmdGpu, path: str) -> tuple[tuple[str, str], ...]:
 def figures_of(gpu: AmdGpu, path: str, told: Sensors, reading: Reading, first: bool) -> tuple[Figure, ...]:
     """The figures of *gpu*, in the order of FIELDS; the *first* of a board tells what is of all of it."""
     found = dict(_memory(path)) if gpu.partition < 0 else {}
+    found["gpu_health"] = float(not reading.unwell)
     if gpu.partition >= 0 and reading.memory_total is not None and reading.memory_used is not None:
         found |= _amounts("vram", reading.memory_total, reading.memory_used)
     clocks: list[Figure] = []

@@ -16,6 +16,7 @@ from gpurun.gpu.device import Reading, ReadingSource
 from gpurun.gpu.host.drm import devices_of_driver
 from gpurun.gpu.host.fdinfo import memory_by_pid
 from gpurun.gpu.host.hwmon import Sensors, sensors
+from gpurun.gpu.host.pci import OFF_THE_BUS, is_off_the_bus
 from gpurun.gpu.host.reads import names_in, read_attribute
 from gpurun.record import Record, replace
 
@@ -60,6 +61,7 @@ class Board(Record):
     memory_clock: int | None
     errors: tuple[tuple[str, int], ...]
     sensors: Sensors
+    unwell: str
 
 
 def _reader(
@@ -84,6 +86,7 @@ def _reader(
 
 
 def _board(path: str) -> Board:
+    errors = _errors(f"{path}/ras")
     return Board(
         path,
         _number(f"{path}/gpu_busy_percent", 100),
@@ -91,8 +94,9 @@ def _board(path: str) -> Board:
         _number(f"{path}/mem_info_vram_total", _MAX_BYTES),
         _clock(f"{path}/pp_dpm_sclk"),
         _clock(f"{path}/pp_dpm_mclk"),
-        _errors(f"{path}/ras"),
+        errors,
         sensors(path),
+        OFF_THE_BUS if is_off_the_bus(path) else _uncorrectable(errors),
     )
 
 
@@ -115,7 +119,14 @@ def _reading(gpu: AmdGpu, board: Board, clients: tuple[DrmClient, ...], kfd: dic
         memory_clock=board.memory_clock,
         errors=board.errors,
         processes=tuple(processes.items()),
+        unwell=board.unwell,
     )
+
+
+def _uncorrectable(errors: tuple[tuple[str, int], ...]) -> str:
+    """What AMD's exporter calls unhealthy too, as it comes: errors that no code has corrected."""
+    count = sum([number for name, number in errors if name.startswith(f"{_COUNTS[1][1]}_")])
+    return f"{count} uncorrectable errors of its memory or blocks since the driver was loaded" if count else ""
 
 
 def _number(path: str, most: int) -> int | None:

@@ -28,6 +28,8 @@ _TASKS = {
     "vecs": "media-all", "video-enhance": "media-all",
 }  # fmt: skip
 
+#: No figure counts the maker's GPUs.
+TOTAL = ""
 #: Name → (kind, help).
 FIELDS: dict[str, tuple[str, str]] = {
     "hw_gpu_info": ("gauge", "The GPU; 1."),

@@ -7,8 +7,8 @@ GPU often causes, the kernel's log is read for Xid errors after which the driver
 
 from __future__ import annotations
 
+from gpurun.gpu.host.pci import OFF_THE_BUS, is_off_the_bus
 from gpurun.gpu.nvidia.host.roots import bus_order
-from gpurun.linux.files import read_regular
 from gpurun.linux.kmsg import kernel_messages
 
 TYPE_CHECKING = False
@@ -28,7 +28,6 @@ FATAL_XIDS = {
     120: "an error of its system processor",
 }
 _XID = b"NVRM: Xid (PCI:"
-_NO_ANSWER = b"\xff\xff"
 
 
 def unwell(
@@ -44,17 +43,13 @@ def unwell(
         found |= of_log([gpu.bus_id for gpu in gpus], kernel_messages(f"{roots.sysroot}/dev/kmsg"))
     for gpu in gpus:
         if _is_off_the_bus(roots, gpu.bus_id):
-            found[gpu.bus_id.lower()] = "it does not answer on the PCI bus: it has fallen off, or is in need of a cold start"
+            found[gpu.bus_id.lower()] = OFF_THE_BUS
     return found
 
 
 def _is_off_the_bus(roots: Roots, bus_id: str) -> bool:
     domain, _, rest = bus_id.partition(":")
-    try:
-        path = f"{roots.sysroot}/sys/bus/pci/devices/{domain.lstrip('0'):0>4}:{rest}".lower()
-        return read_regular(f"{path}/config", len(_NO_ANSWER)) == _NO_ANSWER
-    except OSError:
-        return False  # not to be read says nothing
+    return is_off_the_bus(f"{roots.sysroot}/sys/bus/pci/devices/{domain.lstrip('0'):0>4}:{rest}".lower())
 
 
 def of_answer(bus_ids: Sequence[str], answer: Mapping[str, Any]) -> dict[str, str]:

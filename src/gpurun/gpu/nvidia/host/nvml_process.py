@@ -52,8 +52,11 @@ def _answer(nvml: Nvml, what: str, words: list[str], out: int) -> dict[str, Any]
         return details(nvml)
     if what == "metrics":
         from gpurun.gpu.nvidia.host.nvml_counters import metrics
+        from gpurun.gpu.nvidia.host.nvml_details import add_health
 
-        return metrics(nvml, words)
+        counted = metrics(nvml, words)
+        add_health(nvml, counted)
+        return counted
     if what == "events":
         from gpurun.gpu.nvidia.host.nvml_events import events
 
