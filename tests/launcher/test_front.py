@@ -108,6 +108,12 @@ def test_numbers_are_plain(places: Path, store: Store, name: str, value: str) ->
         falls_back(places, store, "--root", store.root, "state", "c")
 
 
+@pytest.mark.parametrize("name", ["pid", "keeper"])
+def test_pids_have_31_bits(places: Path, store: Store, name: str) -> None:
+    store.save(**{name: 1 << 31})
+    falls_back(places, store, "--root", store.root, "state", "c")
+
+
 def test_any_bytes_for_a_state(places: Path, store: Store) -> None:
     """Thousands of damaged state files: an answer or the launcher, never an access outside of the buffers."""
     program = places / "checked"

@@ -200,7 +200,8 @@ def test_what_is_not_kept(kept: Path) -> None:
     keep_plan(replace(options, cwd="/tmp"), STATE, PLAN, b"")
     keep_plan(replace(options, process={}, process_text=b'{"args":["x"],"args":["y"]}'), STATE, PLAN, b"")
     room = MAX_BYTES - len(encode(PLAN, False, b"", b"", b""))
-    large = replace(PLAN, process=replace(PROCESS, env=(("PATH", "/bin" + "x" * (room + 8)),)))
+    large = replace(PLAN, process=replace(PROCESS, env=(("PATH", "/bin" + "x" * room),)))
+    assert len(encode(large, False, b"", b"", b"")) == MAX_BYTES
     keep_plan(options, STATE, large, b"")
     keep_plan(replace(options, root="/nowhere"), STATE, PLAN, b"")  # no error: the next exec is done here as well
     assert not (kept / NAME).exists() and sorted(path.name for path in kept.iterdir()) == sorted(FILES)
