@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpurun.gpu.leases.choice import Verdict
+from gpurun.gpu.device import GpuDevice
+from gpurun.gpu.leases.choice import Verdict, judge
 from gpurun.gpu.leases.wording import reasons
+from gpurun.gpu.request.free import read_free_request
 from tests.gpu.devices import nvidia
 
 
@@ -47,3 +49,17 @@ def test_sixteen_gpus_of_one_container_are_one_line() -> None:
 
 def test_names_are_harmless() -> None:
     assert reasons([verdict(0, "leased by \x1b[2Jweb\n")], {}) == "GPU 0: leased by \\x1b[2Jweb\\n"
+
+
+def test_partitions_have_indices_as_gpus_do() -> None:
+    parts = [
+        Verdict(GpuDevice("amd", f"{i}", (), i, parent="0000:05:00.0", title=f"AMD GPU {i}"), "its profile is cpx_nps4")
+        for i in range(3)
+    ]
+    assert reasons(parts, {}) == "AMD GPU 0, 1, 2: its profile is cpx_nps4"
+
+
+def test_models_with_their_articles() -> None:
+    request = read_free_request("free;product=Tesla", "AMD_VISIBLE_DEVICES", "amd")
+    units = [GpuDevice("amd", str(i), (), i, model) for i, model in enumerate(("AMD Instinct MI210", "NVIDIA H100"))]
+    assert [one.why for one in judge(request, tuple(units), {})] == ["it is an AMD Instinct MI210", "it is a NVIDIA H100"]

@@ -65,7 +65,7 @@ def _unfit(request: FreeRequest, unit: GpuDevice, divided: frozenset[str]) -> st
     elif unit.profile.lower() != request.profile:
         return f"its profile is {unit.profile}" if unit.profile else f"its profile is {not_known(unit.vendor)}"
     if not request.product_fits(unit.model):
-        return f"it is a {unit.model}"
+        return f"it is {'an' if unit.model[:1] in 'AEIO' else 'a'} {unit.model}"
     if request.memory and unit.memory < 0:
         return f"its memory is {not_known(unit.vendor)}"
     if not request.memory_fits(unit.memory):

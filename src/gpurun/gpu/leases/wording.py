@@ -33,8 +33,15 @@ def reasons(verdicts: Sequence[Verdict], loads: Mapping[str, str], free: str = "
 
 
 def _names(units: list[GpuDevice]) -> str:
-    whole = ", ".join([str(unit.index) for unit in units if not unit.parent])
-    return ", ".join([*([f"GPU {whole}"] if whole else []), *[unit.label for unit in units if unit.parent]])
+    found: dict[str, list[str]] = {}
+    for unit in units:
+        kind = "GPU" if not unit.parent else f"{named(unit.vendor).title} GPU"
+        if unit.parent and unit.label != f"{kind} {unit.index}":
+            found[unit.label] = []  # a part with a name of its own
+        else:
+            found.setdefault(kind, []).append(str(unit.index))
+    listed = sorted(found.items(), key=lambda one: one[0] != "GPU")
+    return ", ".join([f"{kind} {', '.join(indices)}" if indices else kind for kind, indices in listed])
 
 
 def none_here(vendor: str) -> str:
