@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from math import inf
+from pathlib import Path
 
 import pytest
 
 from gpurun.errors import ConfigError
 from gpurun.kubernetes.config import PluginConfig, Replicated, Sharing
 from gpurun.kubernetes.config_file import from_environment, parse
+from gpurun.kubernetes.config_source import ConfigSource
+from tests.deadline import within
 
 WHOLE = """
 version: v1
@@ -207,3 +211,22 @@ def test_nvidias_variables_go_before_the_file() -> None:
         from_environment(PluginConfig(), {"PASS_DEVICE_SPECS": "maybe"})
     with pytest.raises(ConfigError, match="environment: migStrategy: 'no'"):
         from_environment(PluginConfig(), {"MIG_STRATEGY": "no"})
+
+
+@pytest.mark.parametrize("what", ["a FIFO", "a device", "a directory"])
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("version: v1\n")
+    source = ConfigSource(str(path), {}, {})
+    good = source()
+    path.unlink()
+    if what == "a FIFO":
+        os.mkfifo(path)
+    elif what == "a device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    with within(60):
+        assert source() == good  # what was good before goes on
+        with pytest.raises(ConfigError, match=f"{path}: is not a regular file"):
+            ConfigSource(str(path), {}, {})()

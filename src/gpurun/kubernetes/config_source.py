@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from errno import EINVAL
 from typing import Any
 
 from gpurun import log
 from gpurun.errors import ConfigError, GpurunError, strerror_lower
 from gpurun.kubernetes.config import DEFAULT, PluginConfig
 from gpurun.kubernetes.config_file import checked, from_environment, parse
+from gpurun.linux.files import read_regular
 from gpurun.record import replace
 
+_LIMIT = (1 << 20) + 1  # bytes; one more than YAML may have, which is refused there
 #: The label of a node that names its configuration, as NVIDIA's config-manager has it.
 LABEL = "nvidia.com/device-plugin.config"
 
@@ -40,8 +43,7 @@ class ConfigSource:
             path = self._chosen()
             text = b""
             if path:
-                with open(path, "rb") as file:
-                    text = file.read()
+                text = _content(path)
             if self._good is None or self._read != (path, text):
                 self._read = path, text
                 self._good = self._made(path, text)
@@ -74,6 +76,16 @@ class ConfigSource:
             raise ConfigError(path, "is not UTF-8 text") from None
         made = from_environment(made, self._env)
         return checked(replace(made, **self._changes), "command line")
+
+
+def _content(path: str) -> bytes:
+    """The content of *path*, which is read again and again: nobody waits for a FIFO's writer, or for a device's end."""
+    try:
+        return read_regular(path, _LIMIT)
+    except OSError as e:
+        if e.errno == EINVAL:
+            raise ConfigError(path, "is not a regular file") from None
+        raise
 
 
 class NodeLabel:
