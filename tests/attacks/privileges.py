@@ -56,14 +56,15 @@ HEAD = """\
 This page is for security reviews. It shows what each process of gpurun could do if a container took control of it: its
 capabilities, its namespaces and its open files, at each stage of create and exec.
 
-`make security-table` writes this page. It stops each process of gpurun at a system call and reads its state from /proc. The
-container is like one of Docker's: it has the capabilities AUDIT_WRITE, KILL and NET_BIND_SERVICE, a seccomp profile, new
-namespaces of all kinds except user, and no terminal. The caller is root, with the capabilities that root has on that machine.
+`make security-table` writes this page. It stops each process of gpurun at a system call and reads its state from /proc.
+The container is like one of Docker's: it has the capabilities AUDIT_WRITE, KILL and NET_BIND_SERVICE, a seccomp
+profile, new namespaces of all kinds except user, and no terminal. The caller is root, with the capabilities that root
+has on that machine.
 
 - **capabilities**: the permitted set. *the caller's* means all that gpurun was called with.
 - **namespaces**: those that differ from the caller's.
-- **looked into**: whether processes of the same user may trace the process and open its files (PR_SET_DUMPABLE). Root of the
-  host always may.
+- **looked into**: whether processes of the same user may trace the process and open its files (PR_SET_DUMPABLE). Root
+  of the host always may.
 - **filter**: whether a seccomp filter is installed, and no_new_privs.
 - **open files**: without the three standard streams, which are the container's.
 
@@ -73,52 +74,54 @@ TAIL = """
 ## What the tables cannot show
 
 - **A copy of the caller.** Without a starter, the init and exec's setter are copies of the caller. Until its first step
-  such a copy has the caller's open files: the log, the launcher's file, the caller's own descriptors, and, if hooks on the
-  host need the environment, the file that holds it. No process of the same user may look into it. Its memory is a copy of the
-  caller's memory: config.json, what gpurun has read of the host (mounts, the driver's files), and the variables of the
-  environment that gpurun reads. `tests/attacks/test_caller_secrets.py` looks for a token of the caller's environment there.
-- **Hooks** of config.json run as the specification says: hooks of the runtime's side with the caller's privileges, hooks of
-  the container's side with the init's. Whoever writes config.json chooses their programs.
-- **NVML's helper** (`gpu/nvidia/host/nvml_process.py`) loads the driver's library, as root, on the host. It is a separate
-  process, because a library that crashes or hangs must not stop gpurun. It learns nothing about the container, and it ends
-  after its answer. Before it loads the library, it drops what it does not need (`gpu/nvidia/host/nvml_confined.py`): all
-  capabilities except SYS_ADMIN, without which the driver does not list the processes of other users. Landlock forbids it to
-  write anywhere but to NVIDIA's nodes, to run programs, to use TCP, and to send signals to other processes. A seccomp filter
-  forbids mounts, namespaces, modules, tracing, changes of owners and modes, and sockets that are not local. The tests have a
-  library that tries all of this (`tests/nvml/hostile.c`). On a kernel without Landlock, or a host without libseccomp, that
-  part is missing.
-- **CDI files** are read by gpurun itself, in Python: not by a separate process, and not by a library in C. Their owner must be
-  trusted, and their size and depth are limited.
+  such a copy has the caller's open files: the log, the launcher's file, the caller's own descriptors, and, if hooks on
+  the host need the environment, the file that holds it. No process of the same user may look into it. Its memory is a
+  copy of the caller's memory: config.json, what gpurun has read of the host (mounts, the driver's files), and the
+  variables of the environment that gpurun reads. `tests/attacks/test_caller_secrets.py` looks for a token of the
+  caller's environment there.
+- **Hooks** of config.json run as the specification says: hooks of the runtime's side with the caller's privileges,
+  hooks of the container's side with the init's. Whoever writes config.json chooses their programs.
+- **NVML's helper** (`gpu/nvidia/host/nvml_process.py`) loads the driver's library, as root, on the host. It is a
+  separate process, because a library that crashes or hangs must not stop gpurun. It learns nothing about the container,
+  and it ends after its answer. Before it loads the library, it drops what it does not need
+  (`gpu/nvidia/host/nvml_confined.py`): all capabilities except SYS_ADMIN, without which the driver does not list the
+  processes of other users. Landlock forbids it to write anywhere but to NVIDIA's nodes, to run programs, to use TCP,
+  and to send signals to other processes. A seccomp filter forbids mounts, namespaces, modules, tracing, changes of
+  owners and modes, and sockets that are not local. The tests have a library that tries all of this
+  (`tests/nvml/hostile.c`). On a kernel without Landlock, or a host without libseccomp, that part is missing.
+- **CDI files** are read by gpurun itself, in Python: not by a separate process, and not by a library in C. Their owner
+  must be trusted, and their size and depth are limited.
 - **The placeholder** of a systemd scope sleeps with the caller's privileges until the init is in the scope. It reads
   nothing.
 - **In a user namespace** the init has its capabilities only in that namespace. It has none of the host's.
-- **The waiting init** has CAP_SYS_ADMIN only if the seccomp profile does not let it wait under the filter (`can_wait` in
-  `security/seccomp.py`), or if there are startContainer hooks.
-- **/proc/PID/map_files** of a waiting process can be opened with CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE together. The
-  interpreter's file there is the sealed one, on a read-only mount: a test opens it for writing and is refused. The
+- **The waiting init** has CAP_SYS_ADMIN only if the seccomp profile does not let it wait under the filter (`can_wait`
+  in `security/seccomp.py`), or if there are startContainer hooks.
+- **/proc/PID/map_files** of a waiting process can be opened with CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE together.
+  The interpreter's file there is the sealed one, on a read-only mount: a test opens it for writing and is refused. The
   interpreter's libraries are the host's files, as under every runtime. To hide those, gpurun would have to give the
   interpreter another root or map the libraries again; it does neither.
 
 ## Under the security modules
 
-These tests run in emulated guests with the kernel (6.12) and the policies of Debian 13. They compare gpurun with runc, and
-for SELinux also with crun.
+These tests run in emulated guests with the kernel (6.12) and the policies of Debian 13. They compare gpurun with runc,
+and for SELinux also with crun.
 
-- **SELinux, enforcing** (`make test-selinux`, `test_selinux_enforcing.py`): create, start, exec, kill, state and delete,
-  called by an administrator, and the program in container_t, do the same as under runc and crun. The kernel's log has no
-  denial that it does not also have under those. A container with a simulated GPU can read its libraries, its loader's cache
-  and its tree in /proc. The domain that the policy has for engines is not tested.
-- **SELinux, labels** (`test_selinux.py`, `test_selinux_gpu.py`): the process, keys, mounts, /dev, exec and the terminal (with
-  a console socket and in the foreground) get the same labels as under runc and crun. Files and mounts for GPUs get the
-  context of `linux.mountLabel`, whether create, a hook under another runtime or `gpu attach` makes them, also in user
-  namespaces. Nodes that are bound from the host there keep the host's label, as under runc. A criu without libselinux, such as
-  Debian's, restores processes in its own context: such a restore fails, and the processes are ended at once.
-- **AppArmor** (`make test-vm`): profiles of containers (`test_apparmor.py`) and of the caller (`test_apparmor_caller.py`). The
-  caller's profiles are one without `userns`, one like Ubuntu's `unprivileged_userns`, and ones that deny CAP_SYS_ADMIN, mount
-  or pivot_root. Each gives an error of one sentence and leaves nothing behind. With the package's profile on gpurun's path, a
-  caller under the first two gets its container.
-- **Yama** (`test_yama.py`): with kernel.yama.ptrace_scope = 3, create, exec, delete, and attach and detach of GPUs work. A
-  seccomp agent (SCMP_ACT_NOTIFY) cannot get its listener then, and the error says so.
+- **SELinux, enforcing** (`make test-selinux`, `test_selinux_enforcing.py`): create, start, exec, kill, state and
+  delete, called by an administrator, and the program in container_t, do the same as under runc and crun. The kernel's
+  log has no denial that it does not also have under those. A container with a simulated GPU can read its libraries, its
+  loader's cache and its tree in /proc. The domain that the policy has for engines is not tested.
+- **SELinux, labels** (`test_selinux.py`, `test_selinux_gpu.py`): the process, keys, mounts, /dev, exec and the terminal
+  (with a console socket and in the foreground) get the same labels as under runc and crun. Files and mounts for GPUs
+  get the context of `linux.mountLabel`, whether create, a hook under another runtime or `gpu attach` makes them, also
+  in user namespaces. Nodes that are bound from the host there keep the host's label, as under runc. A criu without
+  libselinux, such as Debian's, restores processes in its own context: such a restore fails, and the processes are ended
+  at once.
+- **AppArmor** (`make test-vm`): profiles of containers (`test_apparmor.py`) and of the caller
+  (`test_apparmor_caller.py`). The caller's profiles are one without `userns`, one like Ubuntu's `unprivileged_userns`,
+  and ones that deny CAP_SYS_ADMIN, mount or pivot_root. Each gives an error of one sentence and leaves nothing behind.
+  With the package's profile on gpurun's path, a caller under the first two gets its container.
+- **Yama** (`test_yama.py`): with kernel.yama.ptrace_scope = 3, create, exec, delete, and attach and detach of GPUs
+  work. A seccomp agent (SCMP_ACT_NOTIFY) cannot get its listener then, and the error says so.
 """
 
 
@@ -126,9 +129,10 @@ OPENS = """
 ## Every open of a path of an image
 
 A file of an image can be a FIFO or a device, so opening it can block gpurun or act on hardware. Modules that work in a
-rootfs therefore open a path of it in one of three ways only: with flags that do not touch the file (O_PATH, O_DIRECTORY), as a
-new file (O_EXCL), or by `open_file` in `ns/path.py`, which first checks with such a descriptor that it is a regular file. All
-other modules open nothing of an image. `tests/attacks/test_tree.py` finds each call and fails for any other way.
+rootfs therefore open a path of it in one of three ways only: with flags that do not touch the file (O_PATH,
+O_DIRECTORY), as a new file (O_EXCL), or by `open_file` in `ns/path.py`, which first checks with such a descriptor that
+it is a regular file. All other modules open nothing of an image. `tests/attacks/test_tree.py` finds each call and fails
+for any other way.
 
 | module | function | how |
 |---|---|---|

@@ -85,7 +85,7 @@ def _gpu_words() -> list[tuple[str, str]]:
         return []
     words = [(str(gpu.index), gpu.model) for gpu in gpus] + [(gpu.uuid, gpu.model) for gpu in gpus if gpu.uuid]
     words += [(mig.uuid, f"{mig.profile} of GPU {gpu.index}".strip()) for gpu in gpus for mig in gpu.mig if mig.uuid]
-    return [*words, ("free", "a GPU that nobody has")] if words else []
+    return [*words, ("free", "any free GPU")] if words else []
 
 
 def _values(option: rows.Option) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ COMMANDS: dict[str, CommandRow] = {
         "arguments": "docker|containerd|podman|crio|kubernetes",
         "count": (1, 1), "handler": "gpurun.toolkit.install:install",
         "help":
-            "tell a client of this runtime: docker, containerd, podman, crio, or the one of this node's kubelet "
+            "register this runtime with a client: docker, containerd, podman, crio, or the one of this node's kubelet "
             "(kubernetes)",
         "options": (
             *_CLIENT,
@@ -105,8 +105,8 @@ COMMANDS: dict[str, CommandRow] = {
     "uninstall": {
         "arguments": "docker|containerd|podman|crio|kubernetes|all",
         "count": (1, 1), "handler": "gpurun.toolkit.install:uninstall",
-        "help": "undo `install`: this runtime goes out of a client's configuration; all: out of every one that was told",
-        "options": (*_CLIENT, ("drop-in", "", "file", "containerd: the FILE of `install --drop-in`, which goes")),
+        "help": "undo `install`: remove this runtime from a client's configuration; all: from every one that has it",
+        "options": (*_CLIENT, ("drop-in", "", "file", "containerd: the FILE of `install --drop-in`, to remove")),
     },
     "install-names": {
         "arguments": "DIR", "count": (1, 1), "handler": "gpurun.toolkit.names:install_names",

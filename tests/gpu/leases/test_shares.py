@@ -205,7 +205,7 @@ def test_explain_tells_and_does_nothing(runtime: Runtime, bundle: MakeBundle, st
     env = ENVIRONMENT | host.env
     words = ("gpu", "explain", "NVIDIA_VISIBLE_DEVICES=free", "GPURUN_GPU_MEMORY=8GiB")
     told = " ".join(runtime(*words, env=env).out.split())
-    assert "a share of 8 GiB would be of GPU " in told and "which nobody has a share of yet" in told
+    assert "a share of 8 GiB would be of GPU " in told and "which has no other shares" in told
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=8192M" in told
     assert said(host) == [] and mps_directories(host) == [] and leases(runtime, host) == []
     one = start("0", memory="79GiB")

@@ -230,5 +230,5 @@ def _record(granted: GivenShare, share: Share, store: Store, requester: Requeste
 def preview_text(share: Share, granted: GivenShare, leases: tuple[Lease, ...]) -> str:
     """What the container would be given, as a sentence, and who has shares of the same GPU."""
     others = _list_shares(_shares_of(granted.unit, leases))
-    beside = f"beside others: {others}" if others else "which nobody has a share of yet"
+    beside = f"beside others: {others}" if others else "which has no other shares"
     return clean_lines(f"a share of {share.text} would be of {granted.unit.label} ({granted.unit.name}) now, {beside}")

@@ -30,7 +30,7 @@ class MigPending(GpuError):
     """A mode has been set and waits for a reset of the GPU, or a reboot: then the change goes on."""
 
 
-def _nobody(_: tuple[MigChange, ...]) -> AbstractContextManager[None]:
+def _no_hold(_: tuple[MigChange, ...]) -> AbstractContextManager[None]:
     return nullcontext()
 
 
@@ -43,7 +43,7 @@ class MigHost(Record):
     library: str
     directory: str
     nvidia_smi: Program | None = None
-    hold: Callable[[tuple[MigChange, ...]], AbstractContextManager[None]] = _nobody
+    hold: Callable[[tuple[MigChange, ...]], AbstractContextManager[None]] = _no_hold
 
 
 def apply_config(
@@ -65,9 +65,7 @@ def apply_config(
             return ()
         with host.hold(changes):
             if cut_off is not None:
-                log.warning(
-                    f'a change to the MIG configuration "{clean(cut_off.config)}" was cut off: it is gone on from there'
-                )
+                log.warning(f'a change to the MIG configuration "{clean(cut_off.config)}" was interrupted: it is continued')
             record = ChangeRecord(name, _before(gpus, cut_off))
             store.write(record)
             try:
