@@ -237,6 +237,22 @@ def test_start_with_hooks_is_the_launchers(places: Path, store: Store, config: s
     os.close(reader)
 
 
+@pytest.mark.parametrize("state", ["stopped", "paused"])
+def test_start_of_what_does_not_wait_for_it(places: Path, store: Store, state: str) -> None:
+    """Though there is a FIFO, and somebody at its other end."""
+    os.mkfifo(store.container / "exec.fifo")
+    reader = os.open(store.container / "exec.fifo", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        if state == "paused":
+            (store.cgroup / "cgroup.events").write_text("populated 1\nfrozen 1\n")
+        else:
+            store.save(pid=0)
+        falls_back(places, store, "--root", store.root, "start", "c")
+        assert os.read(reader, 1) == b""
+    finally:
+        os.close(reader)
+
+
 def test_start_without_a_reader_or_for_systemd(places: Path, store: Store) -> None:
     os.mkfifo(store.container / "exec.fifo")
     falls_back(places, store, "--root", store.root, "start", "c")  # ENXIO: nobody waits
