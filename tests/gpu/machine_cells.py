@@ -135,7 +135,8 @@ def _labelled(machine: Machine, out: str) -> set[str]:
 def _measured(machine: Machine, out: str) -> set[str]:
     """The GPUs of which figures are served."""
     samples = [sample for family in text_string_to_metric_families(out) for sample in family.samples]
-    found = {f"A{one.labels['gpu_id']}" for one in samples if one.name.startswith("gpu_")}
+    found = {f"A{one.labels['gpu_id']}" for one in samples if one.name.startswith("gpu_") and one.name != "gpu_nodes_total"}
+    assert [one.value for one in samples if one.name == "gpu_nodes_total"] == ([len(found)] if found else [])
     addresses = {one.labels["pci_bdf"]: one.labels["hw_name"] for one in samples if one.name == "hw_gpu_info"}
     assert addresses.keys() == {one.labels["pci_bdf"] for one in samples if one.name == "hw_gpu_utilization_ratio"}
     return found | {f"I{int(name.removeprefix('gpu-')) - 1}" for name in addresses.values()}

@@ -124,7 +124,7 @@ def _reading(gpu: AmdGpu, board: Board, clients: tuple[DrmClient, ...], kfd: dic
 
 
 def _uncorrectable(errors: tuple[tuple[str, int], ...]) -> str:
-    """What AMD's exporter calls unhealthy too, as it comes: errors that no code has corrected."""
+    """Errors that no code has corrected, as a sentence goes on; a GPU that has had any counts as unhealthy."""
     count = sum([number for name, number in errors if name.startswith(f"{_COUNTS[1][1]}_")])
     return f"{count} uncorrectable errors of its memory or blocks since the driver was loaded" if count else ""
 
