@@ -84,7 +84,7 @@ def test_killed_at_any_step_of_unpreparing(tmp_path: Path) -> None:
     [
         (lambda text: text[:40], "cannot be read: the claims of this node's pods are in it"),
         (lambda text: text.replace('"completed"', '"started"'), "is damaged: "),
-        (lambda text: text.replace('"version": 1', '"version": 2'), "version 2 is of a newer gpurun"),
+        (lambda text: text.replace('"version": 1', '"version": 3'), "version 3 is of a newer gpurun"),
         (lambda text: "[]", "cannot be read"),
     ],
 )

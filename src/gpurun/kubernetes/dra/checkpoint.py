@@ -15,7 +15,9 @@ from gpurun.errors import GpurunError, strerror_lower
 from gpurun.linux.files import write_atomically
 from gpurun.record import Record, replace
 
-VERSION = 1
+#: The document's versions: the second has shares of GPUs, which a gpurun that does not know of them would not take back.
+#: What has none is written as the first, so that an older gpurun on the same node can go on with it.
+PLAIN, WITH_SHARES = 1, 2
 STARTED, COMPLETED = "started", "completed"
 
 
@@ -68,7 +70,8 @@ class Checkpoint:
 
     def _write(self, claims: dict[str, PreparedClaim]) -> None:
         body = {uid: _plain(claim) for uid, claim in sorted(claims.items())}
-        document = {"version": VERSION, "digest": _digest(body), "claims": body}
+        shared = any(device.share for claim in claims.values() for device in claim.devices)
+        document = {"version": WITH_SHARES if shared else PLAIN, "digest": _digest(body), "claims": body}
         try:
             os.makedirs(os.path.dirname(self.path), 0o750, exist_ok=True)
             write_atomically(self.path, json.dumps(document, indent=1).encode() + b"\n", 0o600, durable=True)
@@ -83,6 +86,9 @@ def _plain(claim: PreparedClaim) -> dict[str, Any]:
         {name: getattr(device, name) for name in PreparedDevice._fields} | {"cdi": list(device.cdi)}
         for device in claim.devices
     ]
+    for device in made["devices"]:
+        if not device["share"]:
+            del device["share"]
     return made
 
 
@@ -90,7 +96,7 @@ def _read(data: bytes, path: str) -> dict[str, PreparedClaim]:
     remedy = "the claims of this node's pods are in it: put a backup there, or drain the node, remove the file and restart"
     try:
         document = json.loads(data)
-        if document["version"] != VERSION:
+        if document["version"] not in (PLAIN, WITH_SHARES):
             raise GpurunError(f"{path}: version {document['version']} is of a newer gpurun, which must be used here")
         if document["digest"] != _digest(document["claims"]):
             raise GpurunError(f"{path} is damaged: {remedy}")
