@@ -21,6 +21,7 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 import pytest
 
+from gpurun.log import _Log
 from tests import forms
 from tests.fixtures import host, in_mount_namespace, make_sim, rootfs, sim  # noqa: F401
 from tests.native.abilities import missing
@@ -130,6 +131,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.parallel import ByFile
 
     return ByFile(config, log)
+
+
+@pytest.fixture(autouse=True)
+def log_as_before() -> Iterator[None]:
+    """A command that a test calls in this process may leave the log at its ``--log``: later tests would see no warning."""
+    kept = {**vars(_Log), "waiting": [*_Log.waiting]}
+    yield
+    for name in ("fd", "json", "debug", "waiting", "copy", "copy_debug", "send"):
+        setattr(_Log, name, kept[name])
 
 
 @pytest.fixture(scope="session")
