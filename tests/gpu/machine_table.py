@@ -41,6 +41,7 @@ metrics --once                              | ?nvml | {A8} | {A8} | I0 I1 I2 | ?
 run install docker --dry-run                  | N | A | A | N | N | N A | N | N | N
 ask NVIDIA_VISIBLE_DEVICES=all              | N0 N1 | !driver:A | !driver:A | !driver:I | !driver:G | N0 N1 | N0 N1 | !driver | !driver
 ask NVIDIA_VISIBLE_DEVICES=0                | N0 | !driver:A | !driver:A | !driver:I | !driver:G | N0 | N0 | !driver | !driver
+ask NVIDIA_VISIBLE_DEVICES=nvidia:0         | N0 | !driver:A | !driver:A | !driver:I | !driver:G | N0 | N0 | !driver | !driver
 ask NVIDIA_VISIBLE_DEVICES=9                | !unknown | !driver:A | !driver:A | !driver:I | !driver:G | !unknown | !unknown | !driver | !driver
 ask NVIDIA_VISIBLE_DEVICES=void             | - | - | - | - | - | - | - | - | -
 ask NVIDIA_VISIBLE_DEVICES=free;vendor=amd  | !free:AMD | A | A | !free:AMD:I | !free:AMD:G | A | !free:AMD | !free:AMD | !free:AMD
@@ -54,7 +55,7 @@ ask GPURUN_VISIBLE_DEVICES=all              | N0 N1 | {A8} | {A8} | I0 I1 I2 | !
 ask GPURUN_VISIBLE_DEVICES=nvidia:0         | N0 | !other | !other | !other | !every:G | N0 | N0 | !every:idle | !every
 ask GPURUN_VISIBLE_DEVICES=amd:1            | !other | A1 | A1 | !other | !every:G | A1 | !other | !every:idle | !every
 ask GPURUN_VISIBLE_DEVICES=intel:1          | !other | !other | !other | I1 | !every:G | !other | I1 | !every:idle | !every
-ask GPURUN_VISIBLE_DEVICES=0                | !other | !other | !other | !other | !every:G | !other | !other | !every:idle | !every
+ask GPURUN_VISIBLE_DEVICES=0                | !number:nvidia | !number:amd | !number:amd | !number:intel | !every:G | !number:nvidiaamd | !number:nvidiaintel | !every:idle | !every
 ask GPURUN_VISIBLE_DEVICES=none             | - | - | - | - | - | - | - | - | -
 ask GPURUN_VISIBLE_DEVICES=free             | N | A | A | I | !every:G | !which:amd | !which:intel | !every:idle | !every
 ask GPURUN_VISIBLE_DEVICES=free;vendor=intel | !free:Intel:N | !free:Intel:A | !free:Intel:A | I | !free:Intel:G | !free:Intel:N | I | !free:Intel:card | !free:Intel
@@ -148,9 +149,14 @@ SENTENCES = {
     "refresh:intel": "gpurun: no NVIDIA driver is loaded ([\\S*]; Intel's GPUs are written by --mode intel): nothing is written",
     "norefresh:amd": "gpurun: no GPU of amd.com/gpu is there ([.*]): nothing is written",
     "norefresh:intel": "gpurun: no GPU of intel.com/gpu is there ([.*]): nothing is written",
-    "unknown": "9: unknown device (process.env NVIDIA_VISIBLE_DEVICES): the GPUs of this host are 0 = GPU-[.*]",
-    "unknownamd": "amd:9: unknown device (process.env AMD_VISIBLE_DEVICES): the AMD GPUs of this host are 0 = 0000:[.*]",
-    "other": "'[.*]' (process.env GPURUN_VISIBLE_DEVICES) is not a GPU of this host: there are [\\w+]:0 ([.*])",
+    "unknown": "9: unknown device (process.env NVIDIA_VISIBLE_DEVICES): the GPUs of this host are 0 = 0000:[.*]",
+    "unknownamd": "amd:9: unknown device (process.env AMD_VISIBLE_DEVICES): the AMD GPUs of this host are 0[( to 7)?] = 0000:[.*]",
+    "other": "'[.*]' (process.env GPURUN_VISIBLE_DEVICES) is not a GPU of this host: there are [\\w+]:0 [.*]",
+    **{
+        f"number:{text.replace(' ', '')}": "'0' (process.env GPURUN_VISIBLE_DEVICES): a number needs a maker, such as "
+        f"{' or '.join(repr(f'{maker}:0') for maker in text.split())}: this host has {text.split()[0]}:0 [.*]"
+        for text in ("nvidia", "amd", "intel", "nvidia amd", "nvidia intel")
+    },
     "which:amd": _WHICH.format("amd"),
     "which:intel": _WHICH.format("intel"),
     **{f"every{f':{end}' if end else ''}": _EVERY + INSTEAD[end] for end in ("", "G", "idle")},

@@ -49,9 +49,11 @@ def test_all_are_those_that_are_offered(arc: Host) -> None:
 @pytest.mark.parametrize(
     ("value", "error"),
     [
-        ("0", "is not a GPU of this host"),  # of which maker
-        (intel.PF, "is not a GPU of this host"),
-        ("card2", "is not a GPU of this host"),
+        ("0", "a number needs a maker, such as 'intel:0': this host has intel:0 "),
+        ("9", "a number needs a maker, such as 'intel:0': this host has intel:0 "),
+        (intel.PF, f"GPU {intel.PF} is divided, and its virtual functions are what containers get: {intel.VF} .intel:2"),
+        ("card2", f"GPU {intel.PF} is divided, and its virtual functions are what containers get: {intel.VF} .intel:2"),
+        ("renderD132", "is not a GPU of this host"),
         ("../../dev/sda", "is not a GPU of this host"),
         ("all,intel:0", "is not a GPU of this host"),
         ("intel:0,", "is not a GPU of this host"),
@@ -127,6 +129,34 @@ def test_what_the_container_is_told(tmp_path: Path) -> None:
     assert told("none", *CUDA) == ("NVIDIA_VISIBLE_DEVICES=void", "GPURUN_VISIBLE_DEVICES=none")
     assert told("none") is None
     assert told("", "HOME=/") is None
+
+
+def test_gpus_that_a_site_denies_are_not_named_in_the_container(tmp_path: Path) -> None:
+    """NVIDIA's file keeps unprivileged containers from its GPUs: their programs are not told that they have them."""
+    host = intel.arc(make(tmp_path / "host", Options(drm=False)).path, functions=False)
+    require_nodes(host.real_nodes)
+    config = host.path / "etc/nvidia-container-runtime/config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text("accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
+
+    def told(value: str, privileged: bool = False) -> tuple[set[str], tuple[str, ...]]:
+        made = gpu_edits(Inquiry((*CUDA, f"GPURUN_VISIBLE_DEVICES={value}"), {}, privileged, host.env))
+        assert made is not None
+        assert bool(made.warnings) is not privileged
+        return {node.path for node in made.device_nodes}, made.env
+
+    mine = f"{intel.A770},{intel.B580}"
+    nodes, env = told("all")
+    assert not [path for path in nodes if "nvidia" in path] and "/dev/dri/card0" in nodes
+    assert env == ("NVIDIA_VISIBLE_DEVICES=void", f"GPURUN_VISIBLE_DEVICES={mine}")
+    assert told("nvidia:0") == (set(), ("NVIDIA_VISIBLE_DEVICES=void", "GPURUN_VISIBLE_DEVICES=none"))
+    assert told("all", True)[1][1] == f"GPURUN_VISIBLE_DEVICES={uuid(0)},{uuid(1)},{mine}"
+
+
+def test_virtual_functions_without_a_driver_are_not_promised(arc: Host) -> None:
+    (arc.path / "sys/bus/pci/drivers/xe" / intel.VF).unlink()
+    with pytest.raises(GpuError, match="the drivers of this host have none of them"):
+        edits(arc, intel.PF)
 
 
 def test_what_can_be_leased(arc: Host) -> None:

@@ -100,6 +100,7 @@ def gpu_edits(asked: Inquiry) -> ContainerEdits | None:
 
         asked = replace(asked, env=makers_words(said, asked.own_env))
     made: ContainerEdits | None = None
+    given: list[str] = []
     for vendor in VENDORS:
         if _concerns(vendor, asked):
             try:
@@ -108,10 +109,11 @@ def gpu_edits(asked: Inquiry) -> ContainerEdits | None:
                 e.args = (_with_offers(str(e), vendor, asked),)
                 raise
             made = both(made, found)
+            given += [vendor.name] if found is not None and found.device_nodes else []
     if asked.env is not said:
         from gpurun.gpu.visible import with_names
 
-        made = with_names(made, said, asked.env)
+        made = with_names(made, said, asked.env, frozenset(given))
     if share is not None and asked.sharer is not None:
         from gpurun.cdi.edits import ContainerEdits
 

@@ -44,10 +44,13 @@ def makers_words(env: tuple[str, ...], own_env: Mapping[str, str]) -> tuple[str,
     return (*without, *asked, *[f"{vendor.variable}=void" for vendor in unasked])
 
 
-def with_names(made: ContainerEdits | None, env: tuple[str, ...], words: tuple[str, ...]) -> ContainerEdits | None:
+def with_names(
+    made: ContainerEdits | None, env: tuple[str, ...], words: tuple[str, ...], given: frozenset[str]
+) -> ContainerEdits | None:
     """*made*, with what the container's programs read in the place of its *env*, which :func:`makers_words` has read as
     *words*: each maker's variable names its GPUs that were given, or is ``void``, and this one names all of them.
 
+    *given* are the names of the makers of which it gets devices: a site's policy may deny those of one.
     What an image says of GPUs that the container does not have would be believed by its programs.
     """
     values = dict([entry.partition("=")[::2] for entry in (*words, *(made.env if made is not None else ()))])
@@ -55,7 +58,10 @@ def with_names(made: ContainerEdits | None, env: tuple[str, ...], words: tuple[s
     told, names = [], []
     for vendor in VENDORS:
         said = before.get(vendor.variable, "")
-        value = values.get(vendor.variable, "") or ("void" if said not in ("", *_NONE) else "")
+        value = values.get(vendor.variable, "")
+        if vendor.name not in given and value not in ("", *_NONE):
+            value = "void"
+        value = value or ("void" if said not in ("", *_NONE) else "")
         if value and vendor.variable != EVERY_MAKER and value != said:
             told.append(f"{vendor.variable}={value}")
         if value not in ("", *_NONE):
@@ -126,7 +132,32 @@ def _find(word: str, units: tuple[GpuDevice, ...], own_env: Mapping[str, str]) -
             return unit  # a number alone would mean another GPU for each maker
         if any(node.path == nodes for node in (*unit.nodes, *unit.more_nodes)):
             return unit
+    raise GpuError(_refusal(word, units, own_env))
+
+
+def _refusal(word: str, units: tuple[GpuDevice, ...], own_env: Mapping[str, str]) -> str:
+    """Why *word* names none of *units*, and what to say instead."""
+    from gpurun.gpu.host.naming import makers_list
+
+    said = f"'{clean(word)}' ({place(EVERY_MAKER)})"
+    for row in present(own_env):
+        for name, names, parts in getattr(module(row.name, "survey"), "divided", _none_divided)(own_env):
+            if word.lower() in names:
+                listed = ", ".join(parts) or "the drivers of this host have none of them: virtual machines may"
+                return f"{said}: {name} is divided, and its {row.part}s are what containers get: {listed}"
     if not units:
-        raise GpuError(f"'{clean(word)}' ({place(EVERY_MAKER)}): {_nothing(own_env)}")
-    listed = ", ".join([f"{unit.vendor}:{unit.index} ({unit.key})" for unit in units[:16]])
-    raise GpuError(f"'{clean(word)}' ({place(EVERY_MAKER)}) is not a GPU of this host: there are {listed}")
+        return f"{said}: {_nothing(own_env)}"
+    keys = {unit.key for unit in units}
+    whole = [unit for unit in units if unit.parent not in keys]  # a MIG device has the index of its GPU
+    listed = makers_list([(unit.vendor, unit.index, unit.key) for unit in whole])
+    if not word.isdecimal():
+        return f"{said} is not a GPU of this host: there are {listed}"
+    makers = tuple(dict.fromkeys([unit.vendor for unit in whole]))
+    such = [f"'{unit.vendor}:{unit.index}'" for unit in whole if word == str(unit.index)]
+    words = " or ".join(such or [f"'{maker}:0'" for maker in makers])
+    return f"{said}: a number needs a maker, such as {words}: this host has {listed}"
+
+
+def _none_divided(own_env: Mapping[str, str]) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
+    """Of makers whose divided GPUs can be asked for by the name of the whole."""
+    return ()

@@ -55,7 +55,9 @@ def test_the_words_have_the_meaning_that_amd_gives_them(host: Host, value: str, 
     if ours:
         assert {gpu.index for gpu in select(request, gpus)} == ({0, 1} if value == "0, 1" else set(indices))
     else:
-        with pytest.raises(GpuError, match=f"unknown device .*0 = {FIRST} .*1 = {SECOND}"):
+        with pytest.raises(
+            GpuError, match=f"unknown device .*: the AMD GPUs of this host are 0 = {FIRST}, 1 = {SECOND} \\("
+        ):
             select(request, gpus)
 
 

@@ -120,6 +120,10 @@ def test_the_first_and_the_next_and_away_again(box: MakeBox) -> None:
     one.has(0, 1, 3)
     one.detach(uuid(0), "1", bus_id(3))
     one.has()
+    one.attach("nvidia:2")
+    one.has(2)
+    one.detach("nvidia:2")
+    one.has()
     assert "libcuda.so.1" in one.sh("ls /usr/lib/*/nvidia/current"), "the driver's files stay until the end"
 
 

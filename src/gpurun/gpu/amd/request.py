@@ -75,7 +75,9 @@ def select(request: AmdRequest, gpus: tuple[AmdGpu, ...], ignore_unknown: bool =
     for word in request.value.split(","):
         meant = _meant(word if ignore_unknown else word.strip(), gpus)
         if not meant and not ignore_unknown:
-            there = "; ".join([f"{gpu.index} = {gpu.key} ({gpu.model})" for gpu in gpus]) or "none"
+            from gpurun.gpu.host.naming import short_list
+
+            there = short_list([(gpu.index, gpu.key, gpu.model) for gpu in gpus])
             what = f"{clean(word)}: unknown device ({place(request.source)}): the AMD GPUs of this host are {there}"
             raise GpuError(what)
         found += meant

@@ -54,8 +54,7 @@ class IntelGpu(Record):
 
 def intel_gpus(sysroot: str) -> tuple[IntelGpu, ...]:
     """The GPUs of the host below *sysroot* (empty for ``/``), by PCI address."""
-    found = [device for driver in DRIVERS for device in devices_of_driver(sysroot, driver)]
-    offered = [device for device in found if device.vendor == INTEL and not device.functions]
+    offered = [device for device in _devices(sysroot) if not device.functions]
     ordered = distinct(sorted(offered, key=lambda device: device.name))
     return tuple(
         [
@@ -63,6 +62,16 @@ def intel_gpus(sysroot: str) -> tuple[IntelGpu, ...]:
             for i, device in enumerate(ordered)
         ]
     )
+
+
+def divided_gpus(sysroot: str) -> tuple[DrmDevice, ...]:
+    """The GPUs that have virtual functions, by PCI address."""
+    return distinct(sorted([device for device in _devices(sysroot) if device.functions], key=lambda device: device.name))
+
+
+def _devices(sysroot: str) -> list[DrmDevice]:
+    found = [device for driver in DRIVERS for device in devices_of_driver(sysroot, driver)]
+    return [device for device in found if device.vendor == INTEL]
 
 
 def _memory(path: str) -> int:

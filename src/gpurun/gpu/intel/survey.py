@@ -5,7 +5,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.gpu.device import GpuDevice, Survey
-from gpurun.gpu.intel.host import intel_gpus
+from gpurun.gpu.intel.host import divided_gpus, intel_gpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +22,22 @@ def survey(own_env: Mapping[str, str], ask: bool = True, more: bool = False) -> 
     """Intel's GPUs; with *ask* processes are looked at; *more* changes nothing: all nodes are known."""
     gpus = intel_gpus(own_env.get("GPURUN_SYSROOT", "").rstrip("/"))
     return Survey(tuple([as_device(gpu) for gpu in gpus]), _computing() if ask and gpus else ())
+
+
+def divided(own_env: Mapping[str, str]) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
+    """(what it is called, the words that name it, what its virtual functions are called) of each GPU that is divided."""
+    sysroot = own_env.get("GPURUN_SYSROOT", "").rstrip("/")
+    gpus = intel_gpus(sysroot)
+    return tuple(
+        [
+            (
+                f"Intel's GPU {whole.name}",
+                (whole.name, *[node.path.rpartition("/")[2] for node in whole.nodes]),
+                tuple([f"{gpu.key} (intel:{gpu.index})" for gpu in gpus if gpu.drm.physfn == whole.name]),
+            )
+            for whole in divided_gpus(sysroot)
+        ]
+    )
 
 
 def accelerators(own_env: Mapping[str, str]) -> tuple[Gaudi, ...]:

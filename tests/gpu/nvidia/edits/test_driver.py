@@ -68,14 +68,38 @@ def test_the_same_plan_from_a_driver_read_for_everything(sim: SimulatedDriver) -
 
 @pytest.mark.parametrize(
     "device",
-    ["1", uuid(1), uuid(1).upper(), uuid(1).lower(), bus_id(1), "00000000:17:00.0", "0:17:0.0", f"1,{uuid(1)},{bus_id(1)}"],
+    [
+        "1",
+        "nvidia:1",
+        uuid(1),
+        uuid(1).upper(),
+        uuid(1).lower(),
+        bus_id(1),
+        "00000000:17:00.0",
+        "0:17:0.0",
+        f"1,{uuid(1)},{bus_id(1)}",
+    ],
 )
 def test_every_way_to_name_a_gpu(sim: SimulatedDriver, device: str) -> None:
     assert plan(sim, device, "utility") == plan(sim, "1", "utility")
 
 
 @pytest.mark.parametrize(
-    "device", ["2", "7", "99999999999999999999", uuid(9), uuid(1)[:12], "0000:99:00.0", "All", "gpu0", "-1", "１"]
+    "device",
+    [
+        "2",
+        "7",
+        "99999999999999999999",
+        uuid(9),
+        uuid(1)[:12],
+        "0000:99:00.0",
+        "All",
+        "gpu0",
+        "-1",
+        "１",
+        "nvidia:",
+        "nvidia:１",
+    ],
 )
 def test_unknown_device(sim: SimulatedDriver, device: str) -> None:
     with pytest.raises(GpuError) as e:
@@ -83,8 +107,9 @@ def test_unknown_device(sim: SimulatedDriver, device: str) -> None:
     assert str(e.value).startswith(
         f"{device}: unknown device (process.env NVIDIA_VISIBLE_DEVICES): the GPUs of this host are "
     )
-    for words in ("0 = " + uuid(0), bus_id(1), "NVIDIA A100-SXM4-40GB"):
-        assert words in str(e.value)
+    names = [uuid(i) if device.startswith("GPU-") else bus_id(i) for i in range(2)]
+    listed = f"0 = {names[0]} (NVIDIA A100-SXM4-40GB); 1 = {names[1]} (NVIDIA H100 80GB HBM3)"
+    assert listed in str(e.value)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from gpurun.gpu.nvidia.request.records import (
     GpuRequest,
     Policy,
     is_qualified,
+    without_maker,
 )
 from gpurun.gpu.vendors import GO_TRUE, is_free, place
 
@@ -138,7 +139,7 @@ def _plain(ids: tuple[str, ...]) -> tuple[str, ...]:
             return ()
         if device == "all":
             return ("all",)
-    return tuple(dict.fromkeys(ids))
+    return tuple(dict.fromkeys([without_maker(device) for device in ids]))
 
 
 def _qualified_names(devices: tuple[str, ...]) -> tuple[str, ...]:

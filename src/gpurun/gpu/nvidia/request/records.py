@@ -53,6 +53,12 @@ class GpuRequest(Record):
     warnings: tuple[str, ...] = ()
 
 
+def without_maker(device: str) -> str:
+    """*device*, of ``nvidia:1`` the index: so it is called where GPUs of several makers are named."""
+    number = device[7:] if device[:7].lower() == "nvidia:" else ""
+    return number if number.isascii() and number.isdigit() else device
+
+
 def is_qualified(device: str) -> bool:
     """Whether *device* has the form of a CDI device name ``vendor/class=name``."""
     kind, equals, name = device.partition("=")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpurun.errors import GpuError, clean
 from gpurun.gpu.nvidia.host.roots import bus_order
-from gpurun.gpu.nvidia.request.records import VOLUME_MOUNTS
+from gpurun.gpu.nvidia.request.records import VOLUME_MOUNTS, without_maker
 from gpurun.gpu.vendors import place
 from gpurun.record import Record, replace
 
@@ -62,15 +62,17 @@ def select(request: GpuRequest, gpus: tuple[Gpu, ...], resolver: Resolver | None
 
 
 def find_gpu(device: str, gpus: tuple[Gpu, ...], source: str = "") -> Gpu:
-    """The GPU with that index, UUID (any case) or PCI bus id (domain of any width); the error names what there is.
+    """The GPU with that index (``1``, ``nvidia:1``), UUID (any case) or PCI bus id (domain of any width); the error names
+    what there is.
 
     Raises :class:`GpuError` when there is none.
     """
-    is_index = _is_number(device)
-    bus = bus_order(device) if ":" in device else ()
+    number = without_maker(device)
+    is_index = _is_number(number)
+    bus = bus_order(device) if ":" in device and not is_index else ()
     for gpu in gpus:
         if is_index:
-            if gpu.index == int(device[:9]) and len(device) < 10:
+            if gpu.index == int(number[:9]) and len(number) < 10:
                 return gpu
         elif (gpu.uuid.lower() == device.lower() and "?" not in device) or (bus and bus == bus_order(gpu.bus_id)):
             return gpu
@@ -81,12 +83,15 @@ def find_gpu(device: str, gpus: tuple[Gpu, ...], source: str = "") -> Gpu:
         hint = "device lists given as mounts count where accept-nvidia-visible-devices-as-volume-mounts is true"
     elif not hint and not is_index and any("?" in g.uuid for g in gpus):
         hint = "a GPU shows no UUID until something has used it: run nvidia-smi once"
-    text = f"{clean(device)}: unknown device{_where(source)}: the GPUs of this host are {_gpu_list(gpus)}"
+    by_uuid = device[:4].upper() == "GPU-"
+    text = f"{clean(device)}: unknown device{_where(source)}: the GPUs of this host are {_gpu_list(gpus, by_uuid)}"
     raise GpuError(f"{text} ({hint})" if hint else text)
 
 
-def _gpu_list(gpus: tuple[Gpu, ...]) -> str:
-    return "; ".join([f"{g.index} = {g.uuid} = {g.bus_id} ({g.model})" for g in gpus]) or "none"
+def _gpu_list(gpus: tuple[Gpu, ...], by_uuid: bool = False) -> str:
+    from gpurun.gpu.host.naming import short_list
+
+    return short_list([(g.index, g.uuid if by_uuid else g.bus_id, g.model) for g in gpus])
 
 
 def is_mig(device: str) -> bool:
