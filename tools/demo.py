@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,8 @@ def prepare_bundle(directory: Path, maker: str) -> Path:
     if maker != "nvidia":
         env = [entry for entry in config["process"]["env"] if not entry.startswith("NVIDIA_")]
         config["process"]["env"] = [*env, f"{named(maker).variable}=all"]
+        asked = f"{named(maker).title}'s: {named(maker).variable}=all"
+        say(f"The example asks for NVIDIA's GPUs; this copy of it asks for {asked}.")
     resources = config["linux"]["resources"]
     missing = sorted(name for name, controller in CONTROLLERS.items() if controller not in cgroup2_controllers())
     for name in missing:
@@ -79,12 +82,13 @@ def cards(directory: Path, maker: str) -> dict[str, str]:
     """The same for the GPUs of another *maker*, which have DRM nodes."""
     probes = [probe for probe in named(maker).probes if Path(probe).exists()]
     if probes:
-        say(f"Driver of this machine: {probes[0]}")
+        say(f"{named(maker).title}'s driver is loaded on this machine ({probes[0]}).")
         return {}
     root = directory / "host"
     host: Host = amd.mi210(root, count=2) if maker == "amd" else intel.arc(root, functions=False)
-    kind = "AMD Instinct MI210" if maker == "amd" else "Intel Arc cards"
-    say(f"No GPU driver of this maker on this machine: a simulated host with two {kind} stands in (GPURUN_SYSROOT).")
+    kind = "two AMD Instinct MI210" if maker == "amd" else "an Intel Arc A770 and an Arc B580"
+    title = named(maker).title
+    say(f"{title}'s driver is not loaded on this machine: a simulated host with {kind} stands in (GPURUN_SYSROOT).")
     return host.env
 
 
@@ -110,6 +114,13 @@ def main() -> int:
         bundle = prepare_bundle(directory, maker)
         before = listing(bundle)
         command = [str(GPURUN), "--root", str(directory / "state"), "run", "--bundle", str(bundle), f"demo-{os.getpid()}"]
+        if maker != "nvidia":
+            say("\n$ gpurun gpu list\n")
+            done = subprocess.run(
+                [str(GPURUN), "gpu", "list"], env=environment, stdout=subprocess.PIPE, text=True, check=False
+            )
+            root = shown.get("GPURUN_SYSROOT", "")  # which the paths begin with, and the column is that wide
+            print(re.sub(rf"{re.escape(root)}(/\S+)|(NODE) {{{len(root)}}}", r"\1\2", done.stdout), end="", flush=True)
         say(f"\n$ gpurun run --bundle examples/bundles/gpu demo-{os.getpid()}\n")
         code = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False).returncode
         left = sorted({*listing(bundle)} ^ {*before})

@@ -94,8 +94,22 @@ def test_gpu_without_a_driver(runtime: Runtime, bed: Bed, leaks: Leaks) -> None:
 #: Maker → what its demonstration shows of a simulated host.
 DEMOS = {
     "nvidia": ("/dev/nvidia0", "libcuda.so.1"),
-    "amd": ("/dev/dri/renderD129", "/dev/kfd", "groups     44 992"),
-    "intel": ("/dev/dri/renderD129", "/dev/dri/card1", "groups     44 992"),
+    "amd": (
+        "amd:1   0000:63:00.0   0000:63:00.0   /dev/dri/renderD128   0      AMD Instinct MI210",
+        "this copy of it asks for AMD's: AMD_VISIBLE_DEVICES=all.",
+        "variable   AMD_VISIBLE_DEVICES=all",
+        "/dev/dri/renderD129",
+        "/dev/kfd",
+        "groups     44 992",
+    ),
+    "intel": (
+        "intel:1   0000:04:00.0   0000:04:00.0   /dev/dri/renderD129   1      Intel Arc B580",
+        "this copy of it asks for Intel's: GPURUN_VISIBLE_DEVICES=all.",
+        "variable   GPURUN_VISIBLE_DEVICES=0000:03:00.0,0000:04:00.0",
+        "/dev/dri/renderD129",
+        "/dev/dri/card1",
+        "groups     44 992",
+    ),
 }
 
 

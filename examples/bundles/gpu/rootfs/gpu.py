@@ -46,6 +46,9 @@ def main() -> None:
     print(f"  memory     {limit('memory.max')}")
     print(f"  cpu        {limit('cpu.max')}")
     print(f"  groups     {' '.join(str(gid) for gid in sorted(os.getgroups())) or 'none'}")
+    for name in ("NVIDIA_VISIBLE_DEVICES", "AMD_VISIBLE_DEVICES", "GPURUN_VISIBLE_DEVICES"):
+        if name in os.environ:
+            print(f"  variable   {name}={os.environ[name]}")
     nodes = [path for pattern in PATTERNS for path in sorted(glob.glob(pattern))]
     nodes = [path for path in nodes if stat.S_ISCHR(os.stat(path).st_mode)]
     print("  devices" + ("" if nodes else "    none"))
