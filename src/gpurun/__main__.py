@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_reporting_errors(name: str, words: list[str]) -> int:
-    """:func:`_run_program`; what it raises is told.  Raises KeyboardInterrupt alone."""
+    """:func:`_run_program`; what it raises is reported.  Raises only KeyboardInterrupt."""
     try:
         return _run_program(name, words)
     except KeyboardInterrupt:

@@ -1,6 +1,6 @@
 """Files that only spare work: each under a name that says what it depends on, with a digest of its content.
 
-A cache is a directory beside the state root that is ours alone: whoever lists the containers of the root (runc, as much as
+A cache is a directory beside the state root that only we can use: whoever lists the containers of the root (runc, as much as
 gpurun) takes each directory in it for one.  It is a convenience: whatever is wrong with it (another
 owner, others that may write there, a damaged file, a link), there is nothing in it, and the work is done.
 """
@@ -17,7 +17,7 @@ from gpurun import __version__, log
 from gpurun.errors import oserror_text
 from gpurun.linux.files import O_CLOEXEC, Fd, read_fd, write_all
 
-#: How many files a cache has at most, unless told otherwise.
+#: How many files a cache has at most, by default.
 MAX_ENTRIES = 64
 
 _DIGEST_SIZE = 16
@@ -30,7 +30,7 @@ def directory_of(root: str, kind: str) -> str:
 
 
 def entry_name(*depends: object) -> str:
-    """The name of what depends on all of *depends*, which are told apart by their repr."""
+    """The name of what depends on all of *depends*, which are distinguished by their repr."""
     return blake2b(repr(depends).encode("utf-8", "surrogateescape"), digest_size=32).hexdigest()
 
 
@@ -60,7 +60,7 @@ def load(directory: str, name: str, limit: int) -> bytes:
 
 
 def save(directory: str, name: str, data: bytes) -> None:
-    """Keep *data* under *name*; a full cache loses its oldest files first.  What fails is told with --debug only."""
+    """Keep *data* under *name*; a full cache loses its oldest files first.  Failures are logged only with --debug."""
     try:
         try:
             posix.mkdir(directory, 0o700)
@@ -82,7 +82,7 @@ def _digest(data: bytes) -> bytes:
 
 
 def _open_cache(directory: str) -> int:
-    """The cache's directory, which must be ours alone: who can write there decides what containers may do."""
+    """The cache's directory, which only we may write: who can write there decides what containers may do."""
     fd = posix.open(directory, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | O_CLOEXEC)
     found = posix.fstat(fd)
     if found.st_uid != posix.geteuid() or found.st_mode & 0o077:

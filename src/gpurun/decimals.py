@@ -1,7 +1,7 @@
 """Numbers in texts that are not ours.
 
 ``int`` takes blanks, signs, underscores and the digits of other scripts as well, and of thousands of digits it makes an
-error that nobody expects.
+error that no caller expects.
 """
 
 from __future__ import annotations

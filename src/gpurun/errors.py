@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class GpurunError(Exception):
-    """Base of all errors that are told in one sentence.  ``exit_code`` is what the command exits with."""
+    """Base of all errors that are reported in one sentence.  ``exit_code`` is what the command exits with."""
 
     exit_code = 1
 
@@ -70,7 +70,7 @@ class SignalTooLate(NotRunning):
     """``kill`` of a container that has ended.
 
     Engines send signals that may come too late, and hand on what we say to their users though nothing is wrong (two
-    processes of Podman stop a service container): without a log it is the text alone, not a record of level ``error``.
+    processes of Podman stop a service container): without a log it is only the text, not a record of level ``error``.
     """
 
 

@@ -21,7 +21,7 @@ class Globals(Record):
 
     @property
     def driver(self) -> str:
-        """Who makes cgroups: ``cgroupfs``, ``systemd``, or ``disabled`` for nobody."""
+        """Who makes cgroups: ``cgroupfs``, ``systemd``, or ``disabled`` for none."""
         return "systemd" if self.systemd_cgroup else self.cgroup_manager or "cgroupfs"
 
 

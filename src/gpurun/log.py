@@ -39,7 +39,8 @@ def open_log(options: Globals) -> None:
     """Send records where *options* say, from now on.  The file is made with mode 0644 and appended to; ``file:PATH``,
     ``journald:NAME`` and ``syslog:NAME`` are taken as crun takes them.
 
-    Raises :class:`GpurunError` when it cannot be opened: an error nobody can read must not come after a container is made.
+    Raises :class:`GpurunError` when it cannot be opened: an error that cannot be read must not come after a container is
+    made.
     """
     _Log.json = options.log_format == "json"
     _Log.debug = options.debug
@@ -76,10 +77,10 @@ def close() -> None:
 
 
 def error(message: str, bare: bool = False, kind: str = "") -> None:
-    """Say why the command failed: once, as the last thing.  With *bare* stderr has the text alone, also without ``--log``,
+    """Say why the command failed: once, as the last thing.  With *bare* stderr has only the text, also without ``--log``,
     unless JSON is asked for or people read it.
 
-    Under GPURUN_LIBRARY the log alone has it, with *kind*, the name of the exception: stderr is the container's there.
+    Under GPURUN_LIBRARY only the log has it, with *kind*, the name of the exception: stderr is the container's there.
     """
     _Log.waiting = []
     _copy("error", message)

@@ -6,7 +6,7 @@ in the file the sources are.  The interpreter line has opened the launcher as *f
 
 It goes on with the interpreter of the bytecode where that is installed under another name; else with a launcher compiled
 from the sources for the Python that is here, which root keeps in /var/cache/gpurun and others in their own cache directory.
-Nobody else may be able to write what is executed from there.  Any Python may come here, so the text keeps to the syntax of
+No other user may be able to write what is executed from there.  Any Python may come here, so the text keeps to the syntax of
 Python 3.6, and says in one sentence, in the runtime's log as well, what is missing.
 """
 
@@ -102,8 +102,8 @@ def has_all_ids():
 
 
 def is_ours(found):
-    """Whether nobody else can write what stat(2) has *found*.  In a user namespace OVERFLOW may be anybody's, and without a
-    map it is what our own id looks like too."""
+    """Whether no other user can write what stat(2) has *found*.  In a user namespace OVERFLOW may be anybody's, and without
+    a map it is what our own id looks like too."""
     if found.st_uid == OVERFLOW and not has_all_ids():
         return False
     return found.st_uid in (0, posix.geteuid()) and not found.st_mode & 0o022

@@ -71,7 +71,7 @@ def make(
 ) -> Kept:
     """Compile the launcher for *python* and keep it as *file* in the first of *directories* where that can be done.
 
-    *is_ours* says by stat(2) whether nobody else can write to a file or directory, *open_kept* opens what is kept by its
+    *is_ours* says by stat(2) whether no other user can write to a file or directory, *open_kept* opens what is kept by its
     name.  Returns (path, descriptor), of a file in memory where nothing could be kept.  Raises RuntimeError with the reason
     when there is no launcher in the end.
     """
@@ -97,7 +97,7 @@ def make(
 
 def _lock_file(directories: Sequence[str], is_ours: Callable[[os.stat_result], bool]) -> tuple[str, int]:
     """(directory, descriptor) of the first directory where a launcher can be kept and of the file to lock in it; ("", -1)
-    where there is none.  Nobody else can open that file, or they could have us wait."""
+    where there is none.  No other user can open that file, or they could make us wait."""
     for directory in directories:
         try:
             os.makedirs(directory, mode=0o755, exist_ok=True)

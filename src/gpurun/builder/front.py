@@ -2,7 +2,7 @@
 
 The program does the plain forms of ``state``, ``start``, ``kill``, ``pause``, ``resume``, ``delete`` and ``exec`` itself, in
 one to three milliseconds instead of an interpreter's start, and becomes the launcher behind it for all else.  One file,
-which can be copied anywhere like the launcher alone; nothing needs it.
+which can be copied anywhere, like the launcher; nothing needs it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def constants() -> tuple[str, ...]:
 def compile_front(
     command: list[str], more: tuple[str, ...] = (), link: tuple[str, ...] = DYNAMIC, stderr: int | None = None
 ) -> bytes:
-    """The program alone, made by the compiler *command* with the flags *more* and *link*; raises CalledProcessError.
+    """Only the program, made by the compiler *command* with the flags *more* and *link*; raises CalledProcessError.
 
     *stderr* is where the compiler's own messages go, None for ours.
     """

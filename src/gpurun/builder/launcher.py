@@ -210,7 +210,7 @@ def assemble(
 
 
 def build_name(sources: Mapping[str, bytes]) -> str:
-    """What a build is told apart by: a digest of its sources."""
+    """What distinguishes one build from another: a digest of its sources."""
     return blake2b(marshal.dumps(sorted(sources.items()), 2), digest_size=12).hexdigest()
 
 

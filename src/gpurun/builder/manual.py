@@ -88,7 +88,7 @@ def _page(lines: list[str], see: Iterable[str]) -> str:
 
 
 def _options(options: Iterable[rows.Option], below: tuple[str, ...] = ()) -> list[str]:
-    """*options* of a group with the commands *below*, of which some options are for a few alone."""
+    """*options* of a group with the commands *below*, of which some options are only for a few."""
     lines = []
     for option in options:
         if not option.visible:

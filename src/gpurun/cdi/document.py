@@ -1,4 +1,4 @@
-"""A CDI document as records: decoded strictly, every mistake told with its path in the document.
+"""A CDI document as records: decoded strictly, every mistake reported with its path in the document.
 
 Specification: CDI 1.1.0 ("CDI JSON Definition").  As in the reference library an unknown key, a version that is unknown or
 too low for what is used, and a name that breaks the rules reject the whole file, and an unquoted number or truth value
@@ -319,7 +319,7 @@ def _text(obj: dict[str, Any], key: str, json_path: str, required: bool = False)
 
 
 def _path(obj: dict[str, Any], key: str, json_path: str) -> str:
-    """A path that must be there and absolute: what it would be relative to, nobody says."""
+    """A path that must be there and absolute: the specification does not say what it could be relative to."""
     path = _text(obj, key, json_path, required=True)
     if not path.startswith("/"):
         raise ConfigError(child(json_path, key), f'"{path}" must be an absolute path')

@@ -192,7 +192,7 @@ def combine(first: ContainerEdits, second: ContainerEdits) -> ContainerEdits:
         one, two = getattr(first, name), getattr(second, name)
         values[name] = _join(one + two) if isinstance(one, tuple) else two or one
     if first.image_files and second.image_files:
-        values["image_files"] = conf_files(values["ldcache"])  # each has files of its own libraries alone
+        values["image_files"] = conf_files(values["ldcache"])  # each has only files of its own libraries
     return ContainerEdits(**values)
 
 

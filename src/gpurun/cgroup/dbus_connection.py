@@ -53,7 +53,7 @@ class Bus:
         """Connect to the socket *address* (``@`` begins an abstract one) as the effective user.
 
         *unnamed* leaves it to the other side to see who we are: in a user namespace our own number is not the one it sees.
-        Raises OSError when nobody listens there, :class:`GpurunError` when we are not let in.
+        Raises OSError when no process listens there, :class:`GpurunError` when we are not let in.
         """
         self.timeout = timeout
         self._serial = 0

@@ -1,6 +1,6 @@
 """Which devices the programs on a cgroup let its processes open, found by running the programs' instructions here.
 
-What a container can open is decided by these programs alone: it can rename, remove or make nodes in its /dev, and cannot
+Only these programs decide what a container can open: it can rename, remove or make nodes in its /dev, and cannot
 change a program.  Programs of any runtime and of systemd are understood as far as they load from the context, compute
 with registers and compare; what else there is makes a program one of which nothing is known.
 
@@ -68,7 +68,7 @@ def openable(programs: tuple[bytes, ...], numbers: Iterable[Numbers]) -> frozens
 
 
 def granted_numbers(programs: tuple[bytes, ...], numbers: Iterable[Numbers]) -> frozenset[Numbers]:
-    """Those of :func:`openable` that were allowed one by one, and not with all devices of their major: what somebody meant
+    """Those of :func:`openable` that were allowed one by one, and not with all devices of their major: what was meant
     the container to have."""
     found = openable(programs, numbers)
     wide = {major for major in {major for major, _ in found} if openable(programs, [(major, _NOBODYS)])}

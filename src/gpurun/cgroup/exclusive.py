@@ -1,4 +1,4 @@
-"""CPUs for one cgroup alone, deeper than the root of the tree: what every cgroup above it must say for that.
+"""CPUs for only one cgroup, deeper than the root of the tree: what every cgroup above it must say for that.
 
 A partition of CPUs need not lie below another one since Linux 6.7: it is enough that each cgroup above it has the CPUs in
 its ``cpuset.cpus.exclusive``.  There they are added for a container, and taken out again with it; what else is in these

@@ -1,7 +1,7 @@
 """Making the cgroup of a container: its directory, its controllers, its limits, its device program.
 
-Paths are those of :func:`gpurun.cgroup.tree.cgroup_path`.  Every name below the root of the tree is opened alone, from the
-descriptor of the directory above it: it cannot be a link, nor a place where something else is mounted.
+Paths are those of :func:`gpurun.cgroup.tree.cgroup_path`.  Every name below the root of the tree is opened by itself, from
+the descriptor of the directory above it: it cannot be a link, nor a place where something else is mounted.
 
 What is done to a cgroup that is there already is in :mod:`gpurun.cgroup.control`, which needs no C library; those functions
 can be had from here too.
@@ -107,7 +107,7 @@ def create(path: str, root: str, writes: tuple[CgroupWrite, ...] = (), new: bool
 
 
 def undo_create(made: tuple[str, ...]) -> None:
-    """Remove what :func:`create` made, as far as nobody else uses it by now."""
+    """Remove what :func:`create` made, as far as no other container uses it by now."""
     for directory in reversed(made):
         try:
             posix.rmdir(directory)
@@ -308,7 +308,7 @@ def attach_devices(fd: int, program_fd: int, beside: bool = False) -> None:
 
     *beside* leaves the programs that are there: systemd's own, which it puts back whenever it likes; all of them decide.
 
-    A program that is there alone is replaced atomically; of several all are detached once the new one is attached: there
+    A program that is the only one is replaced atomically; of several all are detached once the new one is attached: there
     is no moment at which the container's devices are open, nor one at which they are shut.
 
     Raises :class:`StepError`.

@@ -1,6 +1,6 @@
 """How memory ended a container: from its cgroup, or from the kernel's log when the cgroup is gone.
 
-A scope of systemd goes with its last process and takes its counters along.  The kernel has told of each kill in its log as
+A scope of systemd goes with its last process and takes its counters along.  The kernel has reported each kill in its log as
 well: whose limit it was, which processes there were, which one it chose.  That log is read only for a container that has
 stopped, whose cgroup is gone, and only if any process of the host was killed so since the container was made.
 
@@ -33,7 +33,7 @@ class OomKill(Record):
     cgroup: str  # the cgroup of the process that was killed
     pid: int
     others: tuple[int, ...]  # the processes that there were
-    usage: int = 0  # of the one that was limited, in bytes; 0 when not told
+    usage: int = 0  # of the one that was limited, in bytes; 0 when not known
     limit: int = 0
 
 

@@ -65,7 +65,7 @@ def _seconds_to_tell() -> float:
 
 
 def _age() -> float:
-    """How many seconds ago this process began, in steps of a clock tick; 0 when that cannot be told."""
+    """How many seconds ago this process began, in steps of a clock tick; 0 when that is not known."""
     try:
         found = stat(posix.getpid())
     except OSError:
@@ -80,7 +80,7 @@ def _watches(path: str) -> tuple[tuple[str, bytes], ...]:
     try:
         found = posix.stat(f"{path}/memory.events")
     except OSError:
-        return ()  # the cgroup is gone, and nobody can read of it any more
+        return ()  # the cgroup is gone, and its files can no longer be read
     device = posix.major(found.st_dev) << 20 | posix.minor(found.st_dev)  # as the kernel itself numbers it
     mark = b" ino:%x sdev:%x " % (found.st_ino, device)
     return tuple([(info, mark) for pid in _ancestors() for info in _inotify_descriptors(pid) if _has(info, mark)])

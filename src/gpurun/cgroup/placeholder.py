@@ -32,7 +32,7 @@ def release(pid: int) -> bool:
         return False
     posix.close(write)
     if posix.waitpid(pid, posix.WNOHANG)[0]:
-        return False  # somebody has killed all that was in the scope
+        return False  # all processes in the scope have been killed
     posix.kill(pid, _SIGKILL)
     posix.waitpid(pid, 0)
     return True

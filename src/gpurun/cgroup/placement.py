@@ -61,7 +61,7 @@ class Site(Record):
 
 
 class Wanted(Record):
-    """A policy that is asked for, and *where*; *by_site*: by the site alone."""
+    """A policy that is asked for, and *where*; *by_site*: only by the site."""
 
     policy: str
     value: str
@@ -133,7 +133,7 @@ def _with(made: Placed, one: Wanted, asked: Asked, tree: Tree) -> Placed:
             if controller not in tree.controllers:
                 raise Unmet(one.where, missing_controller(write, controller, tree.bound_to_v1, "linux.resources", tree.hint))
             writes.append(write)
-    if one.by_site:  # nobody who runs the container has asked: explain tells it, the log does not
+    if one.by_site:  # the container did not ask for it: explain shows it, the log does not
         return replace(made, writes=tuple(writes), notes=(*made.notes, *said))
     return replace(made, writes=tuple(writes), warnings=(*made.warnings, *said))
 

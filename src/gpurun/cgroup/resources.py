@@ -37,7 +37,7 @@ _KERNEL_DEFAULTS = {
     "memory.oom.group": "0",
 }
 
-#: The controllers that systemd delegates, if it is told to.
+#: The controllers that systemd delegates, if it is configured to.
 _DELEGATED = ("cpu", "cpuset", "io", "memory", "pids")
 
 _THROTTLES = (
@@ -133,7 +133,7 @@ def _all_writes(resources: Resources, hugepage_sizes: Collection[str] | None, wh
     if resources.cpu is not None:
         yield from _cpu(resources.cpu, f"{where}.cpu")
         for name, value in (("cpus", resources.cpu.cpus), ("mems", resources.cpu.mems)):
-            if "\n" in value.rstrip("\n"):  # the kernel would take the first line alone
+            if "\n" in value.rstrip("\n"):  # the kernel would take only the first line
                 raise ConfigError(f"{where}.cpu.{name}", f'"{value}" has several lines, it must be a list like 0-3,8')
             if value:
                 yield CgroupWrite(f"cpuset.{name}", value, f"{where}.cpu.{name}")
@@ -166,7 +166,7 @@ def _memory(memory: Memory, where: str) -> Iterator[CgroupWrite]:
 
 
 def memory_swap_max(limit: int, swap: int, where: str) -> str | None:
-    """``memory.swap.max`` (swap alone) from *limit* and *swap* (memory and swap together); None is not to be written.
+    """``memory.swap.max`` (only swap) from *limit* and *swap* (memory and swap together); None is not to be written.
 
     All are bytes; 0 is "not given", -1 "no limit".  Raises :class:`ConfigError` at *where* for a swap limit that is below
     the memory limit, or without one.

@@ -1,7 +1,7 @@
 """The transient unit that systemd makes for a container: its name, its place, its properties.  Pure.
 
 Most often it is a scope.  A name that ends in ``.slice`` makes it a slice: the container's processes are then in the slice
-itself, and systemd, which keeps no processes in slices of its own, leaves them alone.
+itself, and systemd, which keeps no processes in slices of its own, does not touch them.
 
 What is set as a property is written to the cgroup as well (:mod:`gpurun.cgroup.resources` decides what): the properties
 are there so that systemd, whenever it applies what it knows of a unit, at ``systemctl daemon-reload`` for one, knows the
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 _UINT64_MAX = (1 << 64) - 1
 _WHERE = "linux.cgroupsPath"
 
-#: The versions of systemd that first take OOMPolicy of a scope, and CPUWeight=0.  An older one gets the file alone.
+#: The versions of systemd that first take OOMPolicy of a scope, and CPUWeight=0.  With an older one only the file is
+#: written.
 _OOM_POLICY_SINCE, _IDLE_SINCE = 253, 252
 
 
@@ -115,7 +116,7 @@ def plan_scope(
 ) -> Scope:
     """The scope of a container with those limits; raises :class:`ConfigError` for names and annotations that cannot be.
 
-    A *user*'s manager is not told of devices: only root may restrict them.
+    A *user*'s manager gets no device rules: only root may restrict them.
     """
     slice_name, unit = scope_names(cgroups_path, container_id, "user.slice" if user else "system.slice")
     properties = unit_properties(container_id, slice_name, annotations, writes, unit.endswith(".slice"))
@@ -233,7 +234,7 @@ def _number(text: str) -> int | None:
     digits = text.rstrip("kmgtpeKMGTPE")
     number = decimal(digits)
     if len(text) - len(digits) > 1 or number is None:
-        return None  # systemd is not told, and the kernel says whether it is one
+        return None  # systemd does not get it, and the kernel says whether it is valid
     number <<= 10 * ("kmgtpe".index(text[-1].lower()) + 1) if text != digits else 0
     return number if number < _UINT64_MAX else None
 
@@ -273,7 +274,7 @@ def device_properties(devices: DeviceFilter) -> tuple[Property, ...]:
     """Who may open which device, in systemd's words: DevicePolicy and DeviceAllow.
 
     systemd knows lists of what is allowed, whole major numbers among them, and nothing else: what it cannot say
-    (all but some; one minor of every major) is left to the container's own program alone, which a reload does not touch.
+    (all but some; one minor of every major) is left to the container's own program, which a reload does not touch.
     """
     where = "linux.resources.devices"
     allowed = tuple([_device_allow(one) for one in devices.exceptions])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Seconds that systemd may take for a job, as runc gives it.
 TIMEOUT = 30.0
 
-#: Seconds for which a systemd that hangs up, or lets nobody in, is asked again.  It does so while it is re-executed (an
+#: Seconds for which a systemd that closes or refuses connections is asked again.  It does so while it is re-executed (an
 #: update of its package does that), and keeps its units and its jobs meanwhile.
 BACK = 20.0
 _PAUSE = 0.02
@@ -52,7 +52,7 @@ def connect(manager: str = "") -> Bus:
 
 
 def _connect(endpoints: tuple[Endpoint, ...]) -> tuple[Bus, Endpoint]:
-    """A connection to the first of *endpoints* where somebody answers, and which that is."""
+    """A connection to the first of *endpoints* that answers, and which that is."""
     deadline = 0.0
     while True:
         failures, away = [], False
@@ -130,7 +130,7 @@ def find_user_manager(root: str) -> UserManager:
 def enter(manager: str, *children: int) -> None:
     """Move this process and its *children* to where the user's *manager* may give out cgroups, unless it is there.
 
-    The kernel lets nobody put a process into a cgroup when both are only below one that is not theirs, and a login session
+    The kernel lets no user move a process between cgroups whose common ancestor is not theirs, and a login session
     is beside the user's manager, not below it.  So we get a scope of our own there, as systemd-run(1) would make it.
     Raises :class:`GpurunError`.
     """
@@ -171,10 +171,10 @@ def start_scope(scope: Scope) -> int:
     """Make *scope*, held by a placeholder, whose pid is returned: the caller is to end it
     (:func:`gpurun.cgroup.placeholder.release`).
 
-    A slice needs nobody to hold it, and then 0 is returned.
+    A slice needs no process to hold it, and then 0 is returned.
 
     Raises :class:`GpurunError`; then there is no placeholder, and with it goes a unit that is made all the same, too late.
-    A unit of that name that is somebody else's is left alone.
+    A unit of that name that gpurun did not make is not touched.
     """
     pid = 0 if scope.unit.endswith(".slice") else placeholder.hold()
     properties = scope.properties
@@ -237,7 +237,7 @@ def _start(bus: Bus, unit: str, properties: tuple[Property, ...]) -> None:
         except DBusError as e:
             if e.name != f"{_NAME}.UnitExists":
                 raise
-            # A failed unit stays loaded until somebody has looked; that one is of a container that is gone.
+            # A failed unit stays loaded until it is reset; that one is of a container that is gone.
             _reset_failed(bus, unit)
             job = start()[0]
         result = _wait_job(bus, job)

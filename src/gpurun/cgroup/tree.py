@@ -118,7 +118,7 @@ def cgroup_path(tree: Tree, cgroups_path: str, container_id: str, own: str) -> s
 def slice_of_unit(own: str) -> str:
     """The name of systemd's slice in which *own* is a scope or a service; "" where it is not that.
 
-    Such a slice is systemd's alone: it takes a controller away when none of its own units needs it (its
+    Such a slice belongs to systemd: it takes a controller away when none of its own units needs it (its
     CGROUP_DELEGATION.md), and with it the limits of cgroups that others have made there.
     """
     parent, _, name = own.rpartition("/")

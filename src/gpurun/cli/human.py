@@ -96,7 +96,7 @@ def _values(option: rows.Option) -> tuple[str, ...]:
 
 
 class Formatter(click.HelpFormatter):
-    """Breaks lines between words alone: an option or a path is not torn apart at its hyphens."""
+    """Breaks lines only between words: an option or a path is not torn apart at its hyphens."""
 
     def write_text(self, text: str) -> None:
         """Write the paragraphs of *text*, wrapped; one that begins with ``\\b`` stays as it is."""

@@ -23,14 +23,14 @@ GLOBALS: tuple[OptionRow, ...] = (
     ("cgroup-manager", "", "text", "cgroupfs, systemd or disabled (as crun has it)"),
     ("rootless", "", "text", ""),  # true, false or auto: whether to do without cgroup permissions
     ("criu", "", "file", ""),
-    ("gpu-map", "", "texts", ""),  # as restore has it, for engines that pass options on before the command alone
+    ("gpu-map", "", "texts", ""),  # as restore has it, for engines that pass options on only before the command
     ("log-level", "", "text", ""),
     ("help", "h", "switch", "show this help"),
     ("version", "v", "switch", "show the version"),
 )
 
 #: Commands whose first argument is a command again, and which there are (:mod:`gpurun.cli.topics` says what they do).  An
-#: option whose help begins with some of these and a colon is for them alone.
+#: option whose help begins with some of these and a colon is only for them.
 GROUPS: dict[str, tuple[str, ...]] = {
     "gpu": ("list", "leases", "lease", "attach", "detach", "doctor", "explain", "mig"),
     "cdi": ("generate", "refresh", "list", "validate", "transform"),

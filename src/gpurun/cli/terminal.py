@@ -42,7 +42,7 @@ def write_wrapped(lines: Iterable[str], indent: int = 4) -> None:
 
 
 def fold(text: str, columns: int, indent: int = 4) -> str:
-    """*text* in lines of at most *columns* (0: any number), broken between words alone: a path can still be copied.
+    """*text* in lines of at most *columns* (0: any number), broken only between words: a path can still be copied.
 
     What continues a line stands *indent* columns to the right of where it began.
     """

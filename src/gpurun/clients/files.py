@@ -144,7 +144,7 @@ def settle(change: Change, saved: str) -> None:
 
 
 def remove_strays(path: str) -> None:
-    """Remove what somebody who was killed while changing *path* has left beside it.  Raises OSError."""
+    """Remove what a process that was killed while changing *path* has left beside it.  Raises OSError."""
     for name in {path, path + KEPT, os.path.realpath(path)}:
         folder, base = os.path.split(name)
         for stray in glob.glob(f"{glob.escape(folder)}/.{glob.escape(base)}.gpurun.*"):

@@ -155,12 +155,12 @@ def plan_uninstall(setup: Setup) -> tuple[Change, ...]:
         text = (docker.remove_runtime if setup.client == "docker" else toml_files.without_containerd)(before, file, name)
         made.append(Change(file, text or (None if kept is None else kept), before, False))
         if kept is not None and _same(setup.client, file, kept, text or kept):
-            made.append(Change(file + KEPT, None, kept))  # somebody has written it anew; there is nothing in it to keep
+            made.append(Change(file + KEPT, None, kept))  # it has been written again since; there is nothing in it to keep
     return tuple(made)
 
 
 def _is_ours(client: str, file: str, kept: str | None, text: str, found: RuntimeEntry) -> bool:
-    """Whether *text* is what gpurun has made of *kept* (None: of no file), and nobody has changed it since."""
+    """Whether *text* is what gpurun has made of *kept* (None: of no file), and it has not been changed since."""
     for cdi in (False, True):
         wanted = replace(found, cdi=cdi)
         if client == "docker":
@@ -202,7 +202,7 @@ def _containerd_drop_in(setup: Setup, path: str, text: str | None) -> list[Chang
 
 
 def _plan_drop_in_removal(setup: Setup, path: str) -> tuple[Change, ...]:
-    """The file of our own goes, and so does its directory from the imports, if that was put there for it alone."""
+    """The file of our own goes, and so does its directory from the imports, if that was put there only for it."""
     own = os.path.abspath(setup.drop_in)
     before, main, kept = read(own), read(path), read(path + KEPT)
     ours = [(own + KEPT, read(own + KEPT)), (own, before)]
@@ -320,7 +320,7 @@ def _entries(client: str, text: str | None, file: str) -> list[RuntimeEntry]:
 
 def _calls(binary: str, programs: set[str]) -> bool:
     """Whether *binary* is one of *programs*, or a script in which one of them stands."""
-    if not binary.startswith("/"):  # somebody else's: gpurun writes absolute paths
+    if not binary.startswith("/"):  # not gpurun's: gpurun writes absolute paths
         return False
     if binary in programs or os.path.realpath(binary) in {os.path.realpath(program) for program in programs}:
         return True

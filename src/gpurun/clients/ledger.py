@@ -1,5 +1,5 @@
-"""What `install` has told clients, noted before it is told: for `uninstall all`, for the package's removal, and for an
-install that was killed before the client had read its new configuration.
+"""What `install` has written for clients, noted before it is written: for `uninstall all`, for the package's removal, and
+for an install that was killed before the client had read its new configuration.
 
 The note of root is /var/lib/gpurun/clients.json, that of another user in ``$XDG_STATE_HOME/gpurun`` (~/.local/state).
 """
@@ -28,7 +28,7 @@ PATIENCE = 120.0
 
 
 class Entry(Record):
-    """*client* has been told, in its file *path* (*drop_in*: in that one), of the runtime *name*, the program *binary*.
+    """*client* has, in its file *path* (*drop_in*: in that one), the runtime *name*, the program *binary*.
 
     *program* is the gpurun that did it.  *unread* is empty once the client has read it; else the boot and the nanosecond of
     CLOCK_MONOTONIC in which it was written, and *needs* what makes the client read it: ``restart`` or ``reload``.
@@ -53,7 +53,7 @@ class Entry(Record):
 
 
 def new_entry(setup: Setup, program: str, whole: bool) -> Entry:
-    """The note of *setup*, written now and read by nobody; *whole*: a reload is not enough for it."""
+    """The note of *setup*, written now and not yet read by the client; *whole*: a reload is not enough for it."""
     drop_in = os.path.abspath(setup.drop_in) if setup.drop_in else ""
     path, needs = os.path.abspath(setup.file()), "restart" if whole else "reload"
     return Entry(setup.client, setup.entry.name, path, drop_in, setup.entry.binary, program, now(), needs)

@@ -80,7 +80,7 @@ def run(words: tuple[str, ...]) -> str:
 
 
 def has_read(client: str, since_ns: int) -> bool:
-    """Whether systemd has started *client* after *since_ns* (CLOCK_MONOTONIC); False where nobody knows."""
+    """Whether systemd has started *client* after *since_ns* (CLOCK_MONOTONIC); False where that is not known."""
     show = (*_systemctl(), "show", "--value", "-p", "ExecMainStartTimestampMonotonic", client)
     text = (_output(show) or "").strip() if _systemd() else ""
     return text.isdecimal() and text.isascii() and int(text) * 1000 > since_ns

@@ -34,8 +34,8 @@ def refresh(invocation: Invocation, env: Mapping[str, str]) -> int:
 
     Without ``--mode`` and ``--output`` it is done for each maker whose driver is loaded, or whose file is there.  While no
     driver is loaded, a file that describes the maker's GPUs is removed, for its devices are not there; that is no error.  A
-    container that asks for them is then told that there is no such device, instead of a missing library.  What goes wrong
-    with one maker's file keeps no other's from being written.  Raises :class:`GpurunError`, OSError.
+    container that asks for them then gets the error that there is no such device, instead of a missing library.  What goes
+    wrong with one maker's file keeps no other's from being written.  Raises :class:`GpurunError`, OSError.
     """
     mode = invocation.option("mode", "auto").lower()
     maker = mode if mode in MAKERS else "nvidia"

@@ -43,7 +43,7 @@ def find(word: str, roots: tuple[str, ...]) -> tuple[str, str]:
 
 
 def found_by(word: str, roots: tuple[str, ...]) -> list[tuple[str, str]]:
-    """(state directory, id) of each container in *roots* that *word* may mean; of an id that is whole, that one alone."""
+    """(state directory, id) of each container in *roots* that *word* may mean; of an id that is whole, only that one."""
     try:
         named = {lease.id for lease in open_store(own_environment()).own_leases() if lease.name == word}
     except GpurunError:
@@ -86,7 +86,7 @@ def with_name(invocation: Invocation) -> Invocation:
     """*invocation* for the container that its first word names, where no container of its state directory has that id.
 
     As it is where nothing has that name.  `delete --force` follows no name: scripts use it for containers that may have
-    gone already, and a name may be that of somebody else's.  Raises :class:`GpurunError` for a name of several.
+    gone already, and a name may be that of another container.  Raises :class:`GpurunError` for a name of several.
     """
     options = invocation.globals
     found = found_by(invocation.args[0], state_roots(options.root, options.root_given))

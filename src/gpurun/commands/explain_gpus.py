@@ -68,7 +68,7 @@ def gpus_of_container(root: str, state: store.State, alive: bool) -> tuple[Conta
     for number in sorted((made | attached) - known):  # the host has had another driver since, or none
         gpu = records[number].gpu if number in records else ""
         if number[1] not in _OF_GPUS.get(number[0], ()) or not keys.isdisjoint((gpu, owners.get(number))):
-            continue  # no node of a GPU, or one for drawing of a GPU that has been told
+            continue  # no node of a GPU, or one for drawing of a GPU that has been listed
         keys |= {gpu} if gpu else set()
         path = f"/dev/{'nvidia' if number[0] == _NVIDIA else 'dri/renderD'}{number[1]}"
         since = "attach" if number in attached else "create"
@@ -79,7 +79,7 @@ def gpus_of_container(root: str, state: store.State, alive: bool) -> tuple[Conta
 def accelerators_of_container(env: tuple[str, ...], pid: int) -> tuple[ContainerGpu, ...]:
     """The accelerators that are no GPUs of a container with that ``process.env``; *pid* is 0 for one that has stopped.
 
-    They are given by name alone and when a container is made, so its variable says which.
+    They are given only by name and when a container is made, so its variable says which.
     """
     own_env = own_environment()
     found = []

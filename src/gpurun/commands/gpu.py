@@ -98,7 +98,7 @@ def _containers(roots: tuple[str, ...], env: dict[str, str]) -> list[Finding]:
 
     loaded = module_version(roots_from_environment(env))
     if not loaded:
-        return []  # told already
+        return []  # reported already
     held = containers_of(roots)
     stale = with_another_driver(held, loaded)
     if not stale:

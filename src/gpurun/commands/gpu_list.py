@@ -195,7 +195,7 @@ def _holders(having: list[tuple[Held, Row]], nodes: tuple[HostNode, ...]) -> lis
 
 
 def _holder(one: Held) -> Row:
-    """What is told of a container: its id, as far as it has one, what its engine calls it, and its first process."""
+    """What is printed of a container: its id, as far as it has one, what its engine calls it, and its first process."""
     known = of_cgroup(cgroup_of(one.pid))
     name, engine = ("" if known.name == one.id[:12] else known.name), known.engine
     if one.root:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def other_makers(env: Mapping[str, str]) -> Survey:
-    """What this host has of other makers than NVIDIA; ``problem`` says of which that cannot be told."""
+    """What this host has of other makers than NVIDIA; ``problem`` says of which that is not known."""
     units: list[GpuDevice] = []
     problems = []
     for row in [row for row in present(env) if row.name != "nvidia"]:
@@ -72,7 +72,7 @@ def maker_row(
 def add_readings(rows: list[Row], env: Mapping[str, str], say: Callable[[str], None]) -> None:
     """Put what their drivers measure into *rows* of other makers: as NVML's figures, and ``reading``.
 
-    *say* is told of drivers that do not answer in time; ``problem`` has it as well.
+    *say* is called for drivers that do not answer in time; ``problem`` has it as well.
     """
     if not any("vendor" in row for row in rows):
         return

@@ -56,7 +56,7 @@ class Holder(Record):
 
 
 def state_roots(root: str, given: bool) -> tuple[str, ...]:
-    """The state directories to look at: *root* alone when it was *given*, else also those of the known clients."""
+    """The state directories to look at: only *root* when it was *given*, else also those of the known clients."""
     if given:
         return (root,)
     return (root, *[path for pattern in _CLIENT_ROOTS for path in sorted(glob.glob(pattern)) if path != root])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpurun.kubernetes.node_feature import NodeFeature
 
 _STAMP = "nvidia.com/gfd.timestamp"
-#: Looks after which the node is asked for its labels though ours are as they were: somebody may have changed them.
+#: Looks after which the node is asked for its labels though ours are as they were: another client may have changed them.
 _ASK_AGAIN = 10
 
 
@@ -106,7 +106,7 @@ class Where:
                 self._feature = None
 
     def end(self) -> None:
-        """Remove the file, as GPU feature discovery does: a node whose labels nobody keeps has none.
+        """Remove the file, as GPU feature discovery does: a node whose labels are no longer maintained has none.
 
         Raises :class:`GpurunError`.
         """

@@ -154,7 +154,7 @@ def listen_address(text: str, option: str) -> tuple[str, int]:
 
 
 def until_signal(stop: Callable[[], None]) -> None:
-    """Call *stop* in a thread when somebody asks this process to end; a second time it ends at once.
+    """Call *stop* in a thread when a signal asks this process to end; a second time it ends at once.
 
     The handler runs in the main thread, between any two steps of it: called there, *stop* would wait for good for a lock
     that the main thread holds, as that of the :class:`threading.Event` that it is about to wait for.

@@ -54,7 +54,7 @@ class Reader:
         self._lock = threading.Lock()
         self._samples: list[Sample] = []
         self._read_at = -1e9
-        #: The last Xid of each GPU; None while nobody watches.
+        #: The last Xid of each GPU; None while there is no watch.
         self.xids: dict[str, int] | None = None
         #: Called when there is a driver that tells of Xids.
         self.watch_xids: Callable[[], None] = lambda: None

@@ -48,7 +48,7 @@ COLUMNS = (
     "PRESSURE CPU/MEM/IO",
 )  # fmt: skip
 _SENSORS = (COLUMNS.index("GPU POWER"), COLUMNS.index("GPU TEMP"))
-_ONCE_S = 0.5  # seconds between the two looks of --once, over which a share of the processor is told
+_ONCE_S = 0.5  # seconds between the two looks of --once, over which a share of the processor is computed
 
 
 class Look(Record):
@@ -121,7 +121,7 @@ class _Watch:
     def _wanted(self) -> list[tuple[str, store.State]]:
         """(root, state) of those to look at, as far as they run.
 
-        A word that is an id means that container alone.  Any other may be an engine's name, which only a container's
+        A word that is an id means only that container.  Any other may be an engine's name, which only a container's
         config tells: then all containers are read, until one of that name runs.
         """
         if not self._names:
@@ -176,7 +176,7 @@ def _controllers(cgroup: str) -> tuple[str, ...]:
 
 
 def row(before: Look | None, now: Look, called: tuple[str, str], gpus: list[Row]) -> Row:
-    """What is told of one container; rates are null where there was no look before, and so is what no controller counts."""
+    """What is shown of one container; rates are null where there was no look before, and so is what no controller counts."""
     seconds = now.at - before.at if before is not None else 0.0
     figures = now.stats
 

@@ -132,7 +132,7 @@ def _become(
         close_range(_SOCKET, flags=CLOSE_RANGE_CLOEXEC)
         for place, fd in enumerate(moved, _SOCKET):
             posix.dup2(fd, place, True)
-        posix.umask(0o022)  # the images are told apart from others' by their directory; restored processes must read them
+        posix.umask(0o022)  # the images are distinguished from others by their directory; restored processes must read them
         env = {b"PATH": posix.environ.get(b"PATH") or _PATH.encode()}
         posix.execve(path, ["criu", "swrk", str(_SOCKET)], env)
     except BaseException as e:  # whatever it is, this copy of the caller must not go on as the caller

@@ -46,7 +46,7 @@ _PTMX = posix.makedev(5, 2)
 def serve_foreground(pid: int, pidfd: int, master: int) -> int:
     """Connect our terminal to *master* until the process *pid* ends, passing signals on; returns its exit code.
 
-    When nobody takes our output any more, *master* is closed, and the process finds its terminal hung up.
+    When our output is no longer read, *master* is closed, and the process finds its terminal hung up.
     """
     wake = watch_signals()
     foreground = Foreground(master)
@@ -88,16 +88,16 @@ class Foreground:
 
     def __init__(self, master: int) -> None:
         self.over = False  # the process has ended
-        self._hurried = False  # and somebody does not want to wait for its last output
+        self._hurried = False  # and the user does not want to wait for its last output
         self._left = -1  # bytes that are still read of it then
         self._master = master
-        fcntl(master, F_SETFL, fcntl(master, F_GETFL) | posix.O_NONBLOCK)  # nobody shares this description with us
+        fcntl(master, F_SETFL, fcntl(master, F_GETFL) | posix.O_NONBLOCK)  # no other process has this file open
         self._tty = next((fd for fd in (2, 1, 0) if posix.isatty(fd)), -1)
         self._saved = b""
         self._keys, self._output = b"", b""
         self._stdin_open = True
         self._stdout = _Stdout()
-        self._reopened: epoll | None = None  # while nobody has the other side of the master open
+        self._reopened: epoll | None = None  # while no process has the other side of the master open
         if self._tty >= 0:
             for number in (_SIGTTIN, _SIGTTOU):  # a job in the background is stopped, as every program at a terminal is
                 _signal.signal(number, _signal.SIG_DFL)
@@ -127,7 +127,7 @@ class Foreground:
                 self._saved = self._saved or ioctl(self._tty, TCGETS, bytes(TERMIOS_SIZE))
                 ioctl(self._tty, TCSETS, _raw(self._saved))
         except OSError:
-            pass  # it has hung up, or is not our session's: then it has no jobs, and nobody types
+            pass  # it has hung up, or is not our session's: then it has no jobs and no input
 
     def restore(self) -> None:
         """Give our terminal its settings back."""
@@ -213,7 +213,7 @@ class Foreground:
             if e.errno != EIO:
                 raise
             # All have closed the other side.  An init system closes the console and opens it again: from now on poll(2)
-            # would say at once that it is closed, and epoll(7) can tell of the next change alone.
+            # would say at once that it is closed, and epoll(7) reports only the next change.
             if self._reopened is None:
                 self._reopened = epoll()
                 self._reopened.register(self._master, EPOLLIN | EPOLLET)
@@ -235,7 +235,7 @@ class Foreground:
             self._hang_up()
 
     def _hang_up(self) -> None:
-        """Nobody sees the container's terminal any more: let it end, as a terminal does whose line is cut (SIGHUP, EIO)."""
+        """The container's terminal is no longer read: let it end, as a terminal does whose line is cut (SIGHUP, EIO)."""
         if self._reopened is not None:
             self._reopened.close()
             self._reopened = None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _OUTPUT_LIMIT = 64 << 10
 #: How long the output is still read after the hook itself has ended: a daemon it left behind may hold the pipe open.
 _DRAIN_SECONDS = 1.0
-#: Descriptors for the hooks' stdout and stderr; -1: what they write there is told if they fail.
+#: Descriptors for the hooks' stdout and stderr; -1: what they write there is in the error if they fail.
 _COLLECTED = (-1, -1)
 
 

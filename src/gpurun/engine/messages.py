@@ -17,7 +17,7 @@ Without a starter the init is a copy of the parent, and nothing is said between 
                     ready                       all but the process itself is set up
                     created [LISTENER]          nothing can fail any more but execve, create may return; LISTENER: number,
                                                 in the init, of the seccomp listener when the profile has an agent
-                    failed TEXT                 the error, told once, by the parent
+                    failed TEXT                 the error, printed once, by the parent
     parent → init   go                          after spawned (what is lent to it is there), hooks, ready
                     source                      with the open tree
 
@@ -34,7 +34,7 @@ exec's processes (exec_init.py) are the starter, if there is one, the setter and
 
 **To the parent** a message is text (:func:`report`): others of the container may have a hand in a process that they share a
 pid namespace with (CAP_SYS_PTRACE), so the parent reads a grammar of a few words and numbers, of bounded size, and believes
-nobody but the process whose turn it is to speak, by what the kernel says of the sender (unix(7), SO_PASSCRED).  **From the
+only the process whose turn it is to speak, by what the kernel says of the sender (unix(7), SO_PASSCRED).  **From the
 parent** it is a tuple, marshalled; both ends are the same build of the same interpreter.  Before either stands its length in
 four bytes.
 """
@@ -88,7 +88,7 @@ class Descriptors(Record):
 
 
 class Report(Record):
-    """What the parent was told: one of the words above, its numbers, and the text of ``failed``.  *sender* is a pid."""
+    """A message to the parent: one of the words above, its numbers, and the text of ``failed``.  *sender* is a pid."""
 
     word: str
     numbers: tuple[int, ...]
@@ -128,12 +128,12 @@ def receive_report(fd: int, senders: Container[int] | None) -> Report | None:
     a message).
 
     Where the read fails nothing of the message is gone, and the next call begins with it again.  Raises
-    :class:`GpurunError` for what is no message, and for one that somebody else has written.
+    :class:`GpurunError` for what is no message, and for one that another process has written.
     """
     from _socket import MSG_PEEK
 
     # The length is looked at and stays where it is, then all is read at once.  report() writes a message at once too, and
-    # the kernel keeps it in one piece, so no part of one comes alone.
+    # the kernel keeps it in one piece, so no part of one comes by itself.
     head, sender = _receive(fd, 4, MSG_PEEK)
     if len(head) < 4:
         return None
@@ -172,7 +172,8 @@ def _is_number(text: str) -> bool:
 def check_child(pid: int) -> int:
     """*pid* if it is a child of ours; raises :class:`GpurunError`.
 
-    What is told of a process is done to it, by the host's root: no other than those that were made for us may be named.
+    What a message asks for a process is done to it, by the host's root: no other than those that were made for us may be
+    named.
     """
     try:
         posix.waitid(posix.P_PID, pid, posix.WEXITED | posix.WNOHANG | posix.WNOWAIT)
@@ -187,7 +188,7 @@ def _receive(fd: int, size: int, flags: int = 0) -> tuple[bytes, int]:
 
     its = socket(AF_UNIX, SOCK_STREAM, 0, fd)
     try:
-        # No room for descriptors: those that somebody sends along are closed by the kernel.
+        # No room for descriptors: those that come with a message are closed by the kernel.
         data, control, _, _ = its.recvmsg(size, CMSG_SPACE(_CREDENTIALS), MSG_CMSG_CLOEXEC | flags)
     except ConnectionResetError:  # the other side was killed before it had read all
         return b"", 0

@@ -53,7 +53,7 @@ SIGKILL, SIGCHLD, SIGURG, SIGWINCH = [NUMBERS[name] for name in ("KILL", "CHLD",
 
 #: Real-time signals that programs may use; the C library keeps those before for itself (nptl(7)).
 SIGRTMIN, SIGRTMAX = 34, 64
-#: Signals that tell of a fault of our own, and those that nobody can catch or block.
+#: Signals that report a fault of our own, and those that cannot be caught or blocked.
 _FAULTS = frozenset([NUMBERS[name] for name in ("ILL", "TRAP", "BUS", "FPE", "SEGV")])
 _UNCHANGEABLE = frozenset([NUMBERS["KILL"], NUMBERS["STOP"], 32, 33])
 #: All that we can be sent and that is not about ourselves.
@@ -171,7 +171,7 @@ def default_signals() -> None:
     from gpurun.linux.libc import NR, syscall  # loaded long before in whoever is about to exec
 
     for number in range(1, 65):
-        if number in (32, 33):  # the C library lets nobody change these, but they are inherited too
+        if number in (32, 33):  # the C library does not let them be changed, but they are inherited too
             syscall(NR["rt_sigaction"], number, bytes(32), None, 8)
         elif number not in (9, 19):  # KILL and STOP cannot be changed
             _signal.signal(number, _signal.SIG_DFL)

@@ -174,9 +174,9 @@ def save(root: str, state: State) -> None:
 
 
 def check_owner(path: str, follow: bool = True) -> None:
-    """Refuse a directory of somebody else's: what is in it decides what is killed, removed and run with our privileges.
+    """Refuse a directory of another user: what is in it decides what is killed, removed and run with our privileges.
 
-    Unless *follow*, a symbolic link of somebody else's that leads to one of ours is refused as well.
+    Unless *follow*, a symbolic link of another user that leads to one of ours is refused as well.
 
     Who is in a user namespace sees the owner of what is the host's as nobody.  Raises :class:`GpurunError`.
     """
@@ -265,7 +265,7 @@ def own_streams() -> str:
             name = posix.readlink(f"/proc/self/fd/{fd}")
         except OSError:  # no procfs
             name = ""
-        names.append(name if name.isprintable() else "?")  # a path that nobody needs to know, and that must stay one line
+        names.append(name if name.isprintable() else "?")  # a path that is not needed exactly, and that must stay one line
     return "\t".join(names)
 
 

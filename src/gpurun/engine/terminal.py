@@ -85,7 +85,7 @@ def set_up_terminal(root_fd: int, proc_fd: int, size: tuple[int, int] | None, co
 
 
 def send_master(socket_fd: int, master: int) -> None:
-    """Hand the master over: one message with a name (which nobody uses) and exactly one descriptor.
+    """Hand the master over: one message with a name (which no reader uses) and exactly one descriptor.
 
     Raises :class:`GpurunError`.
     """

@@ -40,7 +40,7 @@ def matches(name: str, pattern: str) -> bool:
 def matches_path(path: str, pattern: str) -> bool:
     """Whether the whole of *path* is what *pattern* says: ``*`` and ``?`` stand for no slash (:func:`matches` knows none).
 
-    A pattern that begins with ``**/`` is one of the last name alone.
+    A pattern that begins with ``**/`` applies only to the last name.
     """
     if pattern.startswith("**/"):
         path, pattern = path.rpartition("/")[2], pattern[3:]

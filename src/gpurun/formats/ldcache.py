@@ -96,8 +96,8 @@ def lookup(data: bytes, flags: int, prefixes: tuple[bytes, ...]) -> tuple[tuple[
 def compose(image_cache: bytes | None, added: Sequence[Entry]) -> bytes:
     """The cache *image_cache* with *added* in it, ours first among entries of the same name.
 
-    ``None`` (an image without a cache) gives a cache of ours alone: the loader looks in its default directories for the
-    rest, exactly as it did without a cache.  Raises :class:`CacheError` when the image's cache is none.
+    ``None`` (an image without a cache) gives a cache with only our entries: the loader looks in its default directories for
+    the rest, exactly as it did without a cache.  Raises :class:`CacheError` when the image's cache is none.
     """
     table = _read(image_cache) if image_cache is not None else _Table((), b"", ())
     strings = bytearray(table.strings)

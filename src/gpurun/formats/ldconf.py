@@ -21,8 +21,8 @@ _SYSTEM_DIRS = frozenset(
 def conf_texts(directories: tuple[str, ...]) -> tuple[tuple[str, bytes], ...]:
     """(path, content) of the files for /etc/ld.so.conf.d that make ldconfig find what is in *directories*.
 
-    Directories of the driver alone come first, so that its libraries win over stale ones; system directories, which hold
-    the image's libraries as well, come last, so that their order among the image's stays what it was.
+    Directories with only the driver's files come first, so that its libraries win over stale ones; system directories, which
+    hold the image's libraries as well, come last, so that their order among the image's stays what it was.
     """
     own = [d for d in directories if d not in _SYSTEM_DIRS]
     system = [d for d in directories if d in _SYSTEM_DIRS]

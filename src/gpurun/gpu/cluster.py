@@ -1,4 +1,4 @@
-"""What a cluster is told of a GPU, whoever made it, and what a container that gets it is given.
+"""What a cluster knows of a GPU of any maker, and what a container that gets it is given.
 
 A room whose row in :mod:`gpurun.gpu.vendors` has a driver's name has a module ``cluster`` with the function
 ``cluster_gpus(sysroot)``, which answers with :class:`ClusterGpus`, and the constant ``LABELS``: the names of all labels of

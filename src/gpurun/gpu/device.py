@@ -20,9 +20,9 @@ class GpuDevice(Record):
 
     *vendor* is a name in :data:`gpurun.gpu.vendors.VENDORS`.  *key* is the PCI address in lower case, of a part with
     ``/…`` behind it; it never changes while the host runs.  *names* are all words that a request may say for it, the first
-    is what its container is told.  *index* counts the maker's GPUs.  *memory* is in bytes, -1 where it is not known;
+    is what its container gets.  *index* counts the maker's GPUs.  *memory* is in bytes, -1 where it is not known;
     *numa_node* is -1 where the host does not say.  *parent* is the key of the whole GPU, empty for one that is whole.
-    *nodes* are the device nodes that open this one alone, all of which it takes; *more_nodes* those for other uses of it
+    *nodes* are the device nodes that open only this one, all of which it takes; *more_nodes* those for other uses of it
     (drawing); *common_nodes* those of the driver that it takes to compute.  *links* are (index of the peer, nearness).
     *unwell* is why it cannot work.  *title* is what sentences call it, where it is not ``GPU`` and the index.
     """
@@ -48,7 +48,7 @@ class GpuDevice(Record):
 
     @property
     def name(self) -> str:
-        """What the container is told."""
+        """The id that the container gets."""
         return self.names[0] if self.names else self.key
 
     @property

@@ -60,13 +60,13 @@ def _concerns_nvidia(roots: Roots) -> bool:
     try:
         root = open_driver_root(driver_root_path(roots), posix.uname().machine, roots.ldcache, roots.library_dirs)
     except GpurunError:
-        return True  # what is wrong is told there
+        return True  # what is wrong is reported there
     with Fd(root.fd):
         return bool(installed_versions(root))
 
 
 def _idle(env: Mapping[str, str], nvidia_told: bool) -> list[str]:
-    """Sentences about cards that no driver of their maker's has; those of NVIDIA's are told with its driver."""
+    """Sentences about cards that no driver of their maker's has; those of NVIDIA's are reported with its driver."""
     return list(idle_cards(env, VENDORS[1:] if nvidia_told else VENDORS))
 
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def platform(roots: Roots, env: Mapping[str, str]) -> list[Finding]:
-    """What containers get of the platform's GPU, or what keeps them from it; nothing on a host with cards alone."""
+    """What containers get of the platform's GPU, or what keeps them from it; nothing on a host that has only cards."""
     try:
         settings = read_settings(settings_path(env), [])
-    except GpurunError:  # told already
+    except GpurunError:  # reported already
         settings = Settings()
     if settings.mode != "csv" and (has_cards_alone(roots) or not detect(roots)):
         return []

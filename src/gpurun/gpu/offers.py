@@ -1,4 +1,4 @@
-"""What this host has for somebody who asked for a GPU that it does not have: the end of an error's sentence.
+"""What this host offers to a request for a GPU that it does not have: the end of an error's sentence.
 
 Who asks for NVIDIA's GPUs on a host of AMD's is told by which variable that host's GPUs are asked for, and who has a card
 whose driver is not loaded, which module that is.  Looked at only when something has failed already.

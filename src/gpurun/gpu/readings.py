@@ -55,7 +55,8 @@ def read(question: ReadingsQuestion) -> Readings:
 class Readers:
     """Asks time and again; of what did not answer it asks again after RETRY_S seconds.
 
-    *say* is told each problem once.  *seconds* is what the drivers have for an answer.  One thread may use it at a time.
+    *say* is called once for each problem.  *seconds* is what the drivers have for an answer.  One thread may use it at a
+    time.
     """
 
     def __init__(
@@ -111,6 +112,6 @@ class Readers:
 
 
 def once(own_env: Mapping[str, str], seconds: float, say: Callable[[str], None]) -> Mapping[tuple[str, str], Reading]:
-    """(maker, key) → the reading of each GPU, within *seconds*; *say* is told what is not known."""
+    """(maker, key) → the reading of each GPU, within *seconds*; *say* is called with what is not known."""
     found = Readers(own_env, seconds, say).read()
     return {(one.unit.vendor, one.unit.key): one.reading for one in found.measured}

@@ -1,7 +1,7 @@
 """The helper process that reads what GPUs do; see :mod:`gpurun.gpu.readings`, which starts it and ends it.
 
 A driver that hangs holds whoever reads its files, so each device is read by a thread of its own, as is /proc: what one of
-them does not tell costs the others nothing.  Whoever has not answered in time is told as a problem.
+them does not answer costs the others nothing.  One that has not answered in time is a problem in the result.
 """
 
 from __future__ import annotations

@@ -42,12 +42,12 @@ _SHARE_ANNOTATIONS = (GPU_MEMORY, GPU_THREADS)
 
 
 def may_ask(env: tuple[str, ...]) -> bool:
-    """Whether a container with that ``process.env`` will most likely get edits: told before anything is looked at."""
+    """Whether a container with that ``process.env`` will most likely get edits: found out before the host is looked at."""
     return any(e.startswith(ASKING) for e in env)
 
 
 def may_share(env: tuple[str, ...], annotations: Mapping[str, str]) -> bool:
-    """Whether a container with that ``process.env`` may ask for a share of a GPU: told at once."""
+    """Whether a container with that ``process.env`` may ask for a share of a GPU: found out at once."""
     return any(e.startswith(_SHARE_VARIABLES) for e in env) or any(name in annotations for name in _SHARE_ANNOTATIONS)
 
 
@@ -149,7 +149,7 @@ def both(one: ContainerEdits | None, other: ContainerEdits | None) -> ContainerE
 
 
 def _concerns(vendor: Vendor, asked: Inquiry) -> bool:
-    """Whether the room of *vendor* has to be asked: told without importing it."""
+    """Whether the room of *vendor* has to be asked: found out without importing it."""
     if any(e.startswith(vendor.prefixes) for e in asked.env):
         return True
     if vendor.site_file and (asked.settings is not None or has_settings(vendor, asked.own_env)):
@@ -185,7 +185,7 @@ def has_settings(vendor: Vendor, own_env: Mapping[str, str]) -> bool:
 
 
 def _share(asked: Inquiry) -> Share | None:
-    """The share of a GPU that is asked for, if any; raises where nobody would give it."""
+    """The share of a GPU that is asked for, if any; raises where it cannot be given."""
     if not may_share(asked.env, asked.annotations):
         return None
     from gpurun.gpu.request.share import read_share

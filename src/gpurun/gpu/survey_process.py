@@ -15,14 +15,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-#: The part of the time within which processes and links have to be told; which GPUs there are may take the rest as well.
+#: The part of the time within which processes and links have to be found; which GPUs there are may take the rest as well.
 _USE_PART = 0.7
 
 
 def look(question: SurveyQuestion) -> Survey | str:
-    """The answer to *question*, in no more than its time; a sentence where the GPUs are not told.
+    """The answer to *question*, in no more than its time; a sentence where the GPUs are not known.
 
-    Where their use alone is not told, ``problem`` of the survey says so.
+    Where only their use is not known, ``problem`` of the survey says so.
     """
     began = time.monotonic()
     survey = module(question.vendor, "survey").survey

@@ -25,7 +25,7 @@ TIMEOUT_S = 3.0
 
 
 class GpuUsage:
-    """Asks the drivers again and again; *own_env* is gpurun's environment, and *say* is told what is not known, once.
+    """Asks the drivers again and again; *own_env* is gpurun's environment, and *say* is called with what is not known, once.
 
     NVML is not asked again after it has failed: each report would wait for it.
     """

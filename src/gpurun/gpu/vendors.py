@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 #: The variable that names GPUs of every maker (:mod:`gpurun.gpu.visible`), and the only one for Intel's.
 EVERY_MAKER = "GPURUN_VISIBLE_DEVICES"
 AMD_UNKNOWN = "GPURUN_AMD_UNKNOWN"
-#: What a gpurun that knew one maker of GPUs has left out; one that knew several has written MAJOR:MINOR alone.
+#: What a gpurun that knew one maker of GPUs has left out; one that knew several has written only MAJOR:MINOR.
 _FIRST_MAJOR = "195"
 #: What MAKER:KEY is made of: a maker's name, a PCI address, numbers of parts.
 _KEY_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_:./-")
@@ -91,7 +91,7 @@ class GivenGpu(Record):
     """A device node of a GPU that a container was given: its numbers, and as MAKER:KEY which GPU that was.
 
     The numbers say what the container can open, the key which GPU it was given: drivers give numbers anew when a GPU is
-    unbound from its driver and bound again.  *gpu* is empty for a node that somebody else has put into the config, and where
+    unbound from its driver and bound again.  *gpu* is empty for a node that the engine has put into the config, and where
     an older gpurun made the container.
     """
 

@@ -129,7 +129,7 @@ def _find(word: str, units: tuple[GpuDevice, ...], own_env: Mapping[str, str]) -
         if wanted in (unit.key, f"{unit.vendor}:{unit.index}") and not unit.parent:
             return unit
         if not wanted.isdecimal() and wanted in [name.lower() for name in unit.names]:
-            return unit  # a number alone would mean another GPU for each maker
+            return unit  # a bare number would mean another GPU for each maker
         if any(node.path == nodes for node in (*unit.nodes, *unit.more_nodes)):
             return unit
     raise GpuError(_refusal(word, units, own_env))

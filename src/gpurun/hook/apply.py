@@ -69,7 +69,7 @@ class Opened(Record):
 def open_sources(edits: ContainerEdits, label: str) -> Opened | None:
     """What :func:`apply_edits` can do with the host's own mounts, done before; ``None`` where something is wrong.
 
-    It is tried once more then, and the error told.  *label* is the SELinux context of the file systems that are made.
+    It is tried once more then, and the error reported.  *label* is the SELinux context of the file systems that are made.
     """
     mounts: list[int] = []
     trees: list[PreparedTree] = []
@@ -133,7 +133,7 @@ def opened_sources(edits: ContainerEdits, trees: dict[int, int], first: int) -> 
 def apply_edits(edits: ContainerEdits, target: Target, opened: Opened | None = None) -> None:
     """Apply the device nodes, mounts, links, proc trees, modes and what the loaders need of *edits* to *target*.
 
-    Nodes, and links below /dev, are made in directories of the container alone (:mod:`gpurun.ns.outside`).  Environment,
+    Nodes, and links below /dev, are made only in directories of the container (:mod:`gpurun.ns.outside`).  Environment,
     groups, device rules and hooks are the engine's work.  In a user namespace device nodes are bound from the host, because
     mknod(2) is not allowed there.  What is *opened* already is ours to close.
     Raises :class:`GpurunError` that names the step and its path.

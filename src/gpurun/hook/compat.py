@@ -50,7 +50,7 @@ def is_newer(wanted: ForwardCompat, compat_version: str, note: Note | None) -> b
 def compat_libraries(root_fd: int, wanted: ForwardCompat) -> tuple[tuple[CacheEntry, ...], tuple[FileEdit, ...]]:
     """(entries for the loader's cache, files for ldconfig) of the image's compatibility libraries, if they are to be used.
 
-    Unreadable or strange ones are left alone: then the driver's own libraries serve, as in any other image.
+    Unreadable or strange ones are not used: then the driver's own libraries serve, as in any other image.
     """
     try:
         fd = open_in_root(root_fd, wanted.directory, posix.O_RDONLY | O_DIRECTORY)

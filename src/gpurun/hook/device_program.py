@@ -66,8 +66,8 @@ def allow_devices(cgroup: str, nodes: tuple[DeviceNode, ...], classes: tuple[Dev
     """Extend all device programs attached to the directory *cgroup*; returns a warning, or "".
 
     A cgroup without a program restricts nothing.  Without the permission to use bpf(2) nothing is done and the warning
-    says so: in a user namespace of its own nobody could have attached a program either.  Raises :class:`StepError` when the
-    kernel refuses for another reason.
+    says so: in a user namespace of its own no runtime could have attached a program either.  Raises :class:`StepError` when
+    the kernel refuses for another reason.
     """
     try:
         cgroup_fd = posix.open(cgroup, posix.O_RDONLY | O_DIRECTORY | O_CLOEXEC)

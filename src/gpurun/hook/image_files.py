@@ -58,7 +58,7 @@ def rewrite(target: Target, path: str, compose: Compose, step: str) -> None:
 
 
 def rewrite_in_place(target: Target, path: str, compose: Compose, parents: bool) -> bool:
-    """The same in the image alone; ``False``, and nothing is changed, where that cannot be.
+    """The same only in the image; ``False``, and nothing is changed, where that cannot be.
 
     Without *parents* a missing directory is not made, and that is a ``False`` as well.
     """
@@ -107,7 +107,7 @@ def _read_original(parent: int, name: str) -> Original | None:
         if e.errno == ENOENT:
             return Original(None)
         if e.errno == EXDEV:
-            return None  # somebody has mounted something there
+            return None  # something has been mounted there
         raise
     if fd < 0:
         return None
@@ -162,7 +162,7 @@ def _keep(target: Target, parent: int, path: str, original: Original) -> Origina
     except OSError:
         target.journal.cancel()
         return original
-    if posix.lstat(kept, dir_fd=parent).st_ino != original.inode:  # somebody has exchanged it meanwhile
+    if posix.lstat(kept, dir_fd=parent).st_ino != original.inode:  # it was exchanged meanwhile
         posix.unlink(kept, dir_fd=parent)
         return original
     return replace(original, kept=kept)

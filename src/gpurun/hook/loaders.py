@@ -1,4 +1,4 @@
-"""The loaders of an image are told of the driver's libraries: glibc's by its cache and ldconfig's files, musl's by its path.
+"""How the loaders of an image find the driver's libraries: glibc's by its cache and ldconfig's files, musl's by its path.
 
 Pure composition is in :mod:`gpurun.formats.ldcache` and :mod:`gpurun.formats.ldconf`; here it meets the image.
 """
@@ -31,7 +31,7 @@ def tell_loaders(
     """Make the loaders of the image find *entries*; *files* are what its ldconfig needs for that.  Libraries of the image
     itself that *compat* speaks of come before them.
 
-    Raises :class:`StepError` when they cannot be told: a GPU program that does not find its driver must not start.
+    Raises :class:`StepError` when that fails: a GPU program that does not find its driver must not start.
     """
     machine = posix.uname().machine
     musl = f"ld-musl-{machine}"

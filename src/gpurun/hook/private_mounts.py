@@ -147,7 +147,7 @@ def _tree_target(target: Target, path: str) -> tuple[int, str]:
         try:
             return openat2(proc, inner, O_PATH | O_DIRECTORY, _ON_PROC), ""
         except FileNotFoundError:
-            # No such driver in this kernel: a simulated one (GPURUN_SYSROOT).  procfs lets nobody make directories, so the
+            # No such driver in this kernel: a simulated one (GPURUN_SYSROOT).  no directory can be made in procfs, so the
             # tmpfs covers the parent, which every kernel has.
             parent, _, name = inner.rpartition("/")
             try:
@@ -159,7 +159,7 @@ def _tree_target(target: Target, path: str) -> tuple[int, str]:
 def _open_proc(target: Target) -> int:
     """The procfs of the container; -1 where it has none: /proc is missing, or an empty directory of the image.
 
-    Raises OSError where there is one and it is not found at its place: somebody exchanges the directory meanwhile, and the
+    Raises OSError where there is one and it is not found at its place: the directory was exchanged meanwhile, and the
     container would see the GPUs of all.
     """
     if target.proc_fd >= 0:

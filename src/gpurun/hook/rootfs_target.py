@@ -38,10 +38,10 @@ class Target:
     """A rootfs by its descriptor, in the container's mount namespace.
 
     *readonly*: it is going to be read-only (``root.readonly``), so nothing need be written into it.  *in_user_namespace*:
-    mknod(2) is not allowed.  *replaces_links*: nobody gives back what the image had, so a link takes the place of what has
-    its name, as ``ln -sf`` and ldconfig do it.  *proc*: a procfs is mounted on /proc; *proc_fd* is that mount, where it is
-    known: whoever shares the rootfs may exchange the directory, and the mount goes with it.  *label* is the SELinux context
-    of the file systems that are made (``linux.mountLabel``).  *is_foreign* tells directories of the host from the
+    mknod(2) is not allowed.  *replaces_links*: no delete gives back what the image had, so a link takes the place of what
+    has its name, as ``ln -sf`` and ldconfig do it.  *proc*: a procfs is mounted on /proc; *proc_fd* is that mount, where it
+    is known: whoever shares the rootfs may exchange the directory, and the mount goes with it.  *label* is the SELinux
+    context of the file systems that are made (``linux.mountLabel``).  *is_foreign* tells directories of the host from the
     container's own: see :mod:`gpurun.ns.outside`.
     """
 

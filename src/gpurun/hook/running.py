@@ -2,7 +2,7 @@
 
 Only the container's tree can be seen there, so all that the host gives is opened before it is entered.  A child enters,
 for joining is for ever; its root stays the host's, so that /proc is the host's and no path is ever the container's, whose
-tree is reached through a descriptor alone.  It is in no other namespace of the container's (but for its user
+tree is reached only through a descriptor.  It is in no other namespace of the container's (but for its user
 namespace), so no process in there sees it.
 
 What is there already is left as it is: a change that was cut short is made again from the beginning.
@@ -91,7 +91,7 @@ def change(pid: int, wanted: DeviceChange, journal_fd: int = -1) -> None:
         user_fd = posix.open(f"/proc/{pid}/ns/user", posix.O_RDONLY | O_CLOEXEC)
     mount_fd = posix.open(f"/proc/{pid}/ns/mnt", posix.O_RDONLY | O_CLOEXEC)
     host_fd = posix.open("/", O_PATH | O_DIRECTORY | O_CLOEXEC)
-    bind_nodes = user_fd >= 0 or in_user_namespace()  # where nobody may make them
+    bind_nodes = user_fd >= 0 or in_user_namespace()  # where they cannot be made
     with Fd(mount_fd), Fd(user_fd), Fd(host_fd):
         sources = _open_sources(wanted.edits, bind_nodes)
         try:

@@ -37,7 +37,7 @@ class PluginConfig(Record):
 
     *sleep_interval* are the seconds between two looks for labels, 0: not said, infinity: one look.  *node_feature_api*,
     *output_file* (empty: not said) and *oneshot* say where labels go, and whether that is done once.
-    *warnings* are sentences about what the file says and nobody does.
+    *warnings* are sentences about what the file says and gpurun does not do.
     """
 
     mig_strategy: str = "none"
@@ -65,7 +65,7 @@ class PluginConfig(Record):
     warnings: tuple[str, ...] = ()
 
 
-#: What nobody has configured.
+#: The defaults.
 DEFAULT = PluginConfig()
 
 

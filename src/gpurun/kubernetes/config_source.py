@@ -79,7 +79,7 @@ class ConfigSource:
 
 
 def _content(path: str) -> bytes:
-    """The content of *path*, which is read again and again: nobody waits for a FIFO's writer, or for a device's end."""
+    """The content of *path*, which is read again and again: it never waits for a FIFO's writer or a device's end."""
     try:
         return read_regular(path, _LIMIT)
     except OSError as e:
@@ -100,7 +100,7 @@ class NodeLabel:
         self._stop = threading.Event()
         self.value = ""
         self._set(api.node(node))
-        if once:  # a thread that is told of a change while the process ends can abort it
+        if once:  # a thread that hears of a change while the process ends can abort it
             return
         arguments = (api, "nodes", f"metadata.name={node}", self._stop, self._begun, self._on_change, self._on_error)
         threading.Thread(target=follow, args=arguments, name="node-label", daemon=True).start()

@@ -42,7 +42,7 @@ def need(*modules: str) -> None:
 
 
 def _missing(modules: tuple[str, ...]) -> list[str]:
-    """Those of *modules* that are not there.  What is there and cannot be imported is told by Python's own error."""
+    """Those of *modules* that are not there.  What is there and cannot be imported is reported by Python's own error."""
     found = []
     for name in modules:
         try:

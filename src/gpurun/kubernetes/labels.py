@@ -93,7 +93,7 @@ def _vgpu(node: NodeGpus) -> dict[str, str]:
 
 
 def _gpu(gpu: NodeGpu, count: int, config: PluginConfig | None) -> dict[str, str]:
-    """The labels of GPUs of one model; *config* None for those that are divided, which nobody shares as a whole."""
+    """The labels of GPUs of one model; *config* None for those that are divided, which are not shared as a whole."""
     found = _resource(f"{PREFIX}/gpu", count, (gpu.model,), config)
     if gpu.memory:
         found[f"{PREFIX}/gpu.memory"] = str(gpu.memory // _MIB)
@@ -221,7 +221,7 @@ def patch_of(
 ) -> dict[str, str | None]:
     """What to change at a node with the labels *now*: those of ours that are not *wanted* go.
 
-    Ours are those of *makers*, but for *others*, which somebody else keeps.
+    Ours are those of *makers*, but for *others*, which another program maintains.
     """
     changes: dict[str, str | None] = {name: text for name, text in wanted.items() if now.get(name) != text}
     names = tuple([label for row in makers_of(makers) for label in label_names(row)])

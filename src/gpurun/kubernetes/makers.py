@@ -1,4 +1,4 @@
-"""What a node has of the makers whose rooms say what a cluster is told of their GPUs (:mod:`gpurun.gpu.cluster`)."""
+"""What a node has of the makers whose rooms describe their GPUs for a cluster (:mod:`gpurun.gpu.cluster`)."""
 
 from __future__ import annotations
 

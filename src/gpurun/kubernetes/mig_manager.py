@@ -59,7 +59,7 @@ class MigPlaces(Record):
 class MigManager:
     """Divides the GPUs of the node *node*; *host* says where they are.
 
-    *reboot* reboots the node (None: nobody does), or raises :class:`GpurunError`.
+    *reboot* reboots the node (None: it is not rebooted), or raises :class:`GpurunError`.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class MigManager:
     def _in_the_way(self) -> str:
         """What has the GPUs, or may get them; empty: nothing."""
         for owner in owners(self._places.pod_resources):
-            if owner.vendor == NVIDIA:  # what a pod has of another maker's is in nobody's way
+            if owner.vendor == NVIDIA:  # a pod's devices of another maker do not matter
                 return f"pod {owner.namespace}/{owner.pod} has {owner.device}"
         for pod in self._api.pods_of(self._places.namespace, self._node):
             component = (pod["metadata"].get("labels") or {}).get("app.kubernetes.io/component")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _GROUP, _VERSION, _PLURAL = "nfd.k8s-sigs.io", "v1alpha1", "nodefeatures"
 _NODE = "nfd.node.kubernetes.io/node-name"
 _STAMP = "nvidia.com/gfd.timestamp"
-#: Looks after which the object is asked for though the labels are as they were: somebody may have changed it.
+#: Looks after which the object is asked for though the labels are as they were: another client may have changed it.
 _ASK_AGAIN = 10
 
 Object = dict[str, Any]

@@ -22,7 +22,7 @@ _DRIVERS = {"gpu.nvidia.com": NVIDIA} | {row.driver: row.name for row in VENDORS
 class Owner(Record):
     """A container of a pod that has a device.  *device* is a UUID, or of dynamic resource allocation the device's name.
 
-    *vendor* is the maker's name.  *more* is what the API server knows of the pod (name, value), where somebody has asked it.
+    *vendor* is the maker's name.  *more* is what the API server knows of the pod (name, value), where it has been asked.
     """
 
     device: str
@@ -34,7 +34,7 @@ class Owner(Record):
 
 
 def owners(path: str = SOCKET) -> tuple[Owner, ...]:
-    """Who has GPUs of this node; nobody where there is no kubelet.  Raises :class:`GpurunError`."""
+    """Which containers have GPUs of this node; none where there is no kubelet.  Raises :class:`GpurunError`."""
     if not os.path.exists(path):
         return ()
     with channel(path) as open_channel:

@@ -44,7 +44,7 @@ class Probes:
         return f"no sign of life for {silent:.0f} s" if silent > self._limit_s else ""
 
     def not_ready(self) -> str:
-        """What :meth:`tell` was told last."""
+        """What :meth:`tell` was called with last."""
         return self._not_ready
 
 

@@ -62,7 +62,7 @@ def with_edits(spec: CdiSpec, more: CdiEdits) -> CdiSpec:
 
 
 def with_devices(spec: CdiSpec, devices: Mapping[str, tuple[str, CdiEdits]]) -> CdiSpec:
-    """*spec* with these devices alone: name → (the name of one of *spec*'s, what this one brings beside it)."""
+    """*spec* with only these devices: name → (the name of one of *spec*'s, what this one brings beside it)."""
     edits = {device.name: device.edits for device in spec.devices}
     made = [CdiDevice(name, merged(edits[old], more)) for name, (old, more) in devices.items() if old in edits]
     made_spec = replace(spec, devices=tuple(made))

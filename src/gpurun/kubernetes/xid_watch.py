@@ -1,4 +1,4 @@
-"""A thread that waits for the driver's Xid events, for as long as somebody wants them."""
+"""A thread that waits for the driver's Xid events, for as long as they are wanted."""
 
 from __future__ import annotations
 

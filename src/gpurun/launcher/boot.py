@@ -145,7 +145,7 @@ def boot(fd: int, index: dict[str, Any], entry: str = "") -> NoReturn:
         if not entry and "gpurun-sealed" in sys._xoptions:
             bundle.load("gpurun.launcher.sealed").take_own_variables()
         code = getattr(bundle.load(module), function)()
-    except Exception as e:  # errors of commands are told by __main__: this one is of the file itself, or of memory
+    except Exception as e:  # errors of commands are reported by __main__: this one is of the file itself, or of memory
         if not entry:  # of a child its parent tells
             text = getattr(e, "strerror", None) or f"{type(e).__name__}: {e}"
             posix.write(2, f"gpurun cannot read its own program: {text.lower()}\n".encode("utf-8", "replace"))

@@ -10,7 +10,7 @@
  *
  * The rule that makes this safe: nothing is changed until everything is understood, and what is changed first leaves a
  * container that the launcher can go on with; the processes of an exec are ended before it does.  What was made in a rootfs is
- * for the launcher alone to undo: nothing here changes anything of an image, or reads more of it than exec's /etc/passwd.
+ * for the launcher to undo: nothing here changes anything of an image, or reads more of it than exec's /etc/passwd.
  *
  * Nothing is allocated but the launcher's words and what the C library needs to read a directory; all buffers have a fixed
  * size, and what does not fit falls back.
@@ -195,7 +195,7 @@ static int do_state(const struct container *c)
 			    annotated ? ",\n  \"annotations\": " : "", annotated ? c->values[ANNOTATIONS] : "");
 	if (size < 0 || (size_t)size >= sizeof out)
 		defer_to_python();
-	signal(SIGPIPE, SIG_IGN); /* a write that fails is an error to be told */
+	signal(SIGPIPE, SIG_IGN); /* a write that fails is an error to report */
 	signal(SIGXFSZ, SIG_IGN);
 	for (int at = 0; at < size;) {
 		ssize_t wrote = write(1, out + at, (size_t)(size - at));
@@ -397,7 +397,7 @@ int main(int argc, char **argv)
 		else if ((value = option("--log-format", &at))) {
 			if (strcmp(value, "json") != 0 && strcmp(value, "text") != 0)
 				defer_to_python();
-		} else if (strcmp(argv[at], "--systemd-cgroup") != 0) /* which is said to create alone */
+		} else if (strcmp(argv[at], "--systemd-cgroup") != 0) /* which only create reads */
 			defer_to_python();
 	}
 	if (argc - at < 2)

@@ -28,7 +28,7 @@ static void require_plain_files(const struct container *c)
 	closedir(directory);
 }
 
-/* A scope goes with its last process; one that systemd still has a file for is active or has failed, and must be told. */
+/* A scope goes with its last process; one that systemd still has a file for is left to the launcher. */
 static void require_no_unit(const struct container *c)
 {
 	char path[PATH_BYTES];

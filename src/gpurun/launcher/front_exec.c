@@ -222,8 +222,8 @@ static void send_job(const struct container *c, int channel, size_t plan_size)
 		defer_to_python();
 }
 
-/* Wait until the process is there and has only execve(2) to do.  Somebody in the container may trace it and speak in its place,
- * so the pid that we are told must be that of a child of ours, which is none but this process and the setter. */
+/* Wait until the process is there and has only execve(2) to do.  A process in the container may trace it and speak in its place,
+ * so the pid that we get must be that of a child of ours, which is none but this process and the setter. */
 static void await_process(int channel)
 {
 	bool ready = false;
@@ -306,7 +306,7 @@ static int do_exec(const char *root, int at)
 		defer_to_python();
 	require_same_files(&c, &plan);
 	if (stat(text(path, "%s/gpu-change", c.directory), &found) == 0 || errno != ENOENT)
-		defer_to_python(); /* it would be told of GPUs that are not there */
+		defer_to_python(); /* it would get variables for GPUs that are not there */
 	require_usual_place(&c);
 	/* Of a container whose profile lets no signal of ours through the launcher knows the way to send it one. */
 	if (!asked.detach && plan.sizes[TEXT_APPARMOR])

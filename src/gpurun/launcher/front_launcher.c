@@ -25,7 +25,7 @@ static int minor_of(const char *python)
 	return name && sscanf(name, "/python3.%2d%n", &minor, &length) == 1 && name[length] == '\0' ? minor : 0;
 }
 
-/* A launcher that root has had compiled for python3.`minor`, which nobody else can have changed. */
+/* A launcher that root has had compiled for python3.`minor`, which no other user can have changed. */
 static bool is_kept(char *file, int minor)
 {
 	struct stat found;
@@ -236,7 +236,7 @@ enum { SETTER, PROCESS };
 static pid_t made[2];
 /* No process was a child of ours when exec began, so each that is one now is exec's. */
 static bool all_ours;
-enum { ROUNDS = 8 }; /* in which all children are ended; one that somebody else steers can make more of them */
+enum { ROUNDS = 8 }; /* in which all children are ended; one that is not under our control can make more of them */
 
 /* End and reap what exec has made, also the process whose pid its setter did not get to tell us. */
 static void end_processes(void)

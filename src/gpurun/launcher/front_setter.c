@@ -234,7 +234,7 @@ static void become_user(const struct plan *plan, uint64_t more)
 		need((numbers[PLAN_BOUNDING] >> number & 1) || prctl(PR_CAPBSET_DROP, number, 0, 0, 0) == 0);
 	need(prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) == 0);
 	own_stdio(uid, gid);
-	bool entered = chdir(plan->texts[TEXT_CWD]) == 0; /* the directory may be closed to the user, or open to it alone */
+	bool entered = chdir(plan->texts[TEXT_CWD]) == 0; /* the directory may be closed to the user, or open only to it */
 	need(syscall(SYS_setgroups, groups, plan->texts[TEXT_GROUPS]) == 0 || (groups == 0 && errno == EPERM));
 	need(syscall(SYS_setresgid, gid, gid, gid) == 0 && syscall(SYS_setresuid, uid, uid, uid) == 0);
 	need(entered || chdir(plan->texts[TEXT_CWD]) == 0);
@@ -287,7 +287,7 @@ static _Noreturn void become_program(const struct plan *plan, const char *path, 
 	_exit(255);
 }
 
-/* Whether this program is called by itself, see call_setter: nobody else calls it so by a descriptor, without any variable. */
+/* Whether this program is called by itself, see call_setter: no other program calls it by a descriptor, without any variable. */
 static bool is_setter(const char *self)
 {
 	static const char *const words[] = { SETTER_WORDS };

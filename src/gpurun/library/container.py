@@ -35,7 +35,7 @@ class Container:
     """One container, from a bundle to its end; a context manager that leaves nothing behind.
 
     *bundle* is a directory or a :class:`gpurun.Bundle` (which is read from its file: save what was changed).  *root* is the
-    state directory, which ``gpurun --root`` and the engines must be told for them to see the container.  *environ* is the
+    state directory, which ``gpurun --root`` and the engines need as an option to see the container.  *environ* is the
     environment of gpurun itself (not of the container); by default it has a PATH and nothing else.  *runtime* is the command
     to run; by default this package's own program.  *systemd_cgroup* takes the cgroup from systemd.
 
@@ -256,7 +256,7 @@ class Container:
             self._directory = ""
 
     def _environ(self) -> dict[str, str]:
-        """The environment of a command: its errors go to the log alone, for stderr is the container's."""
+        """The environment of a command: its errors go only to the log, because stderr is the container's."""
         return {**self.environ, "GPURUN_LIBRARY": "1"}
 
     def _words(self, directory: str, *words: str) -> list[str]:
@@ -294,7 +294,7 @@ def _own_program() -> tuple[str, ...]:
 
 
 def _streams(text: bool) -> dict[str, Any]:
-    """What :class:`subprocess.Popen` is told of the streams."""
+    """The arguments of :class:`subprocess.Popen` for the streams."""
     return {"encoding": "utf-8", "errors": "replace"} if text else {}
 
 

@@ -95,7 +95,7 @@ def _source(step: MountStep) -> Iterator[str]:
 
 
 def _is_module(kind: str) -> bool:
-    """Whether the kernel could load the file system *kind*; yes where nobody can tell."""
+    """Whether the kernel could load the file system *kind*; yes where that is not known."""
     directory = f"/lib/modules/{posix.uname().release}"
     try:
         names = read_file(f"{directory}/modules.dep", 64 << 20) + read_file(f"{directory}/modules.alias", 64 << 20)

@@ -28,7 +28,7 @@ def main() -> int:
     if posix.waitstatus_to_exitcode(posix.waitpid(runtime, 0)[1]):
         return FAILED
     init = int(read_file(pid_file, 32))
-    # The container alone holds its streams from now on: who reads them sees their end when it has ended.
+    # Only the container holds its streams from now on: a reader sees their end when it has ended.
     null = posix.open("/dev/null", posix.O_RDWR | O_CLOEXEC)
     for fd in (0, 1, 2):
         posix.dup2(null, fd)

@@ -1,4 +1,4 @@
-"""A plan in ten lines: what somebody asks first of a container that is to be; pure."""
+"""A plan in ten lines: what a user asks first about a container; pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The launch of a container as a timeline: from the system calls of gpurun's processes to the steps that they belong to.
 
-Pure.  A step begins with a call that nobody makes for anything else (pivot_root(2), say), and lasts until the next one
+Pure.  A step begins with a call that is made for nothing else (pivot_root(2), say), and lasts until the next one
 begins in the same process.  What the container's own program does is not of the launch.
 """
 

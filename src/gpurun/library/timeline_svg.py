@@ -14,7 +14,7 @@ _OTHER = "#b0703a"
 
 
 def as_svg(steps: list[Step], title: str) -> str:
-    """The picture of *steps*, which wait for nobody longer than what is shown: bars go by the clock, from left to right."""
+    """The picture of *steps*, with bars by the clock, from left to right."""
     end = max((step.start + step.length for step in steps), default=0.0) or 1.0
     height = _ROW * (len(steps) + 3)
     scale = _WIDTH / end

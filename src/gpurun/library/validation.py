@@ -52,7 +52,7 @@ def check_text(data: bytes, path: str, bundle: str) -> tuple[Problem, ...]:
         return found
     try:
         plan = make_plan(read_config(data), "ID", bundle, _HOST, ContainerEdits())
-    except ConfigError as e:  # what no field alone shows: contradictions
+    except ConfigError as e:  # what no single field shows: contradictions
         return (Problem(e.where, e.what), *found)
     if not os.path.isdir(plan.rootfs):
         return (Problem("root.path", f'"{plan.rootfs}" is not a directory'), *found)

@@ -1,6 +1,6 @@
 """bpf(2), as much of it as device programs on cgroups need: load, attach, replace, query, detach.
 
-Descriptors are close-on-exec (the kernel makes them so).  RLIMIT_MEMLOCK is left alone: since Linux 5.11 the memory of
+Descriptors are close-on-exec (the kernel makes them so).  RLIMIT_MEMLOCK is not changed: since Linux 5.11 the memory of
 programs is charged to the memory cgroup, and raising the limit would only fail where CAP_SYS_RESOURCE is missing.
 
 All functions raise :class:`OSError` with the kernel's errno.  Reference: bpf(2), include/uapi/linux/bpf.h (union bpf_attr).

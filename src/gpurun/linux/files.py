@@ -39,7 +39,7 @@ def read_file(path: str, limit: int = MAX_SMALL_FILE) -> bytes:
 
 
 def read_regular(path: str, limit: int = MAX_SMALL_FILE, follow: bool = True) -> bytes:
-    """As :func:`read_file`, of a file that somebody else may have put there: one that is not a regular file is not opened.
+    """As :func:`read_file`, of a file that another user may have put there: one that is not a regular file is not opened.
 
     A FIFO would block us, and opening a device does something already.  Unless *follow*, a symbolic link as the last name
     is none either.  Raises OSError, EINVAL for what is not a regular file.
@@ -93,7 +93,7 @@ def mkdir_p(path: str, mode: int, dir_fd: int | None = None, last_mode: int | No
         try:
             posix.mkdir(made, mode if names or last_mode is None else last_mode, dir_fd=dir_fd)
         except FileExistsError:
-            pass  # the usual case, or somebody was faster
+            pass  # the usual case, or another process was faster
         made += "/"
 
 

@@ -1,6 +1,6 @@
 """Landlock: a process takes rights to files, to the network and to other processes from itself, for good (landlock(7)).
 
-What the kernel does not know is left out of what is asked: which rights there are is told by the number of its interface.
+What the kernel does not know is left out of what is asked: the version of its interface says which rights there are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The C library, reached through ``_ctypes`` alone: raw system calls by number.
+"""The C library, reached only through ``_ctypes``: raw system calls by number.
 
 ``ctypes`` (the package) costs 3 ms to import, ``_ctypes`` (the C module under it) 0.8 ms.  gpurun needs one thing of
 them, ``syscall(2)``, so it builds just that.  Every wrapper in this package goes through :func:`syscall`, which raises

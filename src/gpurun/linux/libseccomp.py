@@ -1,4 +1,4 @@
-"""libseccomp, as much of it as compiling a filter needs, reached through ``_ctypes`` alone (see :mod:`gpurun.linux.libc`).
+"""libseccomp, as much of it as compiling a filter needs, reached only through ``_ctypes`` (see :mod:`gpurun.linux.libc`).
 
 The library makes the BPF and nothing else: installing it is :mod:`gpurun.linux.seccomp`'s.  Functions that fail return a
 negative errno, which is raised here as :class:`OSError`.  Reference: seccomp_init(3) and its neighbours; libseccomp 2.5.

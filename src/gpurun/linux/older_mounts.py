@@ -1,8 +1,8 @@
 """mount(2) in the place of newer calls that a seccomp filter refuses: file systems made, and attributes of mounts set.
 
 Each is done in a child, in a mount namespace of its own that ends with it, and what comes back is the descriptor of a
-detached mount, as from the newer calls: nobody sees the mount before it is complete, and nothing gets to the host.  A child
-takes some milliseconds for each mount.  A mount that is attached already is changed where it is.
+detached mount, as from the newer calls: no process sees the mount before it is complete, and nothing gets to the host.  A
+child takes some milliseconds for each mount.  A mount that is attached already is changed where it is.
 
 Imported where it is needed (:func:`gpurun.ns.mount.import_stand_ins`).
 """
@@ -186,7 +186,7 @@ def _change_all(fd: int, attr_set: int, attr_clr: int, propagation: int, recursi
             if mount.id in covered:
                 continue
             with Fd(posix.open(mount.point, O_PATH | O_CLOEXEC)) as below:
-                if mount_id(below) != mount.id:  # somebody has exchanged a directory of the path
+                if mount_id(below) != mount.id:  # a directory of the path was exchanged
                     raise OSError(EOPNOTSUPP, posix.strerror(EOPNOTSUPP), mount.point)
                 _change(below, attr_set, attr_clr, 0)
 
@@ -239,7 +239,7 @@ def _flags(fd: int, attr_set: int, attr_clr: int) -> int:
 
 
 def _enter_own_namespace() -> None:
-    """A mount namespace of this process alone, from which nothing gets to another one.
+    """A mount namespace of only this process, from which nothing gets to another one.
 
     Its root directory is of that namespace then.  Were it another's (:data:`root_namespace`), the kernel would cut *its*
     mounts off: that takes no more than CAP_SYS_ADMIN there (mount(2), MS_PRIVATE).  Raises OSError, EOPNOTSUPP for that.

@@ -58,5 +58,5 @@ def set_mempolicy(mode: int, nodes: int) -> None:
         syscall(NR["set_mempolicy"], mode, None, 0)
         return
     size = -(-nodes.bit_length() // 64) * 8
-    # The kernel takes one bit less than it is told (set_mempolicy(2), "maxnode").
+    # The kernel takes one bit less than it is given (set_mempolicy(2), "maxnode").
     syscall(NR["set_mempolicy"], mode, nodes.to_bytes(size, "little"), size * 8 + 1)

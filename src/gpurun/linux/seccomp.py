@@ -21,7 +21,7 @@ SECCOMP_FILTER_FLAG_LOG = 2
 SECCOMP_FILTER_FLAG_SPEC_ALLOW = 4
 SECCOMP_FILTER_FLAG_NEW_LISTENER = 8
 SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV = 32  # Linux 5.19; only with NEW_LISTENER
-#: The flags that the kernel is told, and two of our own beside them: for a filter under which a process can wait, and for
+#: The flags that the kernel gets, and two of our own beside them: for a filter under which a process can wait, and for
 #: one under which it can close a descriptor (can_wait and can_close in gpurun.security.seccomp).
 KERNEL_FLAGS = 0xFFFFFFFF
 CAN_WAIT = 1 << 32

@@ -136,7 +136,7 @@ def _unquoted(text: str) -> str:
 class CountersFile:
     """The file *path*, read again when it has changed; *metrics* and *labels* as for :func:`counters`.
 
-    Raises :class:`GpurunError` for what is wrong at the start; later that is told, and what was good stays.
+    Raises :class:`GpurunError` for what is wrong at the start; later that is a warning, and what was good stays.
     """
 
     def __init__(self, path: str, metrics: Collection[str], labels: Collection[str]) -> None:

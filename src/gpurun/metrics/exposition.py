@@ -22,7 +22,7 @@ class _Collector:
         yield from families(self._read())
 
     def describe(self) -> Iterator[Metric]:
-        """None: asking costs a look at the GPUs, and there is nobody else's metric to collide with."""
+        """None: asking costs a look at the GPUs, and there is no other metric to collide with."""
         return iter(())
 
 

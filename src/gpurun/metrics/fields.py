@@ -49,7 +49,7 @@ SENSORS: dict[str, tuple[str, str, str]] = {
     "DCGM_FI_PROF_NVLINK_TX_BYTES": ("gauge", "NVLink traffic from the GPU (in bytes per second).", "nvlinkTxBytes"),
     "DCGM_FI_PROF_NVLINK_RX_BYTES": ("gauge", "NVLink traffic to the GPU (in bytes per second).", "nvlinkRxBytes"),
 }
-#: Traffic of all NVLinks, which NVML counts in KiB; what DCGM's own counter of it counts is not told.
+#: Traffic of all NVLinks, which NVML counts in KiB; what DCGM's own counter of it counts is not documented.
 TRAFFIC = {
     "gpurun_nvlink_transmit_bytes_total": ("counter", "NVLink traffic from the GPU.", "nvlinkSentKib"),
     "gpurun_nvlink_receive_bytes_total": ("counter", "NVLink traffic to the GPU.", "nvlinkReceivedKib"),

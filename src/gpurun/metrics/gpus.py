@@ -21,7 +21,7 @@ def gpu_samples(
 ) -> list[Sample]:  # fmt: skip
     """The samples of NVML's *answer* to ``metrics``; once for each container that has the device, if any has.
 
-    *xids* has the last Xid of each GPU by its UUID, None where nobody watches for them; *labels* are of
+    *xids* has the last Xid of each GPU by its UUID, None where there is no watch for them; *labels* are of
     :data:`gpurun.metrics.fields.LABEL_FIELDS`.
     """
     made: list[Sample] = []

@@ -19,7 +19,7 @@ def health_samples(
 ) -> list[Sample]:
     """One of each GPU in NVML's *answer* (None: there is none) and of each device *measured*.
 
-    *xids* has the last Xid of each GPU by its UUID, None where nobody watches for them.
+    *xids* has the last Xid of each GPU by its UUID, None where there is no watch for them.
     """
     made = _by_nvml(answer, host, xids or {}) if answer is not None else []
     for one in measured:

@@ -20,7 +20,7 @@ _NAMES = ("libcrypt.so.1", "libcrypt.so.2", None)  # the last: musl has it in th
 _ROOM = 256 << 10
 #: Of right passwords and of wrong ones, each.
 _REMEMBERED = 100
-#: How many may wait for their hash; the next is told to come again.
+#: How many may wait for their hash; the next has to come again.
 _WAITING = 16
 #: The setting that a machine is tried with.
 _SETTING = b"$2b$04$abcdefghijklmnopqrstuu"
@@ -35,7 +35,7 @@ class BusyError(Exception):
 class Passwords:
     """Who may come in.  For any thread; one hash is computed at a time, and what came out is remembered.
 
-    Wrong passwords are remembered apart from right ones: however many somebody tries, who has come in before comes in again
+    Wrong passwords are remembered apart from right ones: however many are tried, a client that came in before comes in again
     without a hash, and does not wait for anybody's.
 
     Raises :class:`GpurunError` where this machine's libcrypt is not there or knows no bcrypt.

@@ -52,7 +52,7 @@ def labels_of(pod: dict[str, Any], uid: bool, allowed: tuple[re.Pattern[str], ..
 
 
 class Pods:
-    """The pods of the *node*, followed by one watch.  For any thread; *say* is told once of each failure."""
+    """The pods of the *node*, followed by one watch.  For any thread; *say* is called once for each failure."""
 
     def __init__(
         self, api: Api, node: str, uid: bool, allowed: tuple[re.Pattern[str], ...], say: Callable[[str], None]

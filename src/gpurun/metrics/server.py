@@ -1,4 +1,5 @@
-"""The HTTP server of the metrics: by TLS and with passwords where a web configuration says so, and nobody makes others wait.
+"""The HTTP server of the metrics: by TLS and with passwords where a web configuration says so, and no client makes others
+wait.
 
 Every connection has a thread of its own, its TLS handshake too.  There are at most :data:`CONNECTIONS`: when one more comes,
 the oldest is cut; and one that has lasted :data:`LONGEST_S` seconds is cut as well, however slowly it sends or reads.
@@ -112,7 +113,7 @@ class _Handler(WSGIRequestHandler):
         """A scrape every few seconds is not worth a line."""
 
     def get_stderr(self) -> Any:
-        """Where wsgiref writes tracebacks, of clients that go away too; our own errors are told by :func:`guarded`."""
+        """Where wsgiref writes tracebacks, of clients that go away too; our own errors are reported by :func:`guarded`."""
         return io.StringIO()
 
 

@@ -33,7 +33,7 @@ class TlsConfig(Record):
 
 
 class WebConfig(Record):
-    """*tls* is None for plain HTTP; *users* has bcrypt hashes by name, nobody needs a password where it is empty."""
+    """*tls* is None for plain HTTP; *users* has bcrypt hashes by name, no password is needed where it is empty."""
 
     tls: TlsConfig | None = None
     users: tuple[tuple[str, str], ...] = ()

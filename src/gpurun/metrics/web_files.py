@@ -25,7 +25,7 @@ _CLIENTS = {
 class WebFile:
     """The configuration in the file *path*, read again when one of its files has changed.  For any thread.
 
-    What is wrong at the start is an error; later it is told, and what was read before stays in force: a key that is
+    What is wrong at the start is an error; later it is a warning, and what was read before stays in force: a key that is
     replaced a moment after its certificate does not end the service.
     """
 
@@ -42,7 +42,7 @@ class WebFile:
             if any(_look(path) != seen for path, seen in self._seen.items()):
                 try:
                     self._web = self._read()
-                except GpurunError as e:  # told once: what was read is what has been seen
+                except GpurunError as e:  # one warning: what was read is what has been seen
                     log.warning(f"{e}; the configuration from before stays in force")
                 else:
                     log.info(f"{self._path}: read again")
@@ -61,7 +61,7 @@ class WebFile:
 
 
 def _look(path: str) -> object:
-    """What changes when somebody writes *path*, or puts another file in its place."""
+    """What changes when *path* is written, or another file is put in its place."""
     try:
         it = os.stat(path)
     except OSError:
@@ -104,7 +104,7 @@ def _context(tls: TlsConfig, source: str) -> ssl.SSLContext:
     made.verify_mode = _CLIENTS[tls.client_auth]
     cert, key = _pem(tls.cert, False), _pem(tls.key, True)
     try:
-        # OpenSSL reads paths alone, and what has been checked is what it shall read.
+        # OpenSSL reads only paths, and what has been checked is what it shall read.
         with _memory(cert) as certs, _memory(key) as keys:
             made.load_cert_chain(f"/proc/self/fd/{certs}", f"/proc/self/fd/{keys}", password=lambda: "")
     except (ssl.SSLError, ValueError) as e:

@@ -31,7 +31,7 @@ class Network(Record):
 
 
 class Attachment(Record):
-    """What the plugins are told of a container: *namespace* is the path of its network namespace."""
+    """What the plugins get of a container: *namespace* is the path of its network namespace."""
 
     id: str
     namespace: str

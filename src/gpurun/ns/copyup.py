@@ -48,7 +48,7 @@ def _copy_directory(source: int, target: int) -> None:
 
 def _copy_file(source: int, target: int, name: str) -> None:
     read = open_file(source, name, O_NOFOLLOW)
-    if read < 0:  # somebody who shares the tree has put it there just now: of a disk's node all of the disk would be copied
+    if read < 0:  # another process has put it there just now: of a disk's node all of the disk would be copied
         raise OSError(ESTALE, posix.strerror(ESTALE), name)
     flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | O_CLOEXEC
     with Fd(read), Fd(posix.open(name, flags, 0o600, dir_fd=target)) as write:

@@ -143,7 +143,7 @@ def is_there(root_fd: int, step: DeviceStep) -> bool:
 def make_device(places: DirectoryCache, step: DeviceStep, host_path: str, bind: bool, source: int = -1) -> None:
     """One device node in the rootfs; *host_path* is bound in its place with *bind* or where mknod(2) gives EPERM.
 
-    *source* is the detached mount of it where somebody else has opened it; it is not closed.
+    *source* is the detached mount of it where another process has opened it; it is not closed.
     """
     kind = _KINDS[step.type]
     with Step("make the device node", step.path):

@@ -40,13 +40,13 @@ class DirectoryCache:
         self.journal = journal
         self._check = check
         self._directories: dict[str, tuple[int, str]] = {}
-        self._asked: set[str] = set()  # of them, those that somebody puts something into; the rest lead there
+        self._asked: set[str] = set()  # of them, those that something is put into; the rest lead there
         self._made: set[str] = set()  # of them, those that we have made
 
     def directory(self, path: str) -> tuple[int, str]:
         """The directory *path*, made where it is missing: (its descriptor, ours to close; its path as journals have it).
 
-        Without a journal nobody reads that path.
+        Without a journal that path is not read.
         """
         found = self._hold(path)
         if path not in self._asked:

@@ -66,7 +66,7 @@ class Original(Record):
 
 
 class Journal:
-    """The journal of one container: *fd* is the file, opened for appending; -1 keeps none (nobody is to undo anything)."""
+    """The journal of one container: *fd* is the file, opened for appending; -1 keeps none (nothing is to be undone)."""
 
     def __init__(self, root_fd: int, fd: int = -1) -> None:
         self.root_fd = root_fd
@@ -96,7 +96,7 @@ class Journal:
         return stamps
 
     def cancel(self, stamp: int | None = None) -> None:
-        """Take the last note back, or that of *stamp*: the system call has failed, or somebody else had made it."""
+        """Take the last note back, or that of *stamp*: the system call has failed, or another container had made it."""
         cancelled = self._noted if stamp is None else stamp
         if cancelled:
             append(self.fd, CANCELLED, "", b"%d" % cancelled)

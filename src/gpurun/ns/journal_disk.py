@@ -2,10 +2,10 @@
 
 A journal is a file ``DIRECTORY/BOOT/ROOTFS.CONTAINER``: the kernel's boot_id, digests of the rootfs' path and of state root
 and id.  The state directory, which is gone after a boot, only links to it.  So the next create of that rootfs finds what was
-made in it by its path alone, and nothing in the rootfs is believed.  The directory is ours: another user's is not read.
+made in it only by its path, and nothing in the rootfs is believed.  The directory is ours: another user's is not read.
 
 A path may hold another image by now.  So a journal says which directory it was: the time at which that was made, which
-nobody can set, or its inode where the file system keeps no such time.
+cannot be set, or its inode where the file system keeps no such time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpurun.record import Record
 
 #: Where root keeps journals; other users, and root of a user namespace, below $XDG_STATE_HOME.
 SYSTEM_DIRECTORY = "/var/lib/gpurun/journals"
-#: How many journals of earlier boots there may be, whose rootfs nobody has used again; the oldest go.
+#: How many journals of earlier boots there may be, whose rootfs has not been used again; the oldest go.
 MAX_EARLIER = 1024
 #: Bytes of a journal that is read.
 LIMIT = 256 << 20
@@ -212,12 +212,12 @@ def _matching(directory: str, folder: str, rootfs_part: str, container_part: str
                         data = read_fd(fd, LIMIT) if rootfs_part or container_part else b""
                         found.append(Earlier(folder, name, data, seen.st_mtime_ns))
     except OSError:
-        pass  # another user's, or somebody is faster
+        pass  # another user's, or another process is faster
     return found
 
 
 def _open_own(path: str, dir_fd: int | None = None) -> int:
-    """The directory, if it is ours and nobody else can write there; raises OSError."""
+    """The directory, if it is ours and no other user can write there; raises OSError."""
     fd = posix.open(path, posix.O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, dir_fd=dir_fd)
     found = posix.fstat(fd)
     if found.st_uid != posix.geteuid() or found.st_mode & 0o022:

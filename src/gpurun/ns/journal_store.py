@@ -94,11 +94,11 @@ def undo_traces(root: str, container_id: str, force: bool = False, whole: bool =
     """Take back what the journal of the container says, or leave it to another container of the same rootfs.
 
     The journal stays until all of it is done: raises :class:`GpurunError` with what the rootfs keeps, and :class:`OSError`;
-    then this can be called again.  With *force*, what the kernel does not let us take away is told in the warnings that
+    then this can be called again.  With *force*, what the kernel does not let us take away is in the warnings that
     are returned, and no error.  Without a journal nothing is done, nor imported.
 
     *whole*: the container was created, so its journal must be whole.  Of one that is damaged what it still tells is taken
-    back, with *force* alone; a warning (:class:`Stays`) says that the rest is not.
+    back, only with *force*; a warning (:class:`Stays`) says that the rest is not.
     """
     path, undone = f"{root}/{container_id}/created", f"{root}/{container_id}/{UNDONE}"
     try:

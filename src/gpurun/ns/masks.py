@@ -2,7 +2,7 @@
 
 Most of these paths are in /proc and /sys.  Those are looked up in the very mounts that gpurun has made for them, not by way
 of the rootfs: another container that shares it could exchange its directory ``proc`` for another one meanwhile (the mount
-goes with the directory), and exchange them again when the masks lie where nobody needs them.
+goes with the directory), and exchange them again when the masks are in the wrong place.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def null_cover(views: Views) -> int:
 
     It is private: as a peer of the host's /dev it would put there, on /dev/null, whatever the container mounts over a masked
     file.  And read-only: root in the container could else change the mode, the owner and the times of the host's own node.
-    In a mount namespace that is joined somebody else may have put another file there.  Raises :class:`GpurunError` where
+    In a mount namespace that is joined another process may have put another file there.  Raises :class:`GpurunError` where
     that is not the null device.
     """
     if "/dev" in views:

@@ -197,7 +197,7 @@ def split_escaped(text: str, separator: str) -> list[str]:
 def likely_option(word: str, more: tuple[str, ...] = ()) -> str:
     """`` (did you mean "nosuid"?)`` where the option *word* looks like one that is understood, or like one of *more*."""
     try:
-        from difflib import get_close_matches  # for an error that somebody reads: never on the way to a container
+        from difflib import get_close_matches  # only for an error text, never while a container is made
     except ImportError:  # a small Python
         return ""
     close = get_close_matches(word.partition("=")[0], [*more, *option_names()], 1, 0.7)

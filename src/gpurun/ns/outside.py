@@ -27,7 +27,7 @@ _OVERLAYFS_MAGIC = 0x794C7630
 
 
 def nothing_is_foreign(fd: int) -> bool:
-    """Where it cannot be told what is the host's: nvidia-container-cli, called in the container's own mount namespace."""
+    """Where it is not known what is the host's: nvidia-container-cli, called in the container's own mount namespace."""
     return False
 
 

@@ -89,7 +89,7 @@ def _open_sources(steps: tuple[MountStep, ...], rootfs: str, is_wanted: Callable
             try:
                 trees[index] = lm.open_tree_path(step.source, step.options.recursive, not step.options.copy_symlink)
             except OSError:
-                pass  # an earlier mount may make it; else its turn will come to be told
+                pass  # an earlier mount may make it; else the error comes when it is its turn
     return trees
 
 

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     from gpurun.ns.mount import Option
 
-#: File systems whose superblock is shared or special: read-only is a matter of the mount alone.
+#: File systems whose superblock is shared or special: only the mount can be read-only.
 _MOUNT_ONLY_RO = frozenset(("tmpfs", "proc", "sysfs", "devpts", "mqueue", "cgroup2"))
-#: File systems of which each mount of its own is a new one (a devtmpfs or an overlay shows what is somebody's already).
+#: File systems of which each mount of its own is a new one (a devtmpfs or an overlay shows what exists already).
 _OF_CONTAINER = frozenset(("tmpfs", "ramfs"))
 
 
@@ -278,7 +278,7 @@ def _ordinary_directory(root_fd: int, step: MountStep) -> int:
         ) from None
 
 
-#: How often a mount is asked to become read-only that somebody writes to at this moment, and the pause in between: as
+#: How often a mount is asked to become read-only that is being written to at this moment, and the pause in between: as
 #: runc does.  A child that a createContainer hook has left behind may be at it, by the directory of its own process.
 _READONLY_TRIES, _READONLY_PAUSE_S = 6, 0.1
 

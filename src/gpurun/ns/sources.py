@@ -51,7 +51,7 @@ def hand_over(
     more: tuple[Callable[[], int], ...] = (),
 ) -> bool:
     """Open the rootfs (unless *rootfs* is empty) and the sources of the bind mounts among *steps* (None stands for one that
-    the init does alone), and send them to the init *pid*; then what each of *more* opens (-1: nothing), with the numbers
+    only the init does), and send them to the init *pid*; then what each of *more* opens (-1: nothing), with the numbers
     that follow those of the steps.
 
     *mount_namespace* is that of the container if it is joined, -1 for the init's own.  *user_namespaces* has a descriptor

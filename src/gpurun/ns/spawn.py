@@ -208,7 +208,7 @@ def _write_maps(pid: int, plan: NamespacePlan) -> None:
     """The id maps of *pid*: written by us, or by newuidmap(1) and newgidmap(1) when we lack the privilege for them."""
     rootless = posix.geteuid() != 0
     if plan.gid_map.split()[1:] == [str(posix.getegid()), "1"] and not has_capabilities(CAP_SETGID):
-        _write_proc(pid, "setgroups", "deny")  # else nobody may map even the own group (user_namespaces(7))
+        _write_proc(pid, "setgroups", "deny")  # else not even the own group may be mapped (user_namespaces(7))
     for name, text, helper in (("uid_map", plan.uid_map, "newuidmap"), ("gid_map", plan.gid_map, "newgidmap")):
         try:
             _write_proc(pid, name, text)
@@ -261,7 +261,7 @@ def _write_proc(pid: int, name: str, text: str) -> None:
 def _in_child(
     plan: NamespacePlan, joins: tuple[tuple[Join, int], ...], pipes: tuple[int, int], helper: bool, inside: bool
 ) -> None:
-    """The new process' part; returns in all namespaces, or ends having told why not."""
+    """The new process' part; returns in all namespaces, or ends after it has said why not."""
     ask_w, answer_r = pipes
 
     def ask(word: str) -> None:

@@ -3,7 +3,7 @@
 A file that is no longer empty, a directory with something in it, a link that says something else, a rewritten file that
 was written again: that belongs to whoever changed it, and stays.  To be called when the container's mounts are gone.
 
-What the kernel fails at is told, and can be tried again: whatever was taken back before is simply not there any more.
+What the kernel refuses is reported, and can be tried again: whatever was taken back before is simply not there any more.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _undo_one(parent: int, name: str, trace: Trace) -> None:
 def _give_back(parent: int, name: str, size: int, ours: bytes, original: Original) -> None:
     """Put *original* in the place of *name*, if that is still what we have written there.
 
-    The file itself comes back by a rename, where it was kept and nobody has changed it.  Else its content does, in a new
+    The file itself comes back by a rename, where it was kept and has not been changed.  Else its content does, in a new
     file, which is never set-user-id or set-group-id, whatever the original was: it has another owner by accident or by race.
     """
     fd = _open_regular(parent, name)
@@ -147,7 +147,7 @@ def _give_back(parent: int, name: str, size: int, ours: bytes, original: Origina
 
 
 def _rename_back(parent: int, name: str, original: Original) -> bool:
-    """Give the kept file its *name* again; False where none was kept, or somebody has changed or exchanged it."""
+    """Give the kept file its *name* again; False where none was kept, or it was changed or exchanged."""
     fd = _open_regular(parent, original.kept) if original.kept else -1
     if fd < 0:
         return False
@@ -181,7 +181,7 @@ def _is_original(fd: int, original: Original) -> bool:
 
 
 def _times(root_fd: int, traces: tuple[Trace, ...]) -> dict[str, tuple[int, int]]:
-    """Directory → (a descriptor of it, the mtime it had), for those that nobody but us has changed since, an undo that
+    """Directory → (a descriptor of it, the mtime it had), for those that only we have changed since, an undo that
     failed included."""
     opened: dict[str, int] = {}
     now: dict[str, int] = {}

@@ -47,7 +47,7 @@ NERDCTL_NAME = "nerdctl/name"
 #: What tables and refusals call a container by.
 NAMES = (*CONTAINERD_NAMES, *CRIO_NAMES, NERDCTL_NAME)
 
-#: ``potentiallyUnsafeConfigAnnotations`` of the features document (runtime-spec features.md); ``bundle`` is runc's alone:
+#: ``potentiallyUnsafeConfigAnnotations`` of the features document (runtime-spec features.md); ``bundle`` is only runc's:
 #: engines that leave out what is listed leave it out for both.
 UNSAFE = tuple(sorted(("bundle", *OBEYED)))
 

@@ -82,7 +82,7 @@ def parse_json(data: bytes, source: str) -> Any:
 
 
 def _whole_characters(value: Any) -> Any:
-    """*value* with U+FFFD for each half of a surrogate pair that stands alone, as Go reads it: no file can have one."""
+    """*value* with U+FFFD for each half of an unpaired surrogate, as Go reads it: no file name can have one."""
     if type(value) is str:
         return value if value.isascii() else "".join(["\ufffd" if "\ud800" <= c <= "\udfff" else c for c in value])
     if type(value) is list:

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 class DeviceRule(Record):
     """An entry of ``devices``: *type* is ``a`` (all), ``b`` or ``c``; a number that is None means any.
 
-    *access* is a subset of ``rwm`` in this order; it is empty where the config has other letters alone, which say nothing.
+    *access* is a subset of ``rwm`` in this order; it is empty where the config has only other letters, which have no
+    meaning.
     """
 
     allow: bool

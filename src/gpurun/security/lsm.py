@@ -98,7 +98,7 @@ def leave_own_profile() -> bool:
         with Fd(posix.open("/proc/self/attr/apparmor/current", posix.O_RDWR | posix.O_CLOEXEC)) as fd:
             if not posix.read(fd, 4096).rstrip(b"\0\n").endswith(b" (unconfined)"):
                 return False
-            posix.pwrite(fd, b"changeprofile unconfined", 0)  # the kernel takes it at the beginning alone
+            posix.pwrite(fd, b"changeprofile unconfined", 0)  # the kernel takes it only at the beginning
             return True
     except OSError:
         return False  # no AppArmor, or one that keeps who is in a profile there

@@ -262,6 +262,6 @@ def _flags(names: tuple[str, ...] | None, notify: bool, where: str) -> int:
             raise ConfigError(f"{where}[{i}]", f"seccomp flag {name} is not known to gpurun, known are {', '.join(FLAGS)}")
         flags |= FLAGS[name]
     if not notify:
-        # The kernel refuses it where nobody is notified, and then it would change nothing.
+        # The kernel refuses it where no agent is notified, and then it would change nothing.
         flags &= ~ls.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
     return flags

@@ -1,4 +1,4 @@
-"""``amd-ctk``: Docker told of the runtime, AMD's CDI file, AMD's GPUs; with AMD's command line and output.
+"""``amd-ctk``: the runtime registered with Docker, AMD's CDI file, AMD's GPUs; with AMD's command line and output.
 
 All that it says goes to stdout, errors too, and an error's exit code is 1: so does AMD's (container-toolkit 1.3).
 """
@@ -24,7 +24,7 @@ INTERFACE_VERSION = "1.3.0"
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 _SWITCHES = frozenset("debug remove amd-set-as-default set-as-default unset-amd-as-default unset-as-default".split())
 _CDI_FILE = "/etc/cdi/amd.json"
-#: AMD's tracker of who has which GPU is off unless somebody turns it on; gpurun's leases are in its place.
+#: AMD's tracker of who has which GPU is off by default; gpurun's leases are in its place.
 _TRACKER_OFF = "GPU Tracker is disabled"
 _LEASES = (
     "gpurun uses leases instead of the GPU tracker: a container with AMD_VISIBLE_DEVICES=free gets a GPU for itself, "
@@ -218,7 +218,7 @@ def _help_alone(context: click.Context) -> None:
 
 
 def _prepare(command: click.Command) -> None:
-    """Help as gpurun's own has it, lines broken between words alone."""
+    """Help as gpurun's own has it, lines broken only between words."""
     from gpurun.cli.human import Context
 
     command.context_class = Context

@@ -251,7 +251,7 @@ def _warn(context: click.Context, text: str) -> None:
 
 
 def _prepare(command: click.Command) -> None:
-    """Help as gpurun's own has it, lines broken between words alone; and the global options also behind each command."""
+    """Help as gpurun's own has it, lines broken only between words; and the global options also behind each command."""
     from gpurun.cli.human import Context
 
     command.context_class = Context

@@ -1,6 +1,6 @@
 """``nvidia-ctk runtime configure``: what to change in an engine's configuration, as text.
 
-A configuration is somebody's work: what gpurun does not know in it stays, comments included where the format has them.
+A configuration may be written by hand: what gpurun does not know in it stays, comments included where the format has them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PATHS = {
     "containerd": "/etc/containerd/config.toml",
     "crio": "/etc/crio/crio.conf",
 }
-#: Files that the engines read beside their own (containerd only when told to).
+#: Files that the engines read beside their own (containerd only when configured to).
 DROP_INS = {"containerd": "/etc/containerd/conf.d/99-nvidia.toml", "crio": "/etc/crio/crio.conf.d/99-nvidia.toml"}
 #: How an engine is asked for its configuration; the first one that answers.  CRI-O before 1.30 has a program for it.
 _DUMP = {

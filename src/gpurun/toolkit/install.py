@@ -1,4 +1,4 @@
-"""``install`` and ``uninstall``: a client is told of gpurun, or told no more, in one command.
+"""``install`` and ``uninstall``: gpurun is registered with a client, or removed from it, in one command.
 
 What is changed in its files is decided by :mod:`gpurun.clients.install`; here it is shown (``--dry-run``), written, checked
 by the client's own program, and taken back if that does not take it.  For ``docker run --gpus`` and ``ctr run --gpus`` the
@@ -37,14 +37,14 @@ from gpurun.toolkit.names import is_one_file, link_names, links_to, missing_link
 
 NAMES_DIRECTORY = "/usr/local/bin"
 #: Maker → the program by which a daemon knows that the maker's toolkit is there, and the clients that look for it.
-#: dockerd does not look for AMD's where it finds NVIDIA's, so on hosts of AMD's alone NVIDIA's names are not made.
+#: dockerd does not look for AMD's where it finds NVIDIA's, so on hosts with only AMD's NVIDIA's names are not made.
 SIGNS = {
     "nvidia": ("nvidia-container-runtime-hook", ("docker", "containerd")),
     "amd": ("amd-container-runtime", ("docker",)),
 }
 #: Where systemd lets a service look for programs.
 SERVICE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
-#: Of `uninstall`: every client that `install` has told.
+#: Of `uninstall`: every client that `install` has changed.
 ALL = "all"
 #: Names of runtimes: what all clients take, and a handler of a RuntimeClass (a DNS label).
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
@@ -70,7 +70,7 @@ def install(invocation: Invocation) -> int:
         entry = ledger.new_entry(setup, own_path() if is_one_file() else setup.entry.binary, whole)
         before = ledger.find(entry)
         again = False
-        if before is not None and not changes:  # somebody who was killed may not have come to the restart
+        if before is not None and not changes:  # a call that was killed may not have come to the restart
             unread = ledger.since(before.unread)
             again = bool(asked) and unread is not None and not restart.has_read(setup.client, unread)
             whole = whole or (again and before.needs == restart.RESTART)
@@ -261,7 +261,7 @@ def _apply(setup: Setup, changes: tuple[Change, ...]) -> None:
 
 
 def _makers_to_name(client: str) -> tuple[str, ...]:
-    """The makers whose names *client* is to find; not those of whom it finds somebody else's program already."""
+    """The makers whose names *client* is to find; not those whose program it finds already and that is not gpurun."""
     there = _makers_of_host()
     wanted = [m for m, (_, clients) in SIGNS.items() if client in clients and (m in there if there else m == "nvidia")]
     return tuple([maker for maker in wanted if _is_ours(shutil.which(SIGNS[maker][0], path=SERVICE_PATH))])

@@ -74,7 +74,7 @@ def names_of(makers: tuple[str, ...]) -> tuple[str, ...]:
 def install_names(invocation: Invocation) -> int:
     """``install-names DIR``: a link in DIR to this program for every name; all or none when one of them is taken.
 
-    With ``--maker`` for the names of that maker's programs alone.  Raises :class:`UsageError` for one that is not known.
+    With ``--maker`` only for the names of that maker's programs.  Raises :class:`UsageError` for one that is not known.
     """
     maker = invocation.option("maker")
     if maker and maker not in MAKERS:
@@ -155,7 +155,7 @@ def _target(path: str) -> str | None:
 
 
 def _remove_strays(directory: str) -> None:
-    """Remove the links that somebody who was killed in :func:`_link` has left, and none of somebody who is still at it."""
+    """Remove the links that a call that was killed in :func:`_link` has left, and none of a call that is still running."""
     try:
         there = posix.listdir(directory)
     except OSError:  # the next step says so

@@ -106,7 +106,7 @@ def read_host(
             found = replace(found, controllers=user.controllers, hint=NOT_DELEGATED)
             facts = replace(facts, tree=found, user_manager=user)
     elif not config.linux.cgroups_path and (posix.geteuid() != 0 or procfs.in_user_namespace()):
-        # Nobody says where it is to be, and root of a user namespace may be as little allowed as any other user.
+        # The config does not say where it is to be, and root of a user namespace may be as little allowed as any other user.
         facts = replace(facts, may_make_cgroups=_may_make_cgroups(found, facts.own_cgroup))
     process, linux = config.process, config.linux
     if process.apparmor_profile or process.selinux_label or linux.mount_label:

@@ -105,7 +105,7 @@ def load_devices(plan: Plan) -> int:
 def _is_refused(error: StepError) -> bool:
     """Whether bpf(2) has refused a program of a caller without CAP_SYS_ADMIN over the host, from whom the kernel takes none.
 
-    A container of theirs is in a user namespace, where nobody can make device nodes.
+    A container of theirs is in a user namespace, where device nodes cannot be made.
     """
     return error.errno in (EPERM, EACCES) and (not has_capabilities(CAP_SYS_ADMIN) or in_user_namespace())
 
@@ -113,9 +113,9 @@ def _is_refused(error: StepError) -> bool:
 def restrict(plan: Plan, program_fd: int, directory: str, rollback: Rollback) -> None:
     """Set the limits and the device program: once the init has made its device nodes, which the rules may forbid.
 
-    systemd is told first: what it writes, rounded its way, is then written again as it was asked for.  What changes outside
-    of the cgroup is noted in the container's state *directory*: CPUs that cgroups above must leave to this one, and memory
-    of GPUs that they keep for it.
+    systemd gets the values first: what it writes, rounded its way, is then written again as it was asked for.  What changes
+    outside of the cgroup is noted in the container's state *directory*: CPUs that cgroups above must leave to this one, and
+    memory of GPUs that they keep for it.
     """
     if not plan.cgroup.path:
         return

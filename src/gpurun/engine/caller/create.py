@@ -249,7 +249,7 @@ def with_filter(plan: Plan, root: str) -> Plan:
 
 
 def with_secret_keyring(plan: Plan) -> Plan:
-    """*plan* with a name for its session keyring that nobody can guess.
+    """*plan* with a name for its session keyring that cannot be guessed.
 
     Every process of the keyring's user that knows the name can join it, those of another container among them.
     """

@@ -26,7 +26,8 @@ def delete(root: str, container_id: str, force: bool = False, oom_reported: bool
 
     With *force*, a container that does not exist is fine, and one whose state is damaged or that was half made is removed,
     with what is in the cgroup that the state or the config still names.  A state that cannot be read just now is an error,
-    and all stays.  Where something of the container stays, because what told of it is damaged, the rest is removed, and then
+    and all stays.  Where something of the container stays, because the file that names it is damaged, the rest is removed,
+    and then
     :class:`GpurunError` says what.  Raises :class:`GpurunError`.
     """
     warnings = _delete(root, container_id, force, oom_reported)
@@ -174,7 +175,7 @@ def destroy(root: str, state: store.State, force: bool = False, oom_reported: bo
     _remove_rdt(f"{root}/{state.id}/resctrl")
     warnings += _leave_network(root, state.id)
     store.remove_directory(root, state.id)
-    if saved is None or not saved[0].poststop or not state.bundle:  # of a damaged state, whose hooks could be told nothing
+    if saved is None or not saved[0].poststop or not state.bundle:  # of a damaged state, whose hooks could not get the state
         return warnings
     from gpurun.engine.host_hooks import run_poststop
 

@@ -174,7 +174,7 @@ def _usable_container(options: ExecOptions) -> store.State:
     if kept.is_changing(options.root, options.id):
         from gpurun.engine.gpus.attach_steps import settle
 
-        settle(options.root, options.id)  # or the process would be told of GPUs that are not there
+        settle(options.root, options.id)  # or the process would get variables for GPUs that are not there
     now = store.status(options.root, state)
     if now == "stopped":
         raise GpurunError("cannot exec in a stopped container")
@@ -331,7 +331,7 @@ class _Conversation:
 
 
 def _send_listener(state: store.State, root: str, pid: int, listener: int) -> None:
-    """The filter's agent is told of each process: give it the listener, which is a descriptor of the process."""
+    """The filter's agent is notified of each process: give it the listener, which is a descriptor of the process."""
     from gpurun.engine.caller.seccomp import send_listener
     from gpurun.oci.seccomp import read_seccomp
     from gpurun.security.seccomp import plan_seccomp

@@ -41,7 +41,7 @@ def source_channel(plan: Plan) -> tuple[socket | None, int]:
 
 
 def _refuse_idmaps(plan: Plan) -> None:
-    """Raise :class:`GpurunError` for the first id-mapped mount: nobody but us could map its ids, and we may not."""
+    """Raise :class:`GpurunError` for the first id-mapped mount: only this process could map its ids, and it may not."""
     for step in plan.init.mounts:
         if step.idmap is not None:
             raise GpurunError(
@@ -133,7 +133,7 @@ def lend_nodes(plan: Plan) -> int:
 
 
 def lend_resctrl(plan: Plan, pid: int, record: str, rollback: Rollback) -> None:
-    """Put the container's process into its resctrl group, if it is to have one; what is its alone is noted in *record*."""
+    """Put the container's process into its resctrl group, if it has one; what belongs only to it is noted in *record*."""
     if plan.intel_rdt is not None:
         from gpurun.engine.caller.resctrl import apply_rdt, remove_rdt
 

@@ -113,7 +113,7 @@ def is_ordinary(options: ExecOptions, state: State, plan: ExecPlan) -> bool:
 
 def around_args(text: bytes) -> tuple[bytes, bytes] | None:
     """(what stands before it, what stands behind it), of the array of the arguments in the *text* of a process, which has
-    been read without an error; None where that cannot be told."""
+    been read without an error; None where that is not known."""
     name = text.find(b'"args"')
     begin = text.find(b"[", name)
     if name < 0 or begin < 0 or text[name + 6 : begin].strip(b" \t\r\n") != b":" or text.count(b'"args"') > 1:

@@ -36,7 +36,7 @@ def start(root: str, container_id: str) -> None:
         raise GpurunError("cannot start a container that is still being created")
     if now != "created":
         raise GpurunError("cannot start an already running container")
-    saved = saved_hooks(root, container_id)  # what is wrong with them is told while nothing runs
+    saved = saved_hooks(root, container_id)  # what is wrong with them is reported while nothing runs
     fifo = store.fifo_path(root, container_id)
     try:
         fd = posix.open(fifo, posix.O_WRONLY | posix.O_NONBLOCK | O_CLOEXEC)
@@ -68,7 +68,7 @@ def _run_poststart(root: str, state: store.State, hooks: tuple[OciHook, ...], fi
 
         try:
             warnings = delete_own(root, state)
-        except (GpurunError, OSError) as e:  # the hook's error is the one to be told; what is left, delete can take away
+        except (GpurunError, OSError) as e:  # the hook's error is the one to report; what is left, delete can remove
             warnings = (f"cannot delete the container: {oserror_text(e) if isinstance(e, OSError) else e}",)
         for warning in warnings:
             log.warning(warning)
@@ -84,7 +84,7 @@ def _start_notifying(directory: str, unit: str, state: store.State, fifo_fd: int
     except StepError as e:
         if e.errno != ENOENT:
             raise
-        posix.write(fifo_fd, b"0")  # create was not told of a unit
+        posix.write(fifo_fd, b"0")  # create had no unit to notify
         return
     posix.write(fifo_fd, b"0")
     forward(inside, unit, state)

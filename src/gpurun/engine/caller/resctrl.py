@@ -35,7 +35,8 @@ def resctrl_mounted(root: str = RESCTRL) -> bool:
 def apply_rdt(plan: RdtPlan, pid: int, record: str, on_failure: Callable[[Callable[[], None]], None]) -> None:
     """Put *pid* into the group.
 
-    What is the container's alone is written into the file *record*, one directory a line, before it is made: that is for
+    What belongs only to the container is written into the file *record*, one directory a line, before it is made: that is
+    for
     :func:`remove_rdt`.  *on_failure* gets what takes away a class that was made, should the container not come to be.
 
     Raises :class:`GpurunError`.
@@ -124,7 +125,7 @@ def update_rdt(plan: RdtPlan, schemata: tuple[str, ...], pids: tuple[int, ...], 
 
 
 def remove_rdt(record: str) -> None:
-    """Remove what :func:`apply_rdt` has made for a container alone, when it has ended."""
+    """Remove what :func:`apply_rdt` has made only for a container, when it has ended."""
     try:
         made = read_file(record).decode().split("\n")
     except FileNotFoundError:

@@ -40,7 +40,7 @@ class SealedChild(Record):
 def sealed_child(entry: str) -> SealedChild:
     """A child that will call *entry* (``module:function``).
 
-    The container sees its interpreter as a read-only mount of that file alone, through which nothing can be written.
+    The container sees its interpreter as a read-only mount of only that file, through which nothing can be written.
     Where we may make no mounts (a user namespace in the host's mount namespace, a seccomp filter) it is a sealed copy in
     memory instead.
     """
@@ -60,7 +60,7 @@ def sealed_child(entry: str) -> SealedChild:
 
 
 def _sealed_copy(path: str) -> int:
-    """A memfd with the content of *path* that nobody can change any more (memfd_create(2), F_ADD_SEALS); 6 ms, 7 MiB."""
+    """A memfd with the content of *path* that can no longer be changed (memfd_create(2), F_ADD_SEALS); 6 ms, 7 MiB."""
     try:
         made = posix.memfd_create("gpurun", _MFD_CLOEXEC | _MFD_ALLOW_SEALING | _MFD_EXEC)
     except OSError as e:
@@ -75,7 +75,7 @@ def _sealed_copy(path: str) -> int:
 
 
 class Started(Record):
-    """A child that runs and waits to be told what to do: *pid*, and our end of the Unix socket between us."""
+    """A child that runs and waits for instructions: *pid*, and our end of the Unix socket between us."""
 
     pid: int
     channel: int
@@ -112,7 +112,7 @@ def _spawn(child: SealedChild, argv: tuple[str, ...]) -> int:
             return _fork(child, argv)
         if e.errno != EACCES:
             raise StepError("start", child.command.executable, e.errno) from None
-    # AppArmor calls a file that is mounted alone "/", which few profiles of a caller let it execute; a copy has a name.
+    # AppArmor calls a file that is mounted by itself "/", which few profiles of a caller let it execute; a copy has a name.
     try:
         with Fd(_sealed_copy(child.command.executable)) as copy:
             return posix.posix_spawn(f"/proc/self/fd/{copy}", argv, {})

@@ -226,7 +226,7 @@ def _follow_limit(
 def apply(fd: int, state: store.State, writes: tuple[CgroupWrite, ...]) -> None:
     """Make all *writes* in the cgroup that *fd* is, until one fails.
 
-    systemd, where it has made the cgroup, is told first, or it would take them back when it next has a reason to: what it
+    systemd, where it has made the cgroup, gets them first, or it would take them back when it next has a reason to: what it
     writes, rounded its way, is then written as it was asked for.
     """
     if state.unit:

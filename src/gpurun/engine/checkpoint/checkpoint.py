@@ -1,7 +1,7 @@
 """checkpoint: all processes of a container and what they hold, saved to files by CRIU.
 
 CRIU freezes the container, reads it out through its own parasite, and then ends it or lets it go on.  What it cannot know is
-told by us: which mounts and namespaces come from outside, and which pipes and files the standard streams were.
+passed by us: which mounts and namespaces come from outside, and which pipes and files the standard streams were.
 """
 
 from __future__ import annotations

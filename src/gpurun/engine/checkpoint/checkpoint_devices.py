@@ -42,7 +42,7 @@ _ENDED = (ENOENT, ESRCH)
 
 
 def saved_devices(root: str, state: store.State, config: Config, foreign: Outside) -> SavedDevices | None:
-    """What is to be told to a restore of the devices of the running container *state*; ``None`` where it has none.
+    """What a restore has to know of the devices of the running container *state*; ``None`` where it has none.
 
     Raises :class:`GpuError` for what no checkpoint can save.
     """

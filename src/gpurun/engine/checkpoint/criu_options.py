@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 DESCRIPTORS = "descriptors.json"
 _MAX_IMAGE = 64 << 20  # bytes
-#: Namespaces that CRIU leaves alone and is given back: CLONE_NEW* flag → (name in /proc/PID/ns, CRIU's key)
+#: Namespaces that CRIU does not save and is given back: CLONE_NEW* flag → (name in /proc/PID/ns, CRIU's key)
 EXTERNAL_NAMESPACES = {CLONE_NEWNET: ("net", "extRootNetNS"), CLONE_NEWPID: ("pid", "extRootPidNS")}
 #: Where sites keep CRIU's settings for containers: our own file, else the one that runc reads.
 CONFIG_FILES = ("/etc/criu/gpurun.conf", "/etc/criu/runc.conf")
@@ -155,7 +155,7 @@ def _problem(path: str, found: posix.stat_result, rootfs: str) -> str:
 
 
 class Outside(Record):
-    """What of a container is not in its image on disk: what CRIU must be told of."""
+    """What of a container is not in its image on disk: what CRIU must know of."""
 
     namespaces: NamespacePlan
     mounts: tuple[MountStep, ...]

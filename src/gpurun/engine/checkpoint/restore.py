@@ -256,7 +256,7 @@ def _lend_images(path: str, plan: Plan) -> Callable[[], None]:
     """Let the root of the container's user namespace reach the images; returns what takes that back.
 
     Restored processes read their own images, as that root, once they are it; the directory is ours and 0700, as memory
-    should be.  An access control list (acl(5)) lets in that one user and nobody else.
+    should be.  An access control list (acl(5)) lets in only that one user.
     """
     uid = host_id(plan.namespaces.uids, 0) if plan.namespaces.uids else 0
     if uid <= 0:
@@ -281,7 +281,7 @@ def _with_cgroups(asked: rpc.Options, options: RestoreOptions, plan: Plan) -> rp
     """*asked* with what is to be done about cgroups.
 
     Without cgroups in the image all processes stay in CRIU's, which is the container's.  Else CRIU makes those below it,
-    and it is told that what was the container's cgroup is now at this place.
+    and CRIU is configured so that what was the container's cgroup is now at this place.
     """
     mode = asked.manage_cgroups_mode
     if mode is None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def own_mounts(rootfs: str, root: str) -> None:
     """In CRIU's process: a mount namespace in which *root* shows the rootfs.  CRIU needs a mount point that nothing is
-    mounted over; nobody else sees it, and it goes away with CRIU."""
+    mounted over; no other process sees it, and it goes away with CRIU."""
     lp.unshare(lp.CLONE_NEWNS)
     lm.mount("", "/", "", lm.MS_SLAVE | lm.MS_REC)
     lm.mount(rootfs, root, "", lm.MS_BIND | lm.MS_REC)

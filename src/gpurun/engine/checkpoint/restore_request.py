@@ -100,7 +100,7 @@ def map_gpus(
 def with_moved(plan: Plan, before: Config, after: Config) -> Plan:
     """*plan* of a container that asks for others than *before*: exec tells the new variable, where engines give the old one.
 
-    GPUs that were leased are told by the lease.
+    GPUs that were leased are named in the lease.
     """
     value = _value(after)
     if value == _value(before) or is_free(value):
@@ -125,7 +125,7 @@ def _with_devices(data: bytes, config: Config, value: str) -> tuple[bytes, Confi
 def _against(words: list[str], saved: SavedDevices, own: tuple[str, str]) -> str:
     """What stands against the GPUs that *words* name: one is gone, or leased to another container; "" for nothing.
 
-    MIG devices are left alone: a whole GPU is none in the place of one.
+    MIG devices are not replaced: a whole GPU cannot take the place of one.
     """
     if any(name.startswith("MIG-") for _, name in saved.gpus):
         return ""

@@ -94,7 +94,7 @@ def _text(value: object) -> str:
 
 
 def _path(value: object) -> str:
-    """Somebody may have handed us the images: a path in them leads nowhere by itself."""
+    """The images may be forged: no path in them is used as it stands."""
     path = _text(value)
     if not path.startswith("/") or any(part in ("", ".", "..") for part in path[1:].split("/")):
         raise ValueError

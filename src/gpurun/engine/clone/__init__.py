@@ -1,1 +1,1 @@
-"""The caller's process, cloned: where the caller's side and what runs inside meet, in a sealed interpreter alone."""
+"""The caller's process, cloned: where the caller's side and what runs inside meet, only in a sealed interpreter."""

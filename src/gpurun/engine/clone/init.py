@@ -4,7 +4,7 @@ No second interpreter starts, nothing is imported twice, and nothing has to be s
 every descriptor that is not its own before anything else.  What it has of the caller's memory is what the caller has read to
 make the container (docs/security.md lists it), and no more of the environment than gpurun itself reads (launcher/sealed.py).
 
-A container that joins a user or a pid namespace is made by a starter all the same (engine/caller/start_init.py): somebody
+A container that joins a user or a pid namespace is made by a starter all the same (engine/caller/start_init.py): a process
 who waits there may be able to look into the process.  So is one whose cgroup a caller without privilege can enter only by
 systemd's leave.
 """
@@ -43,7 +43,8 @@ def clone_init(
     """Make the init of *plan*, which gets the open *files* by their names, the namespaces *joins* among them, and *channel*;
     returns its pid.
 
-    ``made(pid)`` is called for each process that is made, at once.  Raises :class:`GpurunError`; then all have been told.
+    ``made(pid)`` is called for each process that is made, at once.  Raises :class:`GpurunError`; then all of them have got
+    the error.
     """
     init, namespaces, hooks = plan.init, plan.namespaces, plan.hooks
     if not (hooks.prestart or hooks.create_runtime or hooks.poststart or hooks.poststop):

@@ -1,6 +1,6 @@
 """A copy of this process (clone3(2)) that becomes a process of the container: see init.py and setter.py.
 
-For a sealed interpreter alone (launcher/sealed.py).
+Only for a sealed interpreter (launcher/sealed.py).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def clone_copy(
     """Have *clone* make a copy of this process, and call *become* in it; returns the pid.
 
     The copy keeps 0 to 2 and the descriptors *keep* (-1: none), and closes all others first of all.  It has the OOM score
-    adjustment *score* (None: ours) from its birth, and unless it is to be *dumpable* nobody without CAP_SYS_PTRACE can look
-    into it from its birth on.  No signal is delivered until both have gone their ways.  Raises what *clone* raises, in the
-    caller.
+    adjustment *score* (None: ours) from its birth, and unless it is to be *dumpable* no process without CAP_SYS_PTRACE can
+    look into it from its birth on.  No signal is delivered until both have gone their ways.  Raises what *clone* raises, in
+    the caller.
     """
     own_score = None if score is None else int(read_file("/proc/self/oom_score_adj", 16))
     was_dumpable = lp.prctl(lp.PR_GET_DUMPABLE)
@@ -49,7 +49,7 @@ def clone_copy(
             try:
                 set_oom_score_adj(own_score)
             except GpurunError:
-                pass  # what it concerns is this short-lived process alone
+                pass  # it concerns only this short-lived process
             _signal.pthread_sigmask(_signal.SIG_SETMASK, was)
     if pid == 0:
         try:

@@ -152,7 +152,7 @@ def _detach(one: Running, devices: tuple[str, ...], force: bool = False) -> tupl
         tuple([f"gpus/{unit.gpu_key}" for unit in leaving if unit.gpu_key not in staying_on]),
         keys=keys,
     )
-    asking = replace(begun, nodes=(), entries=())  # until it is known that nobody uses them, nothing is taken out
+    asking = replace(begun, nodes=(), entries=())  # until it is known that no process uses them, nothing is taken out
     steps.begin(one, asking)
     try:
         one.set_rules(steps.first_code(after), steps.known_codes(begun))
@@ -220,7 +220,7 @@ def _vendor_of(one: Running, devices: tuple[str, ...]) -> Vendor:
 
 
 def _as_typed(text: str) -> str:
-    """An error of create, whose request is a variable of config.json, for somebody who has typed it."""
+    """An error of create, whose request is a variable of config.json, in words for a user who has typed the request."""
     for vendor in VENDORS:
         text = text.replace(f" ({place(vendor.variable)})", "").replace(place(vendor.variable), "gpu attach")
     return text.replace(place(DRIVER_CAPABILITIES), "--capabilities")

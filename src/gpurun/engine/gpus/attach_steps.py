@@ -41,7 +41,7 @@ def settle(root: str, container_id: str, wait_s: float = 1.0) -> None:
     """Complete or undo what a killed attach or detach of that container has left; nothing where there is nothing, where
     the container has ended, and where the caller may not.
 
-    A change that is being made is waited for, *wait_s* seconds at most.  What fails is told in a warning.
+    A change that is being made is waited for, *wait_s* seconds at most.  Failures are warnings.
     """
     if not kept.is_changing(root, container_id) or posix.geteuid() != 0:
         return
@@ -95,7 +95,7 @@ def undo(one: Running, begun: GpuChange, journal: int = -1) -> None:
 
 
 def complete(one: Running, begun: GpuChange) -> None:
-    """Go on with the detach *begun*, whose devices nobody uses any more.  Raises :class:`GpurunError`."""
+    """Go on with the detach *begun*, whose devices are no longer used.  Raises :class:`GpurunError`."""
     code = first_code(begun.after)
     one.set_rules(code, known_codes(begun))
     # On record the container has the GPUs until it cannot open them, and has them no more before the lease is given back.
@@ -107,7 +107,7 @@ def complete(one: Running, begun: GpuChange) -> None:
 
 
 def undo_failed(one: Running, begun: GpuChange, journal: int = -1) -> None:
-    """:func:`undo` after an error, which is the one to be told: what fails here is a warning, and most likely the container
+    """:func:`undo` after an error, which is the one to report: what fails here is a warning, and most likely the container
     is gone."""
     try:
         undo(one, begun, journal)
@@ -201,7 +201,7 @@ def tell_systemd(one: Running, nodes: tuple[DeviceNode, ...]) -> None:
     """Let systemd allow *nodes* too, whose own program stands beside ours and comes back with each daemon-reload."""
     state = one.state
     if not state.unit or state.manager:
-        return  # a user's manager is told of no devices
+        return  # a user's manager gets no device rules
     from gpurun.cgroup.devices import container_rules, emulate
     from gpurun.cgroup.scope import Property, device_properties
     from gpurun.cgroup.systemd import set_properties

@@ -44,11 +44,11 @@ LOCK_S = 60.0
 
 
 class Busy(GpurunError):
-    """Somebody else changes the GPUs of the container, and takes longer than was to be waited."""
+    """Another process changes the GPUs of the container, and takes longer than this one may wait."""
 
 
 class Running:
-    """``with Running(root, id) as one``: a container that runs, whose GPUs nobody else changes meanwhile.
+    """``with Running(root, id) as one``: a container that runs, whose GPUs no other process changes meanwhile.
 
     The lock is on the open state directory (flock(2)).  A child that is at work in the container has it too, so it is held
     until that one has ended, also where the command itself was killed.

@@ -61,8 +61,8 @@ class ExecFacts(Record):
 class GpuChange(Record):
     """An attach or a detach with all that it takes to complete or to undo it.
 
-    *going* is set when a detach has found nobody who uses the devices: from then on it is completed, until then undone, as
-    an attach always is.  *nodes* and *entries* (of /proc/driver/nvidia) are what is taken out then: what an attach has
+    *going* is set when a detach has found no process that uses the devices: from then on it is completed, until then undone,
+    as an attach always is.  *nodes* and *entries* (of /proc/driver/nvidia) are what is taken out then: what an attach has
     brought, what a detach takes away.  *journal* is the length in bytes of the container's journal before.  *leases* are the
     files (directory, name) of leases that have come, *keys* the GPUs whose leases end.
     """

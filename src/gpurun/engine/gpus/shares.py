@@ -137,7 +137,7 @@ class Sharing:
             self.granted.append(GrantedLease(given.lease, path))
 
     def _policy(self, share: Share) -> SharePolicy:
-        """What the site says of shares; raises :class:`ConfigError` where it says no, or nobody could give one."""
+        """What the site says of shares; raises :class:`ConfigError` where it says no, or where none can be given."""
         path = site_path(posix.environ)
         policy = read_shares(path)
         if policy.allow == "none" or (policy.allow == "annotations" and share.by_variable):

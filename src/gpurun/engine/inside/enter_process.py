@@ -60,8 +60,8 @@ def begin_starter(command: str) -> int:
 
 
 def fail(channel: int, command: str, error: BaseException) -> NoReturn:
-    """End, having told the parent why; one that has given up tells that itself.  *command* is who says it on stderr where
-    nobody listens any more."""
+    """End, after the reason has been sent to the parent; a parent that has given up reports that itself.  *command* is who
+    says it on stderr where no parent listens any more."""
     if not isinstance(error, (BrokenPipeError, ConnectionResetError)):
         text = error_text(error)
         try:
@@ -149,7 +149,7 @@ def become_process(process: ProcessPlan, env: dict[str, str]) -> str:
         drop_bounding(masks.bounding, process.last_cap)
     lp.prctl(lp.PR_SET_KEEPCAPS, 1)
     _own_stdio(process)
-    # As root first: the directory may be closed to the user, or (below) open to the user alone.
+    # As root first: the directory may be closed to the user, or (below) open only to the user.
     entered = _try_chdir(process.cwd)
     try:
         if process.groups is not None:
@@ -201,7 +201,7 @@ def filtered_early(process: ProcessPlan) -> bool:
     """Install the filter now, and drop the CAP_SYS_ADMIN that :func:`become_process` has left for it: where the profile lets
     the process wait under it, and where the capability was needed.  Returns whether it is on.
 
-    So nobody who looks into a process that waits, or traces one in its first moment, finds that capability there.
+    So a process that looks into one that waits, or traces one in its first moment, does not find that capability there.
     """
     seccomp = process.seccomp
     if seccomp is None or process.no_new_privileges:
@@ -282,9 +282,9 @@ def notify_first(
 ) -> tuple[int, Callable[[], NoReturn]]:
     """For a filter with an agent, which must get the listener while the container is being created: install it now.
 
-    Returns the listener's descriptor and a function that becomes the program by execve(2) alone: descriptors and signals are
-    as they must be then already, for of what comes in between every system call is up to the profile and the agent.  The
-    tuple is (descriptor, function).
+    Returns the listener's descriptor and a function that becomes the program by nothing but execve(2): descriptors and
+    signals are as they must be then already, for of what comes in between every system call is up to the profile and the
+    agent.  The tuple is (descriptor, function).
     """
     from gpurun.linux.seccomp import install, prepare_execve  # imported before the host's tree was left
 

@@ -5,7 +5,7 @@ into the container's cgroup.  It clones the setter straight into the container's
 caller does that itself (engine/clone/setter.py).
 
 The **setter** enters the namespaces of the container's init, but for the pid namespace, in which it only will make its
-child: nobody in the container sees it.  It makes the terminal, takes the labels, the user and the capabilities, closes
+child: no process in the container sees it.  It makes the terminal, takes the labels, the user and the capabilities, closes
 what it has open of the host, and clones the process.
 
 The **process** is the only one that those in the container see.  With CAP_SYS_PTRACE they can trace it from its first
@@ -79,7 +79,7 @@ def become_setter(setter: Setter) -> NoReturn:
     plan, fds = setter.plan, setter.fds
     try:
         lp.set_name("gpurun:[exec]")
-        expect_go(fds)  # the parent hears nobody whom it has not been told of
+        expect_go(fds)  # the parent accepts no message from a process that it does not know
         posix.umask(0)
         for fd in (fds.cgroup, fds.other_cgroup):
             if fd >= 0:
@@ -256,4 +256,4 @@ def _become(plan: ExecPlan, fds: ExecDescriptors, env: dict[str, str], path: str
 def expect_go(fds: ExecDescriptors) -> None:
     """Wait for the parent's ``go``; ends the process when the parent is gone."""
     if messages.receive(fds.channel) != ("go",):
-        posix._exit(1)  # the parent gave up (and has told why) or was killed
+        posix._exit(1)  # the parent gave up (and has said why) or was killed

@@ -46,7 +46,7 @@ def _make_setter(channel: int) -> Setter:
     """The starter's part: make the setter and end; returns in the setter."""
     received = messages.receive_files(channel)
     if received is None:
-        posix._exit(1)  # the parent has refused what it was asked for, and told why
+        posix._exit(1)  # the parent has refused what it was asked for, and said why
     (_, wire, names), files = received
     if len(names) != len(files):
         raise GpurunError(f"{len(files)} of {len(names)} descriptors arrived: the limit RLIMIT_NOFILE is too low")
@@ -63,7 +63,7 @@ def _make_setter(channel: int) -> Setter:
     late = plan.namespaces & (lp.CLONE_NEWUSER | lp.CLONE_NEWCGROUP | lp.CLONE_NEWPID)
     if not lp.has_capabilities(lp.CAP_SYS_ADMIN, lp.CAP_SYS_CHROOT):
         # What a caller without privilege may join, it may by the user namespace only: all at once.  The cgroup namespace
-        # waits all the same: from inside it the kernel lets nobody be born out of a cgroup that it does not show.
+        # waits all the same: from inside it the kernel does not clone into a cgroup that the namespace does not show.
         late &= ~lp.CLONE_NEWUSER
     join(fds.init, plan.namespaces & ~late)
     pid = _clone_setter(fds, names)

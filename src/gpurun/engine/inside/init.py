@@ -86,7 +86,7 @@ def lent(namespaces: NamespacePlan) -> int:
     """Those of the new namespaces for which the parent writes files of the init's in /proc: id maps and clock offsets.
 
     Of an init that may not be looked into, not even its parent could.  Without them it is made so before it is born: a user
-    namespace that is joined may hold somebody who waits for the moment in which it can be looked into.
+    namespace that is joined may hold a process that waits for the moment in which it can look into this one.
     """
     return namespaces.new & (lp.CLONE_NEWUSER | lp.CLONE_NEWTIME)
 
@@ -95,7 +95,8 @@ class _Init:
     """The init, from ``go`` to execve(2): each method is one phase, and :meth:`run` is their order.
 
     *root_fd* is the rootfs and *proc_fd* the host's /proc, for what is written there before there is one inside; *views* are
-    the mounts of /proc and /sys by their paths, *own* the device numbers of the file systems that are the container's alone.
+    the mounts of /proc and /sys by their paths, *own* the device numbers of the file systems that belong only to the
+    container.
     """
 
     def __init__(self, plan: InitPlan, fds: messages.Descriptors, opened: Opened | None) -> None:
@@ -337,7 +338,7 @@ def _join_keyring(plan: InitPlan, proc_fd: int) -> None:
 
 def _expect_go(fds: messages.Descriptors) -> None:
     if messages.receive(fds.channel) != ("go",):
-        posix._exit(1)  # the parent gave up (and has told why) or was killed
+        posix._exit(1)  # the parent gave up (and has said why) or was killed
 
 
 def _receive_trees(fds: messages.Descriptors) -> dict[int, int]:
@@ -359,7 +360,7 @@ def _sources(plan: InitPlan, fds: messages.Descriptors, trees: dict[int, int]) -
         messages.report(fds.channel, "source", index)
         answer = messages.receive_files(fds.channel)
         if answer is None:
-            posix._exit(1)  # the parent gave up (and has told why) or was killed
+            posix._exit(1)  # the parent gave up (and has said why) or was killed
         return answer[1][0] if answer[1] else -1
 
     return source

@@ -53,7 +53,7 @@ def _make_init(channel: int) -> tuple[InitPlan, messages.Descriptors, Opened | N
             root, opened = open_edits(edits, rootfs_path, propagation, label)  # while it makes what the plan says
         received = messages.receive_files(channel)
     if received is None:
-        posix._exit(1)  # the parent has refused what it was asked for, and told why
+        posix._exit(1)  # the parent has refused what it was asked for, and said why
     (_, oom_score_adj, namespaces_wire, plan_wire, names, edits_came), files = received
     if len(names) != len(files):
         raise GpurunError(f"{len(files)} of {len(names)} descriptors arrived: the limit RLIMIT_NOFILE is too low")

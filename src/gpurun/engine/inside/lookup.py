@@ -47,7 +47,7 @@ def home_directory(root_fd: int, proc_fd: int, uid: int) -> str:
     """The home directory of *uid* by the container's /etc/passwd (at most 1 MiB of it), ``/`` if it has none that can be
     the path of a directory.
 
-    Raises :class:`StepError` when that cannot be told.
+    Raises :class:`StepError` when that cannot be found out.
     """
     try:
         fd = open_file(root_fd, "/etc/passwd", proc_fd=proc_fd)

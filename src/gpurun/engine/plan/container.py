@@ -58,7 +58,7 @@ class Host(Record):
     tree: Tree
     own_cgroup: str  # path of our own cgroup below the tree's root
     last_cap: int  # /proc/sys/kernel/cap_last_cap
-    hugepage_sizes: tuple[str, ...] | None = None  # as hugetlb's files call them; None when nobody needs to know
+    hugepage_sizes: tuple[str, ...] | None = None  # as hugetlb's files call them; None when they are not needed
     may_make_cgroups: bool = True  # False only where the config does not say where the cgroup is to be
     user_manager: UserManager | None = None  # who makes the scopes of a caller that is not the host's root
     # The rest is False where the config does not ask for it.
@@ -101,7 +101,7 @@ class CgroupPlan(Record):
 
 
 class Plan(Record):
-    """All of it.  *warnings* are told once, in the log."""
+    """All of it.  *warnings* are written once, to the log."""
 
     id: str
     bundle: str
@@ -132,7 +132,7 @@ class PlanOptions(Record):
     no_pivot: bool = False
     new_keyring: bool = True
     preserved: tuple[int, ...] = ()  # descriptors of the caller's that the process inherits
-    first_env: tuple[str, ...] = ()  # variables for the container's first process alone
+    first_env: tuple[str, ...] = ()  # variables only for the container's first process
     cgroup_manager: str = "cgroupfs"
 
 
@@ -338,7 +338,7 @@ def _with_env(process: ProcessPlan, env: tuple[str, ...]) -> ProcessPlan:
 
 
 def _place(config: Config, host: Host, edits: ContainerEdits, writes: tuple[CgroupWrite, ...]) -> Placed | None:
-    """What placement policies add to *writes*; None where nobody asks for any."""
+    """What placement policies add to *writes*; None where none is asked for."""
     if host.site is None and not any(key.startswith(GPURUN) for key in config.annotations):
         return None
     from gpurun.cgroup.placement import Asked, Site, Topology, place, read_policies

@@ -70,7 +70,7 @@ class SavedConfig(Record):
 
     process: Process
     namespaces: int  # CLONE_NEW* flags
-    linux: Linux  # personality, memoryPolicy and seccomp alone
+    linux: Linux  # only personality, memoryPolicy and seccomp
     keep_groups: bool = False  # the additional groups are the caller's (run.oci.keep_original_groups)
 
 

@@ -62,7 +62,7 @@ def plan_process(
     if placed or process.scheduler is not None or process.io_priority is not None or process.exec_cpu_affinity is not None:
         from gpurun.engine.plan.scheduling import exec_affinity, plan_knobs
 
-        exec_affinity(process)  # for exec alone, but a mistake in it is told now
+        exec_affinity(process)  # only for exec, but a mistake in it is reported now
         knobs, more = plan_knobs(process, linux)
         warnings += more
     user = process.user

@@ -31,7 +31,7 @@ def generate(sysroot: str) -> CdiSpec:
 
 
 def amd_ctk_text(sysroot: str) -> str:
-    """The file that ``amd-ctk cdi generate`` (container-toolkit 1.3) writes: nodes alone, by their numbers of now.
+    """The file that ``amd-ctk cdi generate`` (container-toolkit 1.3) writes: only nodes, by their present numbers.
 
     Raises as :func:`generate`.
     """

@@ -1,7 +1,7 @@
 """Figures of AMD's GPUs under the names of AMD's device-metrics-exporter, as far as sysfs has them.
 
 Names, units and labels are those of its version 1.5 (its table of metrics).  Of a GPU that is divided the figures of the
-board are told of its first partition alone: told of each, they would add up to several boards.
+board are given only for its first partition: for each, they would add up to several boards.
 """
 
 from __future__ import annotations

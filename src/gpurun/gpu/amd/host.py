@@ -50,7 +50,7 @@ class AmdGpu(Record):
 
     *pci* is the address of the GPU, *partition* its number there, -1 for a GPU that is not divided; *profile* is like
     ``cpx_nps4``, empty where the GPU cannot be divided.  *silent* says that the driver does not tell it; the profile is then
-    the one that this process has last been told.  *unique_ids* are 16 hex digits each: the board's, and what KFD says, which
+    the one that this process has last read.  *unique_ids* are 16 hex digits each: the board's, and what KFD says, which
     on newer kernels is another one for a partition.  *memory* is in bytes, -1 where it is not known.  *target* is like
     ``gfx942``.  *hive* is that of XGMI, 0 for none.
     """

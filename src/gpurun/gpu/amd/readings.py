@@ -2,7 +2,7 @@
 fdinfo.
 
 A partition has none of these files.  The GPU that it is of has one temperature, one power and one set of clocks for all;
-its load and its memory in use are not those of a partition, of which KFD's processes and fdinfo alone are known.
+its load and its memory in use are not those of a partition, of which only KFD's processes and fdinfo are known.
 """
 
 from __future__ import annotations

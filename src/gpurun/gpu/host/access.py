@@ -67,7 +67,7 @@ def _may_open(path: str) -> bool:
 def closed_nodes(paths: Iterable[str], keeps_groups: bool = True, mode_mends: str = "") -> str:
     """Which of the nodes at *paths* a container of the caller cannot open, why, and what to do; "" where it can open all.
 
-    Unless it *keeps_groups*, what the caller may do as a member of a group alone, the container may not.  *mode_mends* is
+    Unless it *keeps_groups*, what the caller may do only as a member of a group, the container may not.  *mode_mends* is
     what to do about nodes that no group may open, where it is not what the node's driver usually takes.
     """
     closed: dict[str, list[str]] = {}
@@ -75,7 +75,7 @@ def closed_nodes(paths: Iterable[str], keeps_groups: bool = True, mode_mends: st
         try:
             found = posix.stat(path)
         except OSError:
-            continue  # what is missing is told elsewhere
+            continue  # what is missing is reported elsewhere
         mode = S_IMODE(found.st_mode)
         if mode & 0o006 == 0o006:
             continue

@@ -1,8 +1,9 @@
 """Attributes of sysfs for which the driver asks the device, or waits for a lock of its own: the answer may never come.
 
 Copies of this process read them, in a process group and with descriptors of their own.  What has not answered in time is
-given up: who waits in the kernel for a driver cannot be killed, is left behind, and keeps nobody.  One copy reads the files
-of all devices, as they nearly always answer at once; if one does not, each device's are read by a copy of their own.
+given up: who waits in the kernel for a driver cannot be killed, is left behind, and nothing waits for it.  One copy reads
+the files of all devices, as they nearly always answer at once; if one does not, each device's are read by a copy of their
+own.
 
 What is known of such files is not kept for later (:mod:`gpurun.gpu.host.facts`): to compare it would be to read them.
 """
@@ -76,7 +77,7 @@ def _is_given_up(path: str) -> bool:
 
 
 def _read(devices: Sequence[tuple[str, ...]], deadline: float) -> dict[str, str]:
-    """What is told until *deadline*, by one process for each of *devices*."""
+    """The answers until *deadline*, by one process for each of *devices*."""
     started: list[tuple[int, int, tuple[str, ...]]] = []
     found: dict[str, str] = {}
     try:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def drm_edits(devices: tuple[tuple[str, str, DrmDevice], ...], cards: bool = True) -> ContainerEdits:
-    """The edits for *devices*, each with what a reason calls it and its MAKER:KEY; without *cards* the render nodes alone,
+    """The edits for *devices*, each with what a reason calls it and its MAKER:KEY; without *cards* only the render nodes,
     if it has one.
 
     Raises :class:`GpuError` for a device without its nodes on this host.

@@ -130,7 +130,7 @@ def distinct_clients(clients: Iterable[DrmClient]) -> tuple[DrmClient, ...]:
 def engine_loads(before: Iterable[DrmClient], after: Iterable[DrmClient], seconds: float) -> dict[str, float]:
     """Engine → the share of its time (0 to 1) that it worked for clients between two looks, *seconds* apart.
 
-    Clients that are in one look alone count nothing: what they did before is not known.  Of several engines of a kind it is
+    Clients that are in only one look count nothing: what they did before is not known.  Of several engines of a kind it is
     the share of all of them.
     """
     began = {(client.pci, client.number): client for client in distinct_clients(before)}

@@ -107,7 +107,7 @@ def start(entry: str, words: Sequence[str]) -> tuple[int, int]:
 def end(pid: int, deadline: float) -> int | None:
     """End what is left of the helper's process group and return the helper's wait status, None when it will not die.
 
-    It is not reaped before the group is killed: until then the number is nobody else's.
+    It is not reaped before the group is killed: until then no other process can have the number.
     """
     if not _ended(pid, min(deadline, time.monotonic() + _GRACE_S)):
         posix.kill(pid, _SIGKILL)

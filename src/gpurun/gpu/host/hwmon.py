@@ -14,7 +14,7 @@ _PART = "_gt"  # i915's sensors of a tile stand beside those of the card
 
 class Sensors(Record):
     """*temperatures* are in °C, *energies* in joules since the driver was loaded, each (label, value); *power_average* (of
-    a while), *power_now* and *power_limit* are in watts; None for what is not told."""
+    a while), *power_now* and *power_limit* are in watts; None for what is not known."""
 
     temperatures: tuple[tuple[str, float], ...] = ()
     energies: tuple[tuple[str, float], ...] = ()

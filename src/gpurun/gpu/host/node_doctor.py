@@ -17,7 +17,7 @@ def examine_nodes(
 ) -> list[Finding]:
     """Whether the nodes are there, and whether this user can open those for *computing*.
 
-    *others* are for drawing alone.  *trigger* has udev make nodes, *rule* gives them to a group; *closed* begins the
+    *others* are only for drawing.  *trigger* has udev make nodes, *rule* gives them to a group; *closed* begins the
     sentence about nodes that this user cannot open.
     """
     missing = [node.host_path for node in (*computing, *others) if not node.exists]

@@ -1,4 +1,4 @@
-"""Every look at the host that the discovery takes; who wants to remember its answer is told of each."""
+"""Every look at the host that the discovery takes; a listener that records the facts is called for each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.gpu.host.facts import Listener
 
-#: Who is told what is looked at; nobody, unless the answer is to be remembered.
+#: The listener that is called for each look; None unless the answer is to be kept.
 listener: Listener | None = None
 
 

@@ -1,6 +1,6 @@
 """What Intel's GPUs and accelerators add to a container that asks for some.
 
-The value of GPURUN_VISIBLE_DEVICES has Intel's GPUs alone by now, by PCI address (:mod:`gpurun.gpu.visible`).
+The value of GPURUN_VISIBLE_DEVICES has only Intel's GPUs by now, by PCI address (:mod:`gpurun.gpu.visible`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def edits_of(asked: Inquiry) -> ContainerEdits | None:
 
 
 def free_edits(asked: Inquiry, free: FreeRequest) -> ContainerEdits:
-    """The edits for GPUs that *free* gets; the container is told which they are.
+    """The edits for GPUs that *free* gets; the container gets their ids.
 
-    Raises :class:`GpuError` where nobody leases.
+    Raises :class:`GpuError` where there are no leases.
     """
     if asked.allocate is None:
         raise GpuError(NO_LESSOR)

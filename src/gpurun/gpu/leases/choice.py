@@ -54,7 +54,7 @@ def judge(
 
 
 def _unfit(request: FreeRequest, unit: GpuDevice, divided: frozenset[str]) -> str | None:
-    """Why *unit* is none that *request* means, whoever has it; ``None`` for what need not even be told."""
+    """Why *unit* is none that *request* means, whoever has it; ``None`` for what need not even be mentioned."""
     if not request.profile:
         if unit.parent in divided:
             return None

@@ -98,7 +98,7 @@ def _has_own_dev(pid: int, host_dev: int) -> bool:
 def nodes_of(pid: int, host_dev: int = -1, computes: bool = False, by_name: bool = False) -> frozenset[tuple[int, int]]:
     """(major, minor) of the nodes in the /dev of the process *pid*, the driver's among them; none where it is the host's.
 
-    None either, unless *computes*, where they cannot compute.  *by_name*: those alone that have a name of the driver's.
+    None either, unless *computes*, where they cannot compute.  *by_name*: only those that have a name of the driver's.
 
     Its file system is hostile: nothing leads out of it.  Raises :class:`StepError` where it cannot be seen what is there.
     """

@@ -74,7 +74,7 @@ def open_foreign(path: str, of_user: bool) -> int:
     except OSError as e:
         if e.errno in _EXHAUSTED:
             raise StepError("open the leases of GPUs", path, e.errno) from None
-        return -1  # nobody has leased anything there, or it is not ours to see
+        return -1  # nothing has been leased there, or we may not see it
 
 
 def names(directory_fd: int, limit: int = 0) -> list[str]:

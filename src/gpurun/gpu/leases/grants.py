@@ -1,6 +1,6 @@
 """Which GPUs the device programs of its cgroup give to a process, whatever it has made of its /dev.
 
-A container can rename the node of its GPU to a place where nobody looks for it; its device program, which it cannot change,
+A container can rename the node of its GPU to a place where it is not looked for; its device program, which it cannot change,
 still allows that GPU.  A program that allows all GPUs (privileged containers) says nothing of any of them.
 """
 

@@ -30,7 +30,7 @@ def keeper_of(memory: int, threads: int, wish: str, obstacles: tuple[str, ...], 
     """Who keeps a share of *memory* bytes and *threads* percent of an NVIDIA GPU (0: not named).
 
     *wish* is one of :data:`KEEPERS`, *obstacles* are what stands against NVML, "" for each that does not.  Raises
-    :class:`GpuError` naming *where* for a site that wants NVML alone, and cannot have it.
+    :class:`GpuError` naming *where* for a site that wants only NVML, and cannot have it.
     """
     why_not = "the site's shares.memory says so" if wish == MPS else next((text for text in obstacles if text), "")
     if memory and why_not and wish == NVML:

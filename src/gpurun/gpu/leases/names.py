@@ -60,7 +60,7 @@ def of_container(
 
 
 def of_cgroup(path: str) -> Known:
-    """What can be told of the container in the cgroup *path*, made by any engine: its id, if not its name."""
+    """What is known of the container in the cgroup *path*, made by any engine: its id, if not its name."""
     for part in reversed(path.split("/")):
         name = part.removesuffix(".scope")
         engine = next((prefix for prefix in _IDS if name.startswith(prefix)), "")

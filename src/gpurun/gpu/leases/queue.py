@@ -61,14 +61,14 @@ def tickets(directory: str, tidy: bool = True) -> tuple[Ticket, ...]:
             elif ticket is not None and tidy:
                 unlink_if_there(f"{directory}/{_PREFIX}{number}")
     except FileNotFoundError:
-        return ()  # nobody has leased anything since this host booted
+        return ()  # nothing has been leased since this host booted
     except OSError as e:
         raise StepError("read who waits for GPUs in", directory, e.errno) from None
     return tuple(found)
 
 
 def ahead(directory: str, keys: frozenset[str], own: Ticket | None) -> tuple[Ticket, ...]:
-    """Who stands before *own* (None: before somebody who has just come) and wants one of *keys*.  The lock is held."""
+    """The tickets before *own* (None: before a new request) that want one of *keys*.  The lock is held."""
     return tuple([t for t in tickets(directory) if (own is None or t.number < own.number) and t.want.keys & keys])
 
 

@@ -154,7 +154,7 @@ def _kept_for(
 ) -> dict[str, str]:
     """Key → who keeps that GPU of those with *room*: it is free, and was asked for before.  Pure.
 
-    A GPU that is shared already is not free, so nobody waits for it and a further share of it overtakes nobody.
+    A GPU that is shared already is not free, so no request waits for it, and a further share of it overtakes none.
     """
     fresh = tuple([unit for unit in room if not _shares_of(unit, leases)])
     own = Want(frozenset([unit.key for unit in fresh]))

@@ -137,7 +137,7 @@ class Store:
             self._check()
         except OSError as e:
             if e.errno == ENOENT:
-                return -1  # nobody has leased anything since this host booted
+                return -1  # nothing has been leased since this host booted
             raise StepError("open the leases of GPUs", self.path, e.errno) from None
         return files.open_own(self.path)
 
@@ -252,7 +252,7 @@ def _live(lease: Lease, load: Callable[[], Lease | None], foreign: bool = False)
     """*lease*, or what *load* finds in its file by now, if that holds; None where neither does.
 
     Without the lock of its directory its file may change between the two looks, at the file and at the process: who makes a
-    container writes its init down and ends, and the lease that was read, which names the maker alone, holds no more.
+    container writes its init down and ends, and the lease that was read, which names only the maker, holds no more.
     """
     if is_live(lease, foreign):
         return lease

@@ -1,4 +1,4 @@
-"""The end of the time that a lease was given for: who is told, when, and what is sent to the container.
+"""The end of the time that a lease was given for: what is logged, when, and which signals the container gets.
 
 Nothing runs in the background.  ``gpurun gpu leases --expire`` (a timer of systemd calls it) and each request for free GPUs
 look at the leases of their directory and take the next step of those whose time has come: warn, say that the time is over,

@@ -1,7 +1,8 @@
 """What of the free GPUs is left for one who asks, beside those who came before.  Pure.
 
 Each of those before keeps as many of the free GPUs that fit its request as it wants; the rest is given.  So a container that
-waits for GPUs that are taken holds up nobody who can do with others, and nobody overtakes it for the GPUs that it collects.
+waits for GPUs that are taken does not delay requests that others satisfy, and none overtakes it for the GPUs that it
+collects.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _CHARACTERS = 4000
 def reasons(verdicts: Sequence[Verdict], loads: Mapping[str, str], free: str = "") -> str:
     """``GPU 0, 2: leased by web since ...; GPU 1: it is a Tesla T4``: each reason once, in the order of the GPUs.
 
-    *loads* says by key of a GPU how busy it is, which is told of one that stands alone and is taken.  *free* is said of
+    *loads* says by key of a GPU how busy it is, which is printed for a single GPU that is taken.  *free* is said of
     those that nothing stands against; empty: nothing.
     """
     groups: dict[str, list[Verdict]] = {}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _MIB = 1 << 20
-#: MPS counts in MiB, and a context alone takes some hundred of them; the upper bound is above all there is.
+#: MPS counts in MiB, and one context takes some hundred of them; the upper bound is above all there is.
 MIN_MEMORY, MAX_MEMORY = 64 * _MIB, 1 << 44
 MEMORY, THREADS = "memory", "threads"
 _VARIABLES = {MEMORY: "GPURUN_GPU_MEMORY", THREADS: "GPURUN_GPU_THREADS"}

@@ -1,4 +1,4 @@
-"""What a node offers of the GPUs of a maker whose room says what a cluster is told of them (:mod:`gpurun.gpu.cluster`)."""
+"""What a node offers of the GPUs of a maker whose room describes them for a cluster (:mod:`gpurun.gpu.cluster`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpurun.kubernetes.specs import NodeHost, file_name, write
 
 #: A resource's name has at most 63 characters behind its prefix.
 _MAX_NAME = 63
-#: Seconds after which links are asked for again that were not told.
+#: Seconds after which links are asked for again that were not known.
 _RETRY_S = 60.0
 
 
@@ -41,7 +41,7 @@ class MakerSource:
         self._had = False
 
     def start(self) -> None:
-        """Nothing: these drivers are looked at alone."""
+        """Nothing: these drivers are polled; they send no events."""
 
     def stop(self) -> None:
         """Nothing; the CDI file stays, for the kubelet starts containers again by the names in it."""
@@ -97,7 +97,7 @@ class MakerSource:
 
 
 def naming_of(vendor: Vendor) -> Naming:
-    """How containers are told of the maker's devices."""
+    """How containers get the maker's devices."""
     return Naming(
         f"k8s.device-plugin.{vendor.kind}", vendor.variable, f"{vendor.name}-device-plugin", vendor.variable != EVERY_MAKER
     )

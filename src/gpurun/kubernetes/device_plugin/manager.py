@@ -38,7 +38,7 @@ class Places(Record):
 class Manager:
     """The whole of ``gpurun kubernetes device-plugin``: :meth:`run` until :meth:`stop`, which any thread may call.
 
-    *configuration* is asked at every look: it may come from a file or a node label that changes.  *probes* are told whether
+    *configuration* is asked at every look: it may come from a file or a node label that changes.  *probes* learn whether
     the kubelet has all that there is to offer.  *makers* are names of :data:`gpurun.gpu.vendors.VENDORS`.
     """
 

@@ -27,8 +27,8 @@ from gpurun.kubernetes.xid_watch import XidWatch
 class NvidiaSource:
     """A :class:`gpurun.kubernetes.device_plugin.sources.Source`.
 
-    *programs* is where NVIDIA's programs are (empty: PATH), *say* is called with warnings, *woken* when the driver has told
-    something.
+    *programs* is where NVIDIA's programs are (empty: PATH), *say* is called with warnings, *woken* when the driver has
+    reported something.
     """
 
     def __init__(

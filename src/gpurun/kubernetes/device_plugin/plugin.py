@@ -77,7 +77,7 @@ class Plugin(services.DevicePluginServicer):
     # What the manager calls.
 
     def update(self, offering: Offering) -> None:
-        """Answer as *offering* says from now on; whoever listens is told if the list of devices is another."""
+        """Answer as *offering* says from now on; listeners are notified if the list of devices has changed."""
         with self._changed:
             same = _listed(offering) == _listed(self._offering)
             self._offering = offering
@@ -200,7 +200,7 @@ def _listed(offering: Offering) -> tuple[Any, ...]:
 
 
 def devices_of(offering: Offering) -> list[messages.Device]:
-    """The list that the kubelet is told; a device's NUMA node is for its topology manager."""
+    """The list that the kubelet gets; a device's NUMA node is for its topology manager."""
     made = []
     for device in offering.offer.devices:
         health = UNHEALTHY if device.id in offering.unhealthy else HEALTHY

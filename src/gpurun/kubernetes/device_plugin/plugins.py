@@ -60,7 +60,7 @@ class Plugins:
         return list(dict.fromkeys(problems))
 
     def unregistered(self) -> list[str]:
-        """The names of what the kubelet that runs now has not been told of."""
+        """The names of what the kubelet that runs now does not know yet."""
         kubelet = identity(f"{device_plugins(self._directory)}/kubelet.sock")
         return [name for name in self._plugins if kubelet == (0, 0, 0) or self._registered.get(name) != kubelet]
 

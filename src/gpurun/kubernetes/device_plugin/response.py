@@ -17,9 +17,9 @@ CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "
 
 
 class Naming(Record):
-    """How a container is told of the devices of a maker.
+    """How a container gets the devices of a maker.
 
-    *kind* is that of its CDI devices, *variable* its variable, which takes a number alone where *by_index*; *annotation* is
+    *kind* is that of its CDI devices, *variable* its variable, which takes only a number where *by_index*; *annotation* is
     the beginning of the name of annotations.  *volumes* is where names of devices are given as mounts, empty where nobody
     reads any; *features* are those of NVIDIA's configuration, which are not for the GPUs of others.
     """
@@ -67,7 +67,7 @@ def allocation(
     dev: str = "",
     naming: Naming = NVIDIA,
 ) -> Allocation:
-    """The answer for a container that gets the devices *ids* of *offer*, told as *naming* says.
+    """The answer for a container that gets the devices *ids* of *offer*, named as *naming* says.
 
     A strategy that the maker's GPUs do not know gives the device nodes themselves.  *nodes* are the control nodes that the
     host has, for ``passDeviceSpecs``; *dev* is the host's directory with ``dev/``.  Raises :class:`GpurunError` for ids that

@@ -51,7 +51,7 @@ class Backend(Protocol):
 
 
 class NvidiaBackend:
-    """The :class:`Backend` of NVIDIA's GPUs; *woken* is called when the driver has told something.
+    """The :class:`Backend` of NVIDIA's GPUs; *woken* is called when the driver has reported something.
 
     *shared*: several claims may share a GPU's memory.
     """

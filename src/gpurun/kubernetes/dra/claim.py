@@ -30,7 +30,7 @@ class DeviceConfig(Record):
 class Allocated(Record):
     """One device of a claim; *share* names the share of a device that several claims have, *memory* is its size in bytes.
 
-    No *memory* is said of a device that one claim has alone.
+    No *memory* is said of a device that only one claim has.
     """
 
     request: str

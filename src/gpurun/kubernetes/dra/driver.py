@@ -73,7 +73,7 @@ class Claims:
         return response
 
     def clean(self) -> None:
-        """Take back the claims that the API server does not have any more, or has for somebody else.
+        """Take back the claims that the API server does not have any more, or has for another pod.
 
         Raises :class:`ApiError` when it cannot be asked: then nothing more is taken back.
         """

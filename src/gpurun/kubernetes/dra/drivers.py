@@ -41,7 +41,7 @@ class DraDrivers:
     """The whole of ``gpurun kubernetes dra-driver``: :meth:`run` until :meth:`stop`, which any thread may call.
 
     *makers* are names of :data:`gpurun.gpu.vendors.VENDORS`.  Raises :class:`GpurunError` when the API server cannot be
-    asked, or NVIDIA's checkpoint cannot be read; that of another maker is told, and tried again.
+    asked, or NVIDIA's checkpoint cannot be read; that of another maker is a warning, and tried again.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The GPUs of a maker whose room says what a cluster is told of them (:mod:`gpurun.gpu.cluster`), for claims."""
+"""The GPUs of a maker whose room describes them for a cluster (:mod:`gpurun.gpu.cluster`), for claims."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MakerPool(Record):
 
     @property
     def shares(self) -> bool:
-        """No: nobody would limit them."""
+        """No: nothing would limit them."""
         return False
 
     def slices(self, name: str, server_minor: int, counting: bool, tainting: bool, sharing: bool) -> list[Object]:
@@ -55,7 +55,7 @@ class MakerBackend:
         self._vendor, self._host = vendor, host
 
     def start(self) -> None:
-        """Nothing: these drivers are looked at alone."""
+        """Nothing: these drivers are polled; they send no events."""
 
     def stop(self) -> None:
         """Nothing."""

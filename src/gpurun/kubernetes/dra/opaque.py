@@ -35,7 +35,7 @@ def bytes_of(quantity: object) -> int:
 def amount_of(quantity: object) -> int:
     """A whole number that the API server has written: every form that a quantity has there, rounded up.
 
-    It keeps the form that somebody wrote (``10e9``).  Raises ValueError with the sentence.
+    It keeps the form that the claim has (``10e9``).  Raises ValueError with the sentence.
     """
     text = str(quantity)
     found = _AMOUNT.fullmatch(text) if len(text) <= 64 else None

@@ -1,6 +1,6 @@
 """ResourceSlices of this node kept as they are to be, whoever else writes to them.
 
-What the API server has is known by a watch of this node's slices alone, so it is asked for nothing while nothing changes.
+What the API server has is known by a watch of only this node's slices, so it is asked for nothing while nothing changes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Publisher:
                 log.warning(f"this API server does not support counters: MIG devices are published without them ({e})")
                 self._counting = False
                 return self.publish(pool)
-            if e.status in (404, 409):  # somebody was faster
+            if e.status in (404, 409):  # another client was faster
                 self._begun(self._api.listed(self._watched(), self._selector())[0])
             with self._lock:
                 self._failure, self._not_before = e, time.monotonic() + self._pauses.next()
@@ -84,7 +84,7 @@ class Publisher:
         return written
 
     def follow(self, stop: threading.Event, changed: Callable[[], None]) -> None:
-        """Know what the server has, until *stop* is set, and call *changed* whenever somebody else has changed it."""
+        """Know what the server has, until *stop* is set, and call *changed* whenever another client has changed it."""
 
         def begun(found: list[Object]) -> None:
             self._begun(found)

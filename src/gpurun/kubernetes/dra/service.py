@@ -136,7 +136,7 @@ class DraDriver:
         try:
             self._publisher.publish(view.pool)
         except ApiError as e:
-            if e.status != 409:  # somebody was faster: the next look is soon
+            if e.status != 409:  # another client was faster: the next look is soon
                 raise
 
     def _devices(self) -> Mapping[str, Allocatable]:

@@ -1,1 +1,1 @@
-"""gpurun put on a node by a pod: the program copied, the container engine told of it, and all of it taken back."""
+"""gpurun put on a node by a pod: the program copied, registered with the container engine, and all of it undone."""

@@ -21,7 +21,7 @@ from gpurun.record import Record
 
 #: The kinds of the CDI files, as specs.file_name makes their names; the DRA driver's have a claim's UID.
 _PLUGINS_FILE = "k8s.device-plugin.nvidia.com-gpu.json"
-#: The file's name → the kind of the devices in it, which nobody else has, of makers whose CDI files need no hooks.
+#: The file's name → the kind of the devices in it, which no other program writes, of makers whose CDI files need no hooks.
 _MAKERS_FILES = {
     f"k8s.device-plugin.{vendor.kind.replace('/', '-')}.json": f"k8s.device-plugin.{vendor.kind}"
     for vendor in VENDORS
@@ -99,7 +99,7 @@ def _remove_driver(places: Leavings, driver: str) -> list[str]:
         gone += _removed_socket(path)
     try:
         os.rmdir(directory)
-    except OSError:  # something of somebody else's is in it, or it is gone
+    except OSError:  # something that is not gpurun's is in it, or it is gone
         pass
     return gone
 
@@ -114,7 +114,7 @@ def _our_claims(path: str) -> list[str] | None:
 
 
 def _is_our_spec(path: str) -> bool:
-    """Whether the hooks of the CDI file call gpurun; NVIDIA's call nvidia-cdi-hook.  One that was cut short is nobody's."""
+    """Whether the hooks of the CDI file call gpurun; NVIDIA's call nvidia-cdi-hook.  A cut-off file does not count."""
     document = _document(path)
     if document is None:
         return _size(path) == 0
@@ -124,7 +124,7 @@ def _is_our_spec(path: str) -> bool:
 
 
 def _is_of_kind(path: str, kind: str) -> bool:
-    """Whether the CDI file has devices of the *kind*; one that was cut short is nobody's."""
+    """Whether the CDI file has devices of the *kind*; a file that was cut short does not count."""
     document = _document(path)
     return _size(path) == 0 if document is None else document.get("kind") == kind
 
@@ -166,7 +166,7 @@ def _driver_sockets(places: Leavings, driver: str) -> tuple[str, str]:
 
 
 def _answers(path: str) -> bool:
-    """Whether somebody listens on the socket *path*."""
+    """Whether a process listens on the socket *path*."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             return False

@@ -13,7 +13,8 @@ from gpurun.clients.toml_files import RuntimeEntry
 from gpurun.errors import GpurunError, strerror_lower
 from gpurun.record import Record
 
-#: ``none``: only the program is put on the node; somebody else tells the engine (k3s and RKE2 write its files themselves).
+#: ``none``: only the program is put on the node; another program registers it with the engine (k3s and RKE2 write its files
+#: themselves).
 NO_ENGINE = "none"
 ENGINES = ("containerd", "crio", NO_ENGINE)
 RESTART_MODES = ("signal", "systemd", "none")
@@ -83,7 +84,7 @@ def with_defaults(setup: NodeSetup) -> NodeSetup:
 def read_installed(path: str = RECORD) -> Installed | None:
     """What the node's note says, None where there is none.
 
-    Files are removed by it, as root: one that somebody else can write, or that says what no installer has written, is not
+    Files are removed by it, as root: one that another user can write, or that says what no installer has written, is not
     obeyed.  Raises :class:`GpurunError`.
     """
     try:

@@ -1,4 +1,4 @@
-"""Whether the pod that is told to end is the last of its DaemonSet on this node, or the next one is on its way."""
+"""Whether the pod that has to end is the last of its DaemonSet on this node, or the next one is on its way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _GONE = (401, 403, 404)
 def is_over(api: Api, namespace: str, name: str, node: str) -> bool:
     """Whether the DaemonSet is gone or going, or its nodeSelector does not name *node* (any more).
 
-    Its rights are deleted with it, so a refusal says the same.  Raises :class:`ApiError` when nobody answers.
+    Its rights are deleted with it, so a refusal says the same.  Raises :class:`ApiError` when there is no answer.
     """
     try:
         found = api.get_namespaced("apps", "v1", "daemonsets", namespace, name)

@@ -60,7 +60,7 @@ def remove_program(path: str, directory: str) -> tuple[str, ...]:
     for folder in (os.path.dirname(path), directory):
         try:
             os.rmdir(folder)
-        except OSError:  # something of somebody else's is in it, or it is gone
+        except OSError:  # something that is not gpurun's is in it, or it is gone
             break
     return ()
 

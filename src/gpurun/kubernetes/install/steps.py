@@ -32,7 +32,7 @@ _PACKAGES = "/usr/bin/gpurun"
 #: Seconds for which a new installer waits for one whose pod ends: that waits for containers, and for the engine.
 _OTHER_S = 90.0
 _PAUSE_S = 0.2
-_MOST = 50  # of what is told: it comes back through a pipe
+_MOST = 50  # of the text that comes back through a pipe
 
 
 def install(setup: NodeSetup, source: int) -> str:

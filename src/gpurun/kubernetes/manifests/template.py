@@ -109,7 +109,7 @@ def _block(word: str, rest: str, pieces: Iterator[tuple[bool, str]], blocks: Blo
 
 
 def _assigned(text: str) -> tuple[tuple[str, ...], Expression]:
-    """(variables, expression) of ``$a, $b := expression``, or of an expression alone."""
+    """(variables, expression) of ``$a, $b := expression``, or only of an expression."""
     tokens = _tokens(text)
     at = next((i for i, (kind, _) in enumerate(tokens) if kind == "assign"), -1)
     names = tuple([value for kind, value in tokens[: max(at, 0)] if kind == "variable"])

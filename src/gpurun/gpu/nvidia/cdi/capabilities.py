@@ -1,7 +1,7 @@
 """NVIDIA_DRIVER_CAPABILITIES for devices from CDI files: a file has all of the driver, who says so gets less.
 
 What the files of a driver are called says which capability needs them (:mod:`gpurun.gpu.nvidia.host.file_names`); what
-nobody claims stays.  Only a container that sets the variable is asked: without it a CDI device is the whole device.
+no capability claims stays.  Only a container that sets the variable is asked: without it a CDI device is the whole device.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def assemble(
     # Files that every device brings (firmware) are the specification's; nodes are, if they come without any device.
     common_mounts = [m for m in devices[0][1].mounts if all(m in e.mounts for _, e in devices)]
     common = replace(none, mounts=tuple(common_mounts))
-    # Where newer libraries of an image could not work on one of the GPUs (GeForce), nobody is to look for them.
+    # Where newer libraries of an image could not work on one of the GPUs (GeForce), they are not looked for.
     every_compat = [edits.forward_compat for _, edits in devices]
     compat = None if None in every_compat else every_compat[0]
     hooks = _common_hooks(common, compat, options, own_env)

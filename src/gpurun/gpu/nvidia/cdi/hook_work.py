@@ -126,7 +126,7 @@ def hook_work(
     *mounts* and *devices*; *libraries* are there beside those that are mounted.
 
     The loader's cache is composed once, with all that has to be in it: an update-ldcache does what the create-symlinks and
-    enable-cuda-compat beside it ask for as well, and the latter alone does nothing.
+    enable-cuda-compat beside it ask for as well, and the latter by itself does nothing.
     """
     calls = [call]
     if call.command in ("enable-cuda-compat", "update-ldcache"):

@@ -5,17 +5,17 @@ The mode of the site's ``config.toml`` decides, as under NVIDIA's runtime:
 =========  ==================  =====================================  ============
 mode       plain ids           ``nvidia.com/gpu=…``                   annotations
 =========  ==================  =====================================  ============
-auto       from the driver     from the files                         left alone
+auto       from the driver     from the files                         ignored
 cdi        from the files      from the files, also with plain ids    honoured
-jit-cdi    from the driver     from the driver, never stale           left alone
-legacy     from the driver     refused                                left alone
+jit-cdi    from the driver     from the driver, never stale           ignored
+legacy     from the driver     refused                                ignored
 =========  ==================  =====================================  ============
 
 A plain id in the mode ``cdi``, in the environment as in annotations, is a device of the site's default kind.  In every
 other mode plain ids and CDI names do not go together.  ``runtime.nvidia.com/gpu=…`` always means the driver,
-and so does ``management.nvidia.com/gpu=…`` but for ``all``: the GPU Operator writes a file for that one alone.
+and so does ``management.nvidia.com/gpu=…`` but for ``all``: the GPU Operator writes a file only for that one.
 
-Annotations are left alone unless the site asks for them: an engine that injects CDI devices (containerd, CRI-O) leaves its
+Annotations are ignored unless the site asks for them: an engine that injects CDI devices (containerd, CRI-O) leaves its
 annotations in place, and has done all they ask for.
 """
 
@@ -73,7 +73,7 @@ def user_spec_dirs(own_env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _advice(kind: str, dirs: tuple[str, ...], own_env: Mapping[str, str]) -> str:
-    """What writes a file of devices of *kind* into one of *dirs*; empty for a kind of nobody's GPUs."""
+    """What writes a file of devices of *kind* into one of *dirs*; empty for a kind that is not a known maker's GPUs."""
     for vendor in VENDORS:
         if vendor.kind == kind:
             from gpurun.gpu.offers import generate_advice
@@ -189,7 +189,7 @@ def _is_of_driver(settings: Settings, kind: str, device: str) -> bool:
 
 
 def _check_requirements(request: GpuRequest, names: tuple[str, ...], roots: Roots) -> None:
-    """NVIDIA_REQUIRE_* of an image holds for its devices wherever they come from, as far as the driver alone can tell."""
+    """NVIDIA_REQUIRE_* of an image holds for its devices wherever they come from, as far as the driver's files say."""
     if not request.requirements or not any(name.startswith("nvidia.com/") for name in names):
         return
     version = module_version(roots)

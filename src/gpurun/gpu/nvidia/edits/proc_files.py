@@ -1,4 +1,4 @@
-"""What a container is to see of /proc/driver/nvidia, and the profile that shows its GPUs alone to EGL and Vulkan.  Pure."""
+"""What a container is to see of /proc/driver/nvidia, and the profile that shows only its GPUs to EGL and Vulkan.  Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROFILE_DIR = "/etc/nvidia/nvidia-application-profiles-rc.d"
 
 
 def proc_tree(proc_files: tuple[ProcFile, ...], proc_path: str, selected: tuple[Selected, ...]) -> ProcTree:
-    """/proc/driver/nvidia with the GPUs of the container only, and the promise that nobody makes device nodes there.
+    """/proc/driver/nvidia with the GPUs of the container only, and the setting by which no program makes device nodes there.
 
     With ``ModifyDeviceFiles: 1`` the driver's libraries would make nodes of all GPUs in the container's /dev.
     """

@@ -137,7 +137,7 @@ def _check_userspace(root: DriverRoot, version: str, wanted: tuple[str, ...], li
     needed = [name for c, name in (("utility", "libnvidia-ml.so."), ("compute", "libcuda.so.")) if c in wanted]
     missing = [name + version for name in needed if name + version not in names]
     if not missing and wanted and not any(name.endswith("." + version) for name in names):
-        # Graphics libraries may well be absent on a server, but then it is not they alone that are asked for.
+        # Graphics libraries may well be absent on a server, but then other files are asked for as well.
         missing = [f"any library *.so.{version} of capability {', '.join(wanted)}"]
     if not missing:
         return

@@ -39,7 +39,7 @@ class Gpu(Record):
 
 
 def read_gpus(roots: Roots) -> tuple[Gpu, ...]:
-    """The GPUs alone; none when the kernel module is not loaded."""
+    """Only the GPUs; none when the kernel module is not loaded."""
     return gpus_of(roots, dev_root(roots), read_majors(roots), graphics=True)
 
 

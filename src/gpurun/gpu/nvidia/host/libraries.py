@@ -184,7 +184,7 @@ def read_library(
     with Fd(fd):
         stat = posix.fstat(fd)
         if not S_ISREG(stat.st_mode) or stat.st_mode & 0o002:
-            return None  # a world-writable library is nobody's driver
+            return None  # a world-writable library is not used
         elf = read_elf(fd)
     if elf is None or elf.machine != machine:
         return None

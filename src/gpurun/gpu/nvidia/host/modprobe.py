@@ -3,7 +3,7 @@
 The driver makes no nodes; ``nvidia-modprobe`` does, when something first uses CUDA on the host.  After a boot without that,
 /dev/nvidia-uvm is missing, and maybe its module.  The program is asked only when something is missing, never inside a user
 namespace (there it could do nothing), and not for longer than :data:`TIMEOUT_S`.  Where there is none, nodes whose numbers
-/proc/devices tells are made in the container alone.
+/proc/devices lists are made only in the container.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def can_make_present(roots: Roots) -> bool:
 
 
 def make_present(roots: Roots, capabilities: tuple[str, ...]) -> bool:
-    """Have made what is missing; whether anything was tried.  What is still missing then is told by the discovery.
+    """Have made what is missing; whether anything was tried.  What is still missing then is reported by the discovery.
 
     Where :func:`can_make_present` has said yes.
     """
@@ -78,7 +78,7 @@ def _minor(path: str) -> str:
 
 
 def _program(root: str) -> str:
-    """The program's path, empty when there is none or it is not root's alone: it may be setuid."""
+    """The program's path, empty when there is none or others can write it: it may be setuid."""
     path = root.rstrip("/") + _PROGRAM
     try:
         found = posix.stat(path)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: ``leases`` all that and what NVLink connects; for those who describe a node ``details``
 #: (:func:`gpurun.gpu.nvidia.host.nvml_details.details`) and ``metrics`` (:func:`…nvml_counters.metrics`).
 DEVICES, USAGE, LEASES, DETAILS, METRICS = "devices", "usage", "leases", "details", "metrics"
-#: For :mod:`gpurun.gpu.nvidia.host.nvml_watch` alone, which waits for what comes.
+#: For :mod:`gpurun.gpu.nvidia.host.nvml_watch` only, which waits for what comes.
 EVENTS = "events"
 #: For :func:`set_memory_limits`; and how much is no limit (NVML_DEVICE_MEMORY_LIMIT_MAX).
 LIMITS, NO_LIMIT = "limits", (1 << 64) - 1
@@ -75,7 +75,7 @@ def set_memory_limits(root: str, cgroup: str, limits: tuple[MemoryLimit, ...]) -
 def change_mig(library: str, words: tuple[str, ...], timeout_s: float = MIG_TIMEOUT_S) -> dict[str, Any]:
     """Have the NVML *library* divide GPUs: *words* and the answer are :func:`gpurun.gpu.nvidia.host.nvml_mig.change_mig`'s.
 
-    *timeout_s* is in seconds.  Raises :class:`GpuError` as :func:`query`: then nobody knows how far it came.
+    *timeout_s* is in seconds.  Raises :class:`GpuError` as :func:`query`: then it is not known how far it came.
     """
     return _ask(library, (CHANGE_MIG, *words), timeout_s)
 

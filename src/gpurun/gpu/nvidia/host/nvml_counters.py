@@ -1,6 +1,6 @@
 """Counters of NVML beyond the sensors: NVLink, violations, ECC, reserved memory, PCIe, and the profiling figures of GPM.
 
-Runs in the helper process alone (:mod:`gpurun.gpu.nvidia.host.nvml_process`), for the metrics.  What a card or a driver has
+Runs only in the helper process (:mod:`gpurun.gpu.nvidia.host.nvml_process`), for the metrics.  What a card or a driver has
 not is left out.
 """
 

@@ -1,6 +1,6 @@
 """What NVML says of the GPUs beside who they are: links between them, places of MIG devices, sensors.
 
-Runs in the helper process alone (:mod:`gpurun.gpu.nvidia.host.nvml_process`), for those who describe a node: a cluster's
+Runs only in the helper process (:mod:`gpurun.gpu.nvidia.host.nvml_process`), for those who describe a node: a cluster's
 device plugin and node labels, and the metrics.  No container's creation asks for it.
 """
 

@@ -1,6 +1,6 @@
 """Waiting for the driver's word that a GPU is unhealthy: Xid errors, one JSON object a line on the helper's pipe.
 
-Runs in the helper process alone (:mod:`gpurun.gpu.nvidia.host.nvml_process`), until the reader goes or the driver fails.
+Runs only in the helper process (:mod:`gpurun.gpu.nvidia.host.nvml_process`), until the reader goes or the driver fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The memory of a GPU that a cgroup may have, set by NVML (CUDA 13.4, driver 615): in the helper process alone.
+"""The memory of a GPU that a cgroup may have, set by NVML (CUDA 13.4, driver 615): only in the helper process.
 
 What such a limit means is in NVIDIA's manual of MPS, "Memory Partitioning".  A kernel with cgroup v2's dmem controller keeps
 it, and then NVML writes the files of the cgroup and of those above it; else the driver keeps it itself.

@@ -1,4 +1,4 @@
-"""MIG by NVML, in the helper process alone: what a GPU can be and is divided into, and the calls that divide it.
+"""MIG by NVML, only in the helper process: what a GPU can be and is divided into, and the calls that divide it.
 
 The numbers of profiles are NVML_GPU_INSTANCE_PROFILE_* and NVML_COMPUTE_INSTANCE_PROFILE_*; their ids, which other calls
 take, are those that the driver tells.
@@ -110,7 +110,7 @@ _Profiles = list[tuple["dict[str, Any]", int]]
 
 
 def _profiles(nvml: Nvml, device: c_void_p) -> _Profiles:
-    """(what is told of a profile, its id) of each that the GPU has."""
+    """(the description of a profile, its id) of each that the GPU has."""
     found: _Profiles = []
     for number in range(_PROFILES):
         info = GpuInstanceProfileInfo()
@@ -139,7 +139,7 @@ def _placements(nvml: Nvml, device: c_void_p, info: GpuInstanceProfileInfo) -> l
     count = c_uint()
     code = nvml.call(function, device, c_uint(info.id), None, byref(count))
     if code not in (SUCCESS, INSUFFICIENT_SIZE):
-        return []  # not told while MIG is off
+        return []  # not known while MIG is off
     table = (Placement * max(count.value, 1))()
     if nvml.call(function, device, c_uint(info.id), table, byref(count)) != SUCCESS:
         return []

@@ -72,7 +72,7 @@ def _answer(nvml: Nvml, what: str, words: list[str], out: int) -> dict[str, Any]
 def main() -> int:
     """``sys.argv[1:]``: the library's path, and what is asked: a word of :mod:`gpurun.gpu.nvidia.host.nvml`; of limits the
     root of the cgroup tree, the cgroup, and what :func:`gpurun.gpu.nvidia.host.nvml_limits.set_limits` takes."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash of the library is told, not kept
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash of the library is reported; no core file is kept
     ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL: no caller, no question
     out = os.dup(1)
     os.set_inheritable(out, False)  # programs that the library starts must not hold the pipe open

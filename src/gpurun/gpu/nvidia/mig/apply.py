@@ -37,7 +37,7 @@ def _no_hold(_: tuple[MigChange, ...]) -> AbstractContextManager[None]:
 class MigHost(Record):
     """Where GPUs are divided: NVML's *library*, the *directory* of the record, *nvidia_smi* (None: there is none).
 
-    *hold* has the GPUs to itself while they are changed, or raises :class:`GpuError` where somebody uses them.
+    *hold* has the GPUs to itself while they are changed, or raises :class:`GpuError` where they are in use.
     """
 
     library: str

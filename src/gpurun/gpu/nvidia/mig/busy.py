@@ -23,9 +23,9 @@ _NAME = "gpurun gpu mig apply"
 
 @contextmanager
 def held(changes: tuple[MigChange, ...], own_env: Mapping[str, str], policy: LeasePolicy, store: Store) -> Iterator[None]:
-    """Have the GPUs of *changes* leased to this process, so that nobody leases them meanwhile.
+    """Have the GPUs of *changes* leased to this process, so that no other request leases them meanwhile.
 
-    Raises :class:`GpuError` where somebody uses one of them or its MIG devices, and where that cannot be found out.
+    Raises :class:`GpuError` where one of them or of its MIG devices is in use, and where that cannot be found out.
     """
     found = survey(own_env, vendor="nvidia")
     if found.problem:

@@ -1,8 +1,8 @@
 """One change of how the GPUs of a host are divided at a time, and what they were divided into before it.
 
 The record is written before the first call that changes something and taken away after the last one.  One that is there
-when nobody has the lock is of a change that was cut off: the next change goes on from what it finds, and if it fails, goes
-back to what was before the first.
+when no process has the lock is of a change that was cut off: the next change goes on from what it finds, and if it fails,
+goes back to what was before the first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The configuration file of NVIDIA's mig-parted and of its MIG manager for Kubernetes (version v1), as records.
 
-What is in it is checked whole, also what nobody has asked for: a mistake is told before anything is changed.  All but
+What is in it is checked whole, also what was not asked for: a mistake is reported before anything is changed.  All but
 :func:`load` is pure.
 """
 
@@ -61,7 +61,7 @@ Configs = dict[str, tuple[MigEntry, ...]]
 def load(path: str) -> Configs:
     """The configurations of the file *path*; ``-`` is stdin.
 
-    Root obeys no file that somebody else could have written.  Raises :class:`GpurunError`.
+    Root obeys no file that another user could have written.  Raises :class:`GpurunError`.
     """
     try:
         if path == "-":

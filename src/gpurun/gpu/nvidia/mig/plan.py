@@ -1,6 +1,6 @@
 """From what the GPUs are and what a configuration wants to what is to be done: pure.
 
-A plan depends on what is there alone.  A change that was cut off at any point is gone on with by making the plan anew, and
+A plan depends only on what is there.  A change that was cut off at any point is gone on with by making the plan anew, and
 the plan of a host that is as it should be is empty.
 """
 

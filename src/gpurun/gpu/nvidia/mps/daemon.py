@@ -64,7 +64,7 @@ class MpsDaemon:
 
     Daemon and clients share memory: the directory :attr:`shm` is the daemon's /dev/shm, and must become the clients'.
     *driver_root* is where NVIDIA's programs are, when they are not in *programs* (default: PATH); *exclusive* puts the GPUs
-    into the compute mode that lets nobody past the daemon.
+    into the compute mode that lets no program bypass the daemon.
     """
 
     def __init__(

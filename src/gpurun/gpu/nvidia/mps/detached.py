@@ -33,7 +33,7 @@ def start_detached(words: tuple[str, ...], unit: str, description: str, apart: b
         except GpurunError as e:
             log.warning(f"MPS: the daemon is not supervised by systemd: {e}")
     with Fd(posix.open("/dev/null", posix.O_RDWR | O_CLOEXEC)) as null:
-        # A child of a child: whoever made this container waits for children of its own alone.
+        # A child of a child: whoever made this container waits only for children of its own.
         pid = posix.fork()
         if pid == 0:
             try:
@@ -85,7 +85,7 @@ def _leave_pod() -> None:
 
 
 def _enter_cgroup(root: str, unified: bool) -> None:
-    """Move this process below *root*; in a hierarchy of v1, where a new directory may take nobody yet, to the top of it."""
+    """Move this process below *root*; in a hierarchy of v1, where a new directory may take none yet, to the top of it."""
     places = (f"{root}/{_CGROUP}", root) if unified else (root,)
     for place in places:
         try:

@@ -1,9 +1,9 @@
 """NVIDIA's programs: on the node's PATH, or in the root of a driver that a container or an administrator has put elsewhere.
 
-What is in a driver's root is somebody else's, and root executes it.  So a program is looked for inside that root (no link
-leads out of it), and only one that root owns and nobody else may write is taken.  It runs with the driver's root as its own,
-so that it finds the libraries of its driver.  A directory that has the driver's files alone, without the loader that a
-program needs, is no root: there the node's loader is used, with the directories of the driver's libraries.
+gpurun did not install what is in a driver's root, and root executes it.  So a program is looked for inside that root (no
+link leads out of it), and only one that root owns and no other user may write is taken.  It runs with the driver's root as
+its own, so that it finds the libraries of its driver.  A directory that has only the driver's files, without the loader
+that a program needs, is no root: there the node's loader is used, with the directories of the driver's libraries.
 
 A driver that hangs holds such a program in the kernel, maybe for good: it is killed when its time is over, and not waited
 for.
@@ -127,7 +127,7 @@ def _of_driver_root(name: str, driver_root: str, root: str) -> Program | None:
 
 
 def _check(program: int, root: int, place: str, whole: str) -> None:
-    """Raise :class:`GpurunError` where somebody else than root could have put there what root is to execute."""
+    """Raise :class:`GpurunError` where another user than root could have put there what root is to execute."""
     with Fd(open_in_root(root, os.path.dirname(place) or "/", O_PATH | O_DIRECTORY)) as directory:
         for fd, what in ((program, place), (directory, os.path.dirname(place))):
             found = os.fstat(fd)

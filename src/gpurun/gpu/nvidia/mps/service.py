@@ -3,7 +3,7 @@
 ``/run/gpurun-mps/GPU/`` has ``lock``, held by the supervisor for as long as it lives, ``ready``, which names it (pid and
 start time) while its daemon answers, and ``daemon/``, which the containers have mounted.  The supervisor
 (:mod:`gpurun.gpu.nvidia.mps.supervisor`) is a service of systemd where that runs the host, else a process of its own
-session.  It ends when nobody has a share of the GPU any more: it looks at the shares themselves, so nobody has to tell it.
+session.  It ends when no container has a share of the GPU any more: it reads the shares itself, so no command has to end it.
 
 Who wants the daemon notes a share first and then looks for ``ready``.  The supervisor takes ``ready`` away under the lock of
 the shares, when there is none.  So either it sees the new share and stays, or ``ready`` is gone and another one is started.
@@ -33,7 +33,7 @@ _PROGRAMS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Service(Record):
-    """What a supervisor is told: the GPU's *key* and *uuid*, the *directory*, the *store* of the shares, the size of *shm*.
+    """What a supervisor gets: the GPU's *key* and *uuid*, the *directory*, the *store* of the shares, the size of *shm*.
 
     *programs* is where NVIDIA's programs are.
     """

@@ -1,5 +1,5 @@
 """The process beside an MPS daemon that gpurun has started: it starts the daemon again when that dies, and ends both when
-nobody has a share of the GPU any more.  Where no systemd starts it again, a parent of its own does.
+no container has a share of the GPU any more.  Where no systemd starts it again, a parent of its own does.
 
 ``python -ISBc … gpurun.gpu.nvidia.mps.supervisor:main SERVICE TOKEN``, SERVICE being a
 :class:`gpurun.gpu.nvidia.mps.service.Service` as JSON.  What keeps the daemon from starting is left in ``failed.TOKEN``.
@@ -59,7 +59,7 @@ def restart_when_killed(serve: Callable[[], int]) -> int:
 
 
 def _serve() -> int:
-    """Have the daemon run until nobody has a share; returns the exit code."""
+    """Have the daemon run until no container has a share; returns the exit code."""
     service = Service(**as_object(parse_json(sys.argv[1].encode("utf-8", "surrogateescape"), "SERVICE"), "SERVICE"))
     os.umask(0o022)
     lock = os.open(f"{service.directory}/lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -109,7 +109,7 @@ def _users(store: Store, key: str) -> list[Lease]:
 
 
 def _watch(store: Store, service: Service, daemon: MpsDaemon) -> None:
-    """Return when nobody has a share, with ``ready`` taken away; what goes wrong until then is tried again."""
+    """Return when no container has a share, with ``ready`` taken away; what goes wrong until then is tried again."""
     while True:
         try:
             users = _users(store, service.key)
@@ -163,7 +163,7 @@ def mount_shm(path: str, size: int) -> None:
 
 
 def _tidy(service: Service, store: Store) -> None:
-    """Take away what nobody has mounted any more."""
+    """Remove what no container has mounted any more."""
     with store:
         if any(one.pid for one in _users(store, service.key)):
             return  # the daemon could not be started again: containers have its directory mounted, for the next one

@@ -115,7 +115,7 @@ def _tegra(request: GpuRequest, roots: Roots, root: DriverRoot, lists: TegraList
 
 
 def _proc_trees(roots: Roots, nodes: tuple[HostNode, ...]) -> tuple[ProcTree, ...]:
-    """/proc/driver/nvidia with the GPUs among *nodes* alone; none on a board whose GPU is not there (an Orin)."""
+    """/proc/driver/nvidia with only the GPUs among *nodes*; none on a board whose GPU is not there (an Orin)."""
     from gpurun.gpu.nvidia.edits.proc_files import proc_tree
     from gpurun.gpu.nvidia.host.driver import proc_files
     from gpurun.gpu.nvidia.host.gpus import read_gpus

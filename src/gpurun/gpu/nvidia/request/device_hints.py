@@ -1,4 +1,4 @@
-"""What somebody may have meant by the name of a device that the host does not have.  Imported for the error alone."""
+"""What the user may have meant by the name of a device that the host does not have.  Imported only for the error."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class GpuRequest(Record):
     """GPUs asked for by one container.
 
     *devices* is ``("all",)``, a list of ids without duplicates, or empty for ``none`` (the driver without any GPU) and when
-    *qualified* has CDI device names instead, perhaps with plain ids among them, which the mode ``cdi`` alone takes
+    *qualified* has CDI device names instead, perhaps with plain ids among them, which only the mode ``cdi`` takes
     (:func:`gpurun.gpu.nvidia.cdi.named_devices.split_devices`); *capabilities* and *requirements* (``NVIDIA_REQUIRE_*``
     expressions, all of which must hold) are sorted.  *source* says where the list was found, for messages and reasons.
     *denied* is not empty when the site's policy says no: then nothing is to be done but telling so (the toolkit starts such

@@ -3,7 +3,7 @@
 An expression is alternatives separated by blanks (one must hold) of terms separated by commas (all must hold); a term is
 ``name op value`` without blanks: ``cuda>=12.4 brand=tesla,driver>=470,driver<471``.  Where the outcome depends on a property
 that is not known, whoever knows more is asked; what remains unknown lets its term pass: better a container that starts
-than one refused for what nobody could tell.  A term of another name is as if it were not there.
+than one refused for what could not be found out.  A term of another name is as if it were not there.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _unsatisfied_text(predicate: str) -> str:
 
 
 def _parse(term: str) -> tuple[str, str, str] | None:
-    """(name, operator, value) of *term*; ``None`` where it asks for what nobody here knows the name of: it is left out."""
+    """(name, operator, value) of *term*; ``None`` where it asks for an unknown name: it is left out."""
     start = next((i for i, c in enumerate(term) if c in "<>=!"), len(term))
     end = start
     while end < len(term) and term[end] in "<>=!":

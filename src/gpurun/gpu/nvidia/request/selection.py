@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpurun.gpu.nvidia.request.records import GpuRequest
 
 
-_MAX_HINTED = 256  # characters: longer names are nobody's slip of the finger
+_MAX_HINTED = 256  # characters: longer names are not typing mistakes
 
 
 class Selected(Record):

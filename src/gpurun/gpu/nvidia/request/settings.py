@@ -61,8 +61,8 @@ class Settings(Record):
     *features* are the names below ``[features]`` that are true.  ``[gpurun]`` is a table of our own (the toolkit ignores
     it): *dev_root* and *library_dirs* as in :class:`gpurun.gpu.nvidia.host.roots.Roots`; *filter_engine_devices* is for
     GPUs that an engine itself has given (:mod:`gpurun.gpu.nvidia.edits.injected`); *gpu_cache* whether answers are
-    remembered; *excluded_devices* are not among ``all``; with *cuda_visible_devices* a privileged container is told which
-    GPUs are its own. *warnings* tell of keys and values that mean nothing.
+    remembered; *excluded_devices* are not among ``all``; with *cuda_visible_devices* a privileged container gets a variable
+    with the GPUs that are its own.  *warnings* tell of keys and values that mean nothing.
     """
 
     policy: Policy = Policy()
@@ -221,7 +221,7 @@ class _Reader:
         return default
 
     def complaints(self) -> tuple[str, ...]:
-        """A warning for each value that is not known, and one for the keys that nobody has asked for."""
+        """A warning for each value that is not known, and one for the unknown keys."""
         unknown = [clean(key) for key in self.values if key not in self._asked]
         if not unknown:
             return tuple(self._warnings)
