@@ -88,7 +88,7 @@ def test_explain(arc: Host) -> None:
     ]
     assert any(line.split()[0] == "992" for line in lines)
     error = answer_for(question((f"GPURUN_VISIBLE_DEVICES={intel.PF}",)), arc.env)["error"]
-    assert "is not a GPU of this host: there are intel:0 (0000:03:00.0)" in error
+    assert f"is divided, and its virtual functions are what containers get: {intel.VF} (intel:2)" in error
 
 
 def test_what_is_asked_for_is_said_of_accelerators_too(tmp_path: Path) -> None:
