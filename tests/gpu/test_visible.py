@@ -153,6 +153,13 @@ def test_gpus_that_a_site_denies_are_not_named_in_the_container(tmp_path: Path) 
     assert told("all", True)[1][1] == f"GPURUN_VISIBLE_DEVICES={uuid(0)},{uuid(1)},{mine}"
 
 
+def test_mig_devices_are_not_listed_under_the_index_of_their_gpu(tmp_path: Path) -> None:
+    host = make(tmp_path / "host", Options(gpus=2, mig=((0, 1, 0), (0, 2, 0)), drm=False))
+    with pytest.raises(GpuError) as raised:
+        makers_words(("GPURUN_VISIBLE_DEVICES=x",), host.env)
+    assert str(raised.value).endswith(f"there are nvidia:0 ({bus_id(0).lower()}), nvidia:1 ({bus_id(1).lower()})")
+
+
 def test_virtual_functions_without_a_driver_are_not_promised(arc: Host) -> None:
     (arc.path / "sys/bus/pci/drivers/xe" / intel.VF).unlink()
     with pytest.raises(GpuError, match="the drivers of this host have none of them"):
