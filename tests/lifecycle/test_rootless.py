@@ -14,6 +14,8 @@ import pytest
 
 from tests.native.bed import Bed, remove_cgroup
 from tests.native.listing import tree_listing
+from tests.needs_nodes import require_nodes
+from tests.simcards import amd
 from tests.simdriver import Options, bus_id, make, minor, uuid
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
@@ -219,6 +221,57 @@ def test_gpus(rootless: Rootless, place: Path) -> None:
 def made_by_the_engine(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
     """Mount points of the config's own mounts, which the image of this test lacks, and the root directory's time."""
     return {".", *(after.keys() - before.keys())} & {".", "dev", "proc", "sys"}
+
+
+@pytest.mark.parametrize("root", [False, True])
+@pytest.mark.parametrize("sys", ["image", "volume", "kernel"])
+def test_some_of_amds_gpus(rootless: Rootless, place: Path, bed: Bed, root: bool, sys: str) -> None:
+    """KFD lists the GPUs of all: the list is covered by one of the container's own, which goes with it.
+
+    The kernel may have no KFD, so /sys is also a directory of the image, or a volume, that has the place.
+    """
+    host = amd.mi210(place / "rootless-host", count=3)
+    host.path.chmod(0o755)
+    require_nodes(host.real_nodes)
+    config: Any = rootless.config(
+        f"cd {amd.PLACE}/nodes; busybox ls; busybox cat 2/gpu_id 2/mem_banks/0/properties 2/io_links/*/properties; : > 2/x"
+    )
+    config["process"]["env"].append(f"AMD_VISIBLE_DEVICES={amd.MI210[1][0]}")
+    config["annotations"] = {"run.oci.keep_original_groups": "1"}
+    own = rootless.place / ("volume" if sys == "volume" else "rootfs/sys")
+    shown = own / amd.PLACE.removeprefix("/sys/")
+    if sys != "kernel":
+        config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != "/sys"]
+        (shown / "nodes/0").mkdir(parents=True)
+        for path in (own, *own.rglob("*")):
+            os.chown(path, UID, UID)
+    if sys == "volume":
+        config["mounts"].append({"destination": "/sys", "type": "bind", "source": str(own), "options": ["rbind"]})
+    if root:
+        config["linux"]["namespaces"] = [one for one in config["linux"]["namespaces"] if one["type"] != "user"]
+        del config["linux"]["uidMappings"], config["linux"]["gidMappings"]
+        rootless.before = ("unshare", "--user", "--map-root-user", "--mount")
+    rootless.write(config)
+    before = bed.mounts()
+    try:
+        done = rootless("run", "one", env=host.env)
+        explained = rootless("explain", env=host.env).stdout
+    finally:
+        shutil.rmtree(host.path)
+    assert bed.mounts() == before and "cannot be covered" not in done.stdout
+    assert f"a private {amd.PLACE}" in explained and f"{amd.PLACE}/nodes/2/gpu_id" in explained
+    lines = done.stdout.splitlines()
+    if sys == "kernel" and not Path(amd.PLACE).is_dir():
+        assert "can't cd" in done.stdout, done.stdout  # it runs as ever: there is nothing to cover
+        return
+    assert "0" in lines, done.stdout
+    at = lines.index("0")
+    assert lines[at : at + 5] == ["0", "1", "2", "20003", "heap_type 1"], done.stdout
+    ends = [line for line in lines if line.startswith("node_")]
+    assert ends == ["node_from 2", "node_to 0"], done.stdout  # the way to the other processor is one of p2p_links
+    assert lines[-1].endswith("Read-only file system"), done.stdout
+    if sys != "kernel":
+        assert [path.name for path in (shown / "nodes").iterdir()] == ["0"] and not list((shown / "nodes/0").iterdir())
 
 
 @pytest.mark.parametrize("root", [False, True])

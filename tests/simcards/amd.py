@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.simcards import GIB, KFD_MAJOR, RENDER, Card, Host
 
 KFD = "sys/devices/virtual/kfd/kfd/topology"
+PLACE = f"/{KFD}"
 AMD = 0x1002
 #: (PCI address, render minor) of eight MI210, in the order of KFD's nodes 2 to 9: two hives of four.
 MI210 = (
@@ -64,15 +65,18 @@ def topology_node(host: Host, number: int, properties: Mapping[str, int], links:
     base = f"{KFD}/nodes/{number}"
     host.write(f"{base}/gpu_id", str(0 if properties["cpu_cores_count"] else 20000 + number))
     host.write(f"{base}/name", "" if properties["cpu_cores_count"] else "aldebaran")
-    host.write(f"{base}/properties", "\n".join([f"{name} {value}" for name, value in properties.items()]))
     if memory:
         host.write(f"{base}/mem_banks/0/properties", f"heap_type 1\nsize_in_bytes {memory}\nflags 0\nwidth 8192")
+        host.write(f"{base}/caches/0/properties", "processor_id_low 2147487744\nlevel 1\nsize 16")
     counts = {"io_links": 0, "p2p_links": 0}
     for to, (kind, weight) in links.items():
         name = "p2p_links" if kind == PCIE and weight > 50 else "io_links"
         text = f"type {kind}\nversion_major 0\nnode_from {number}\nnode_to {to}\nweight {weight}\nmax_bandwidth 50000"
         host.write(f"{base}/{name}/{counts[name]}/properties", text)
         counts[name] += 1
+    facts = {**properties, "mem_banks_count": int(memory > 0), "caches_count": int(memory > 0)}
+    facts |= {f"{name}_count": count for name, count in counts.items()}
+    host.write(f"{base}/properties", "\n".join([f"{name} {value}" for name, value in facts.items()]))
 
 
 def cpu(host: Host, number: int) -> None:
@@ -102,6 +106,7 @@ def _begin(path: Path) -> Host:
 
 def _kfd(host: Host) -> None:
     host.write(f"{KFD}/generation_id", "2")
+    host.write(f"{KFD}/system_properties", "platform_oem 35498446626881\nplatform_id 35322352389441\nplatform_rev 2")
     host.link("sys/class/kfd/kfd", "sys/devices/virtual/kfd/kfd")
     host.write("sys/devices/virtual/kfd/kfd/dev", f"{KFD_MAJOR}:0")
     host.node("kfd", KFD_MAJOR, 0, RENDER)

@@ -63,7 +63,8 @@ class Inquiry(Record):
     changed.  *prepare* is called first, and what it raises leaves the host untouched (:func:`no_check` has no objection).
     *cache* is a directory for answers by the site's own settings (:mod:`gpurun.gpu.nvidia.discovery_cache`), empty for none.
     *allocate* puts names in the place of ``free:N`` in a request (:mod:`gpurun.gpu.leases`), which is refused without one;
-    so is a share of a GPU without *sharer*, which adds what it takes to the edits.
+    so is a share of a GPU without *sharer*, which adds what it takes to the edits.  *running*: these come beside what the
+    container has, so what is made once for all of its GPUs is left out.
     """
 
     env: tuple[str, ...]
@@ -78,6 +79,7 @@ class Inquiry(Record):
     cache: str = ""
     allocate: Allocate | None = None
     sharer: Sharer | None = None
+    running: bool = False
 
 
 class GpuAnswer(Record):

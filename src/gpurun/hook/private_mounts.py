@@ -6,7 +6,7 @@ import posix
 from _stat import S_ISDIR, S_ISREG
 from errno import EINVAL, ESTALE
 
-from gpurun.errors import StepError
+from gpurun.errors import StepError, oserror_text
 from gpurun.linux import mount as lm
 from gpurun.linux.files import O_CLOEXEC, Fd, write_all
 from gpurun.linux.fs import (
@@ -24,6 +24,7 @@ from gpurun.linux.fs import (
 )
 from gpurun.ns.mount import attach, private_copy, tmpfs
 from gpurun.ns.options import parse_options
+from gpurun.output import write_stderr
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
     from gpurun.hook.rootfs_target import Target
 
 _ON_PROC = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
+_SYS = "/sys/"
 _MASK = "mask"
+#: KiB that a small file may take: a page, of whatever size this kernel's are.
+_PER_FILE = 64
 _PRIVATE = lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NODEV | lm.MOUNT_ATTR_NOEXEC
 
 
@@ -83,7 +87,7 @@ def prepare_tree(tree: ProcTree, label: str, prefix: str | None = None, sources:
     try:
         for bind in tree.binds[len(binds) :]:
             binds.append(bind_source(bind))
-        mount = tmpfs(0o555, "1m", _PRIVATE, label)
+        mount = tmpfs(0o555, f"{1024 + _PER_FILE * len(tree.files)}k", _PRIVATE, label)
         _fill(mount, tree, prefix)
         lm.mount_setattr(mount, lm.MOUNT_ATTR_RDONLY)
     except (OSError, StepError) as e:
@@ -111,7 +115,13 @@ def mask_tree(rootfs: Target, tree: ProcTree, prepared: PreparedTree | None = No
                     prepared.close()
                 sources, opened = (), sources
                 prepared = prepare_tree(tree, rootfs.label, prefix, opened)
-            attach(prepared.mount, target)
+            try:
+                attach(prepared.mount, target)
+            except OSError as e:
+                if not tree.path.startswith(_SYS):
+                    raise
+                _tell_uncovered(tree.path, e)
+                return
             for bind, source in zip(tree.binds, prepared.binds, strict=True):
                 name = prefix + bind.container_path.removeprefix(tree.path).lstrip("/")
                 with Fd(posix.open(name, O_PATH | O_NOFOLLOW | O_CLOEXEC, dir_fd=prepared.mount)) as place:
@@ -135,6 +145,8 @@ def _is_there(path: str) -> bool:
 
 def _tree_target(target: Target, path: str) -> tuple[int, str]:
     """Where the tmpfs goes, and what to put before the names in it; a negative descriptor when there is nothing to hide."""
+    if path.startswith(_SYS):
+        return _place_in_sys(target.root_fd, path), ""
     if not path.startswith("/proc/"):
         return target.with_room(path, lambda: target.places.made(path)), ""
     proc = _open_proc(target)
@@ -154,6 +166,31 @@ def _tree_target(target: Target, path: str) -> tuple[int, str]:
                 return openat2(proc, parent, O_PATH | O_DIRECTORY, _ON_PROC), f"{name}/"
             except FileNotFoundError:
                 return -1, ""  # mounted with subset=pid: nothing of any driver is in there
+
+
+def _place_in_sys(root_fd: int, path: str) -> int:
+    """The directory *path* of the container's /sys; negative where there is none, or where it cannot be covered.
+
+    The container works without the cover, so that is no error.  Links are not followed: they could lead to a directory that
+    the host shares.
+    """
+    try:
+        with Fd(openat2(root_fd, "sys", O_PATH | O_DIRECTORY | O_NOFOLLOW, _ON_PROC & ~RESOLVE_NO_XDEV)) as sys:
+            try:
+                lm.mount_setattr(sys, propagation=lm.MS_SLAVE)  # as with /proc
+            except OSError as e:
+                if e.errno != EINVAL:  # a directory of the rootfs, which is cut off the host's mounts already
+                    raise
+            return openat2(sys, path.removeprefix(_SYS), O_PATH | O_DIRECTORY, _ON_PROC)
+    except FileNotFoundError:
+        return -1
+    except OSError as e:
+        _tell_uncovered(path, e)
+        return -1
+
+
+def _tell_uncovered(path: str, error: OSError) -> None:
+    write_stderr(f"gpurun: warning: {path} shows the GPUs of all: it cannot be covered: {oserror_text(error)}")
 
 
 def _open_proc(target: Target) -> int:

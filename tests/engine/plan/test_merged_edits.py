@@ -72,6 +72,15 @@ def test_what_stays_in_the_container(propagation: str, volumes: list[tuple[str, 
     assert left == edits and after.linux == before.linux
 
 
+def test_what_only_helps_on_a_shared_sys_is_left_out_with_a_warning() -> None:
+    place = "/sys/devices/virtual/kfd/kfd/topology"
+    edits = replace(TREE, proc_trees=(ProcTree(place, (), ()), *TREE.proc_trees), warnings=("first",))
+    left = merge_into_config(config("rshared", ("/sys", "rshared")), edits)[1]
+    assert left.proc_trees == TREE.proc_trees and left.warnings[0] == "first"
+    assert left.warnings[1].startswith(f"{place} shows the GPUs of all: mounts[6].options: shares what is mounted in it")
+    assert merge_into_config(config("rshared", ("/sys", "rslave")), edits)[1] == edits
+
+
 @pytest.mark.parametrize(("volume", "source"), [("/", "/"), ("/usr", "/usr"), ("/usr/lib/", "/usr/lib")])
 def test_a_file_that_the_volume_shows_already(volume: str, source: str) -> None:
     """As /run of the host at /run has its services' sockets: nothing is mounted, and nothing is missing."""

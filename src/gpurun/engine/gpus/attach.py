@@ -190,7 +190,16 @@ def _edits(one: Running, devices: tuple[str, ...], capabilities: str, granted: l
     sets = one.config.process.capabilities
     privileged = sets is not None and "CAP_SYS_ADMIN" in sets.bounding
     edits = gpu_edits(
-        Inquiry((*others, *asked), {}, privileged, one.own_env, one.settings, prepare=no_check, allocate=allocate)
+        Inquiry(
+            (*others, *asked),
+            {},
+            privileged,
+            one.own_env,
+            one.settings,
+            prepare=no_check,
+            allocate=allocate,
+            running=True,
+        )
     )
     numbers = frozenset([(node.major, node.minor) for node in edits.device_nodes]) if edits is not None else frozenset()
     if edits is None or not one.units(numbers):

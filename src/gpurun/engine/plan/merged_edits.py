@@ -84,8 +84,17 @@ def _apart_from_host(config: Config, edits: ContainerEdits) -> ContainerEdits:
         text = f"shares what is mounted in it with the host, and {path} of the devices would be: use rslave or rprivate"
         raise ConfigError(f"mounts[{i}].options", text)
 
-    for path in [tree.path for tree in edits.proc_trees] + (["/etc/ld.so.cache"] if edits.ldcache else []):
-        is_there(path)
+    for tree in edits.proc_trees:
+        try:
+            is_there(tree.path)
+        except ConfigError as e:
+            if not tree.path.startswith("/sys/"):
+                raise
+            # What is covered there is not kept from the container by anything else either: it goes on without.
+            warnings = (*edits.warnings, f"{tree.path} shows the GPUs of all: {e}")
+            edits = replace(edits, proc_trees=tuple([t for t in edits.proc_trees if t != tree]), warnings=warnings)
+    if edits.ldcache:
+        is_there("/etc/ld.so.cache")
     return replace(edits, mounts=tuple([m for m in edits.mounts if not is_there(m.container_path, m.host_path)]))
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import posix
 
 from gpurun.cdi.edits import ContainerEdits, combine
-from gpurun.errors import GpuError, clean
-from gpurun.gpu.amd.host import amd_gpus, kfd_node
+from gpurun.errors import GpuError, clean, oserror_text
+from gpurun.gpu.amd.host import amd_gpus, kfd_node, kfd_nodes
 from gpurun.gpu.amd.request import VARIABLE, passed_over, read_request, select, wants_all
-from gpurun.gpu.host.access import NOT_OF_THE_JOB, closed_by_job
+from gpurun.gpu.host.access import NOT_OF_THE_JOB, closed_by_job, is_confined
 from gpurun.gpu.host.drm_edits import drm_edits, groups, host_device
 from gpurun.gpu.resolve import NO_LESSOR
 from gpurun.gpu.vendors import AMD_UNKNOWN, IGNORE_UNKNOWN, is_free, module, named, place
@@ -95,7 +95,24 @@ def _edits(gpus: tuple[AmdGpu, ...], asked: Inquiry, source: str) -> ContainerEd
     for gpu in gpus:
         if gpu.silent:  # its programs would wait for the driver as well, and could not be killed
             raise GpuError(f"{place(source)}: AMD GPU {gpu.index} ({gpu.key}): {gpu.silent}")
-    return device_edits(gpus, _sysroot(asked), source, cards)
+    made = device_edits(gpus, _sysroot(asked), source, cards)
+    return made if asked.running or not is_confined() else _with_topology(made, gpus, _sysroot(asked))
+
+
+def _with_topology(edits: ContainerEdits, gpus: tuple[AmdGpu, ...], sysroot: str) -> ContainerEdits:
+    """*edits* with a topology of *gpus* alone, where the host has others: without root nothing else hides those."""
+    from gpurun.gpu.amd.topology import filtered, read_topology
+
+    chosen = frozenset([gpu.kfd.number for gpu in gpus])
+    if chosen >= {node.number for node in kfd_nodes(sysroot)}:
+        return edits
+    try:
+        tree = filtered(read_topology(sysroot, chosen), chosen)
+    except (GpuError, OSError) as e:
+        why = oserror_text(e) if isinstance(e, OSError) else str(e)
+        text = f"the container sees the GPUs of all in KFD's topology, and ROCm may fail: {why}"
+        return replace(edits, warnings=(*edits.warnings, text))
+    return replace(edits, proc_trees=(*edits.proc_trees, tree))
 
 
 def device_edits(gpus: tuple[AmdGpu, ...], sysroot: str, source: str, cards: bool = True) -> ContainerEdits:
