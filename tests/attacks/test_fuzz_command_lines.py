@@ -138,6 +138,9 @@ def call(words: tuple[str, ...], directory: Path) -> tuple[int, str, str]:
             os.dup2(before, fd)
             os.close(before)
         log.open_log(Globals(str(directory)))
+        if log._Log.fd != 2:  # that of a --log among the words
+            os.close(log._Log.fd)
+            log._Log.fd = 2
     said = []
     for fd in outputs:
         said.append(os.pread(fd, 1 << 20, 0).decode("utf-8", "surrogateescape"))

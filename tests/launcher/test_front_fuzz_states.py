@@ -18,9 +18,8 @@ from hypothesis import strategies as st  # noqa: E402
 from gpurun.builder.front import compiler  # noqa: E402
 from gpurun.engine.state import State  # noqa: E402
 from tests.attacks.fuzzing import damaged, fuzzed_more  # noqa: E402
-from tests.attacks.test_fuzz_command_lines import call  # noqa: E402
 from tests.launcher.front import FALLS_BACK  # noqa: E402
-from tests.launcher.test_front_fuzz_words import Container  # noqa: E402
+from tests.launcher.test_front_fuzz_words import Container, compare  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not compiler(), reason="there is no C compiler here")
 
@@ -132,15 +131,6 @@ def test_the_front_and_the_launcher(
     if done.stderr.decode("utf-8", "replace").startswith(FALLS_BACK):
         assert done.returncode == 1 and done.stdout == b""
         return
-    pid = container.store.state.pid
-    container = Container(directory, alive)
-    _place(container, state, given_files)
-    try:
-        code, out, err = call(words, directory)
-    finally:
-        for name in (".stdout", ".stderr"):
-            (directory / name).unlink(missing_ok=True)
-        pure = container.end()
-    out = out.replace(f'"pid": {container.store.state.pid},', f'"pid": {pid},')
-    assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (code, out, err)
-    assert ended == pure
+    other = Container(directory, alive)
+    _place(other, state, given_files)
+    compare(done, container, ended, other, words)

@@ -80,6 +80,26 @@ class Container:
         return same, -signal.SIGSTOP if letter == "T" else code
 
 
+def compare(
+    done: subprocess.CompletedProcess[bytes],
+    container: Container,
+    ended: tuple[list[tuple[str, bytes]], int | None],
+    other: Container,
+    words: tuple[str, ...],
+) -> None:
+    """The launcher does with *words* to *other* what the front has *done* to *container*, which *ended* so."""
+    directory = other.store.root.parent
+    try:
+        code, out, err = call(words, directory)
+    finally:
+        for name in (".stdout", ".stderr"):
+            (directory / name).unlink(missing_ok=True)
+        pure = other.end()
+    out = out.replace(f'"pid": {other.store.state.pid},', f'"pid": {container.store.state.pid},')
+    assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (code, out, err)
+    assert ended == pure
+
+
 @fuzzed_more
 @given(st.lists(st.sampled_from(GLOBALS), max_size=3), command_lines(), st.booleans())
 def test_the_front_and_the_launcher(
@@ -100,14 +120,4 @@ def test_the_front_and_the_launcher(
         assert done.returncode == 1 and done.stdout == b"" and after == before
         assert ended[1] == -signal.SIGKILL
         return
-    pid = container.store.state.pid
-    container = Container(directory, alive)
-    try:
-        code, out, err = call(given_words, directory)
-    finally:
-        for name in (".stdout", ".stderr"):
-            (directory / name).unlink(missing_ok=True)
-        pure = container.end()
-    out = out.replace(f'"pid": {container.store.state.pid},', f'"pid": {pid},')
-    assert (done.returncode, done.stdout.decode(), done.stderr.decode()) == (code, out, err)
-    assert ended == pure
+    compare(done, container, ended, Container(directory, alive), given_words)

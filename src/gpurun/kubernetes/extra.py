@@ -28,6 +28,9 @@ def need(*modules: str) -> None:
     The built file runs without site-packages, for speed; here they are looked for after all, in the virtual environment
     that the file is installed in, else in the system's.
     """
+    # Before gRPC is imported: it would start threads of its own in a copy of this process, and one that reads a driver's
+    # files (gpu/host/driver_reads.py) would sometimes die without an answer.  No copy of ours uses gRPC.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     missing = _missing(modules)
     if missing and sys.flags.no_site and getattr(sys, "gpurun_bundle", None) is not None:
         _add_site_packages()
