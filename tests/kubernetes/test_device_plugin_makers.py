@@ -208,6 +208,20 @@ def test_the_nodes_of_a_gpu_go_and_come_back() -> None:
         made.kubelet.wait(lambda: set(made.kubelet.health()[AMD].values()) == {"Unhealthy"})
 
 
+def test_errors_that_no_code_has_corrected() -> None:
+    with node(NO_NVIDIA, lambda path: amd.mi210(path, count=2)) as made:
+        made.start_plugin()
+        made.kubelet.wait(lambda: made.kubelet.capacity(AMD) == 2)
+        ill, well = amd.MI210[0][0], amd.MI210[1][0]
+        count = made.driver.path / "sys/bus/pci/drivers/amdgpu" / ill / "ras/umc_err_count"
+        count.write_text("ue: 1\nce: 3\n")
+        made.kubelet.wait(lambda: made.kubelet.health()[AMD] == {ill: "Unhealthy", well: "Healthy"})
+        (file,) = made.cdi_dir.iterdir()
+        assert ill in file.read_text(), "what runs may start again"
+        count.write_text("ue: 0\nce: 0\n")  # the GPU was reset
+        made.kubelet.wait(lambda: set(made.kubelet.health()[AMD].values()) == {"Healthy"})
+
+
 def test_the_driver_goes_and_comes_back() -> None:
     with node(NO_NVIDIA, lambda path: amd.mi210(path, count=2)) as made:
         made.start_plugin()

@@ -79,7 +79,7 @@ def add_readings(rows: list[Row], env: Mapping[str, str], say: Callable[[str], N
     readings = once(env, TIMEOUT_S, say)
     for row in [row for row in rows if (row.get("vendor", ""), row.get("key", "")) in readings]:
         one = readings[row["vendor"], row["key"]]
-        row["problem"] = row["problem"] or one.problem or None
+        row["problem"] = row["problem"] or one.problem or one.unwell or None
         total = one.memory_total
         row["memory"] = {"total": total, "used": one.memory_used} if total is not None else None
         row["utilization"] = {"gpu": one.load} if one.load is not None else None

@@ -27,7 +27,8 @@ class ClusterGpu(Record):
     *id* is what the kubelet's device plugin API calls it, *name* what a ResourceSlice does (a DNS label); both are of no
     other device of the maker's.  *resource* is the last part of its resource's name; *style* is that of a part of a GPU
     (``cpx_nps4``), which is the resource's name where GPUs are divided in different ways.  *capacity* are amounts by name,
-    ``memory`` in bytes.  *edits* is what a container gets, None where that is not there: *why* says what is missing.
+    ``memory`` in bytes.  *edits* is what a container gets, None where that is not there: *why* says
+    what is missing, or why the GPU cannot be relied on.
     """
 
     unit: GpuDevice

@@ -7,6 +7,7 @@ labeller asks the driver for by opening each GPU, are not there.
 from __future__ import annotations
 
 from gpurun.errors import GpuError
+from gpurun.gpu.amd.health import unwell
 from gpurun.gpu.amd.host import DRIVER, amd_gpus, kfd_node
 from gpurun.gpu.amd.resolve import device_edits
 from gpurun.gpu.amd.survey import as_device
@@ -44,9 +45,9 @@ _FAMILIES = {700: "CI", 800: "VI", 900: "AI", 904: "AI", 905: "AI", 1001: "NV", 
 def cluster_gpus(sysroot: str) -> ClusterGpus:
     """The GPUs and partitions of the host below *sysroot* that compute, and the labels of its node."""
     gpus = amd_gpus(sysroot)
-    kfd = kfd_node(sysroot)
+    kfd, ill = kfd_node(sysroot), unwell(sysroot, gpus, ask=True)
     version, source = (read_attribute(f"{sysroot}/sys/module/{DRIVER}/{name}", 64) for name in ("version", "srcversion"))
-    made = [_gpu(gpu, as_device(gpu, kfd), sysroot, version, source) for gpu in gpus]
+    made = [_gpu(gpu, as_device(gpu, kfd, ill), sysroot, version, source) for gpu in gpus]
     return ClusterGpus(tuple(made), tuple(_labels(gpus, sysroot, version, source).items()) if gpus else ())
 
 
@@ -56,9 +57,9 @@ def family(version: int) -> str:
 
 
 def _gpu(gpu: AmdGpu, unit: GpuDevice, sysroot: str, version: str, source: str) -> ClusterGpu:
-    edits, why = None, gpu.silent
+    edits, why = None, unit.unwell
     try:
-        edits = None if why else cdi_edits(device_edits((gpu,), sysroot, gpu.drm.name))
+        edits = None if gpu.silent else cdi_edits(device_edits((gpu,), sysroot, gpu.drm.name))
     except GpuError as e:
         why = str(e)
     return ClusterGpu(

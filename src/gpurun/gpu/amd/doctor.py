@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpurun.gpu.amd.health import unwell
 from gpurun.gpu.amd.host import DRIVER, amd_gpus, kfd_node
 from gpurun.gpu.amd.resolve import NO_KFD
 from gpurun.gpu.host.access import group_name
@@ -62,7 +63,11 @@ def _gpus(sysroot: str, gpus: tuple[AmdGpu, ...]) -> list[Finding]:
         for device in devices_of_driver(sysroot, DRIVER)
         if device.name not in computing
     ]
+    ill = unwell(sysroot, gpus, ask=True)
     found += [Finding(_GPUS, "fail", f"{gpu.index} ({gpu.key}): {gpu.silent}") for gpu in gpus if gpu.silent]
+    found += [
+        Finding(_GPUS, "fail", f"{gpu.index} ({gpu.key}) is unhealthy: {ill[gpu.pci]}") for gpu in gpus if gpu.pci in ill
+    ]
     if not gpus:
         text = "none computes: is one in the machine (`lspci -d 1002:`), and does `dmesg` say why amdgpu or kfd refused it?"
         return [Finding(_GPUS, "fail", text), *found]

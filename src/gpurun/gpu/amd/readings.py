@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from gpurun.decimals import decimal
 from gpurun.gpu.amd.exporter import figures_of, labels_of
+from gpurun.gpu.amd.health import error_counts, error_files, uncorrectable
 from gpurun.gpu.amd.host import DRIVER, amd_gpus, kfd_node
 from gpurun.gpu.amd.processes import computing
 from gpurun.gpu.amd.survey import as_device
@@ -17,7 +18,7 @@ from gpurun.gpu.host.drm import devices_of_driver
 from gpurun.gpu.host.fdinfo import memory_by_pid
 from gpurun.gpu.host.hwmon import Sensors, sensors
 from gpurun.gpu.host.pci import OFF_THE_BUS, is_off_the_bus
-from gpurun.gpu.host.reads import names_in, read_attribute
+from gpurun.gpu.host.reads import read_attribute
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
     from gpurun.gpu.amd.host import AmdGpu
     from gpurun.gpu.host.fdinfo import Clients, DrmClient
 
-_MAX_MHZ, _MAX_BYTES, _MOST_BLOCKS = 10**5, 1 << 50, 64
-#: What a block's file of errors calls its two counts, and how AMD's exporter does.
-_COUNTS = (("ce", "correct"), ("ue", "uncorrect"))
+_MAX_MHZ, _MAX_BYTES = 10**5, 1 << 50
 
 
 def sources(sysroot: str) -> tuple[ReadingSource, ...]:
@@ -86,7 +85,7 @@ def _reader(
 
 
 def _board(path: str) -> Board:
-    errors = _errors(f"{path}/ras")
+    errors = error_counts({block: read_attribute(file, 256) for block, file in error_files(path).items()})
     return Board(
         path,
         _number(f"{path}/gpu_busy_percent", 100),
@@ -96,7 +95,7 @@ def _board(path: str) -> Board:
         _clock(f"{path}/pp_dpm_mclk"),
         errors,
         sensors(path),
-        OFF_THE_BUS if is_off_the_bus(path) else _uncorrectable(errors),
+        OFF_THE_BUS if is_off_the_bus(path) else uncorrectable(errors),
     )
 
 
@@ -123,12 +122,6 @@ def _reading(gpu: AmdGpu, board: Board, clients: tuple[DrmClient, ...], kfd: dic
     )
 
 
-def _uncorrectable(errors: tuple[tuple[str, int], ...]) -> str:
-    """Errors that no code has corrected, as a sentence goes on; a GPU that has had any counts as unhealthy."""
-    count = sum([number for name, number in errors if name.startswith(f"{_COUNTS[1][1]}_")])
-    return f"{count} uncorrectable errors of its memory or blocks since the driver was loaded" if count else ""
-
-
 def _number(path: str, most: int) -> int | None:
     return decimal(read_attribute(path, 64), most)
 
@@ -139,20 +132,3 @@ def _clock(path: str) -> int | None:
         if line.endswith("*"):
             return decimal(line.partition(":")[2].strip(" *").lower().removesuffix("mhz"), _MAX_MHZ)
     return None
-
-
-def _errors(path: str) -> tuple[tuple[str, int], ...]:
-    """(``correct_umc``, how many) of each block of the GPU that counts."""
-    try:
-        names = [name for name in names_in(path) if name.endswith("_err_count")][:_MOST_BLOCKS]
-    except OSError:
-        return ()
-    found = []
-    for name in names:
-        block = name.removesuffix("_err_count")
-        lines = dict([line.partition(":")[::2] for line in read_attribute(f"{path}/{name}", 256).splitlines()])
-        for word, kind in _COUNTS:
-            count = decimal(lines.get(word, "").strip())
-            if count is not None and block.replace("_", "").isalnum() and block.isascii():
-                found.append((f"{kind}_{block}", count))
-    return tuple(found)

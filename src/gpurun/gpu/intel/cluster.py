@@ -48,7 +48,8 @@ def cluster_gpus(sysroot: str) -> ClusterGpus:
 
 
 def _gpu(gpu: IntelGpu) -> ClusterGpu:
-    unit, edits, why = as_device(gpu), None, ""
+    unit, edits = as_device(gpu), None
+    why = unit.unwell
     try:
         edits = cdi_edits(drm_edits(((gpu.label, gpu.qualified, gpu.drm),)))
     except GpuError as e:

@@ -9,6 +9,7 @@ from gpurun.gpu.host.reads import exists, link_text, names_in, read_attribute
 from gpurun.gpu.intel.gaudi import DRIVER as HABANALABS
 from gpurun.gpu.intel.gaudi import accelerators
 from gpurun.gpu.intel.host import DRIVERS, INTEL, intel_gpus
+from gpurun.gpu.intel.survey import off_the_bus
 from gpurun.gpu.leases.limits_doctor import examine_limits
 
 _GPUS, _NODES, _GROUPS = "Intel's GPUs", "Intel's device nodes", "groups of Intel's nodes"
@@ -36,6 +37,9 @@ def _examine_gpus(sysroot: str, loaded: list[str]) -> list[Finding]:
     else:
         text = "none has device nodes: is one in the machine (`lspci -d 8086::0300`, `::0380`), and what does `dmesg` say?"
         found.append(Finding(_GPUS, "fail", text))
+    found += [
+        Finding(_GPUS, "fail", f"{gpu.index} ({gpu.key}) is unhealthy: {ill}") for gpu in gpus if (ill := off_the_bus(gpu))
+    ]
     found += _unbound(sysroot) + _troubled(sysroot, loaded)
     found += [
         Finding(_GPUS, "note", f"{one.name} is divided: containers get its virtual functions ({one.functions}), not itself")

@@ -14,11 +14,10 @@ from gpurun.decimals import decimal
 from gpurun.gpu.device import Reading, ReadingSource
 from gpurun.gpu.host.fdinfo import distinct_clients, engine_loads, memory_by_pid
 from gpurun.gpu.host.hwmon import energies, sensors
-from gpurun.gpu.host.pci import OFF_THE_BUS, is_off_the_bus
 from gpurun.gpu.host.reads import names_in, read_attribute
 from gpurun.gpu.intel.exporter import figures_of, labels_of
 from gpurun.gpu.intel.host import intel_gpus
-from gpurun.gpu.intel.survey import as_device
+from gpurun.gpu.intel.survey import as_device, off_the_bus
 from gpurun.gpu.leases.limits import regions_of
 from gpurun.record import Record, replace
 
@@ -100,7 +99,7 @@ def reading(gpu: IntelGpu, before: CardLook, now: CardLook, figures: bool = Fals
         power_limit=told.power_limit,
         clock=next((clock for clock in clocks if clock is not None), None),
         processes=processes,
-        unwell=OFF_THE_BUS if is_off_the_bus(gpu.drm.path) else "",
+        unwell=off_the_bus(gpu),
     )
     if not figures:
         return made

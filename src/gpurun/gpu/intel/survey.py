@@ -5,6 +5,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.gpu.device import GpuDevice, Survey
+from gpurun.gpu.host.pci import OFF_THE_BUS, is_off_the_bus
 from gpurun.gpu.intel.host import divided_gpus, intel_gpus
 
 TYPE_CHECKING = False
@@ -76,10 +77,15 @@ def as_device(gpu: IntelGpu) -> GpuDevice:
         profile="vf" if drm.physfn else "",
         nodes=nodes,
         more_nodes=tuple([node for node in drm.nodes if node is not own]),
-        unwell=f"its device nodes are not there: {', '.join(absent)}" if absent else "",
+        unwell=f"its device nodes are not there: {', '.join(absent)}" if absent else off_the_bus(gpu),
         title=gpu.label,
         minor=own.minor if own is not None else 0,
     )
+
+
+def off_the_bus(gpu: IntelGpu) -> str:
+    """That *gpu* does not answer any more, where it does not; else nothing."""
+    return OFF_THE_BUS if is_off_the_bus(gpu.drm.path) else ""
 
 
 def _computing() -> tuple[tuple[str, int], ...]:
