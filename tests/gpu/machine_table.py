@@ -82,7 +82,7 @@ driver gpu.intel.com      | - | - | - | I0 I1 I2 | - | - | I0 I1 | - | -
 INSTEAD = {
     "": "",
     "N": "; this host has 2 GPUs of NVIDIA's (ask with NVIDIA_VISIBLE_DEVICES)[.*]",
-    "A": "; this host has 8 GPUs of AMD's (ask with AMD_VISIBLE_DEVICES)",
+    "A": "; this host has [8 GPUs of AMD's|1 GPU of AMD's, divided into 8 parts] (ask with AMD_VISIBLE_DEVICES)",
     "I": "; this host has 3 GPUs of Intel's (ask with GPURUN_VISIBLE_DEVICES)",
     "G": "; this host has 2 accelerators of Intel's that are not GPUs (ask with HABANA_VISIBLE_DEVICES)",
     "idle": "; the card 0000:03:00.0 of Intel's has no driver: `modprobe xe` or `modprobe i915`; the card 0000:63:00.0 of AMD's has no driver: `modprobe amdgpu`",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.errors import GpuError
+from gpurun.gpu.amd.doctor import examine
 from gpurun.gpu.offers import generate_advice, idle_cards, no_card, offers_text
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from gpurun.gpu.vendors import named
@@ -77,6 +78,17 @@ def test_a_mistake_about_a_makers_own_gpus_tells_of_no_others(tmp_path: Path) ->
         assert "ask with" not in str(raised.value)
     both = "; this host has 2 GPUs of NVIDIA's (ask with NVIDIA_VISIBLE_DEVICES) and 2 GPUs of AMD's"
     assert offers_text(host.env).startswith(both)
+
+
+def test_parts_are_not_counted_as_gpus(tmp_path: Path) -> None:
+    two = amd.mi300x(tmp_path / "amd", gpus=2)
+    assert offers_text(two.env) == "; this host has 2 GPUs of AMD's, divided into 16 parts (ask with AMD_VISIBLE_DEVICES)"
+    (fine,) = [one.text for one in examine(str(two.path)) if (one.verdict, one.subject) == ("ok", "AMD's GPUs")]
+    assert fine.startswith("2, divided into 16 parts: 0 = AMD Instinct MI300X OAM (0000:05:00.0/0), 1 = ")
+    mig = make(tmp_path / "nvidia", Options(gpus=2, mig=((0, 1, 0),), nodes=False))
+    assert offers_text({"GPURUN_SYSROOT": str(mig.path)}) == (
+        "; this host has 2 GPUs of NVIDIA's, divided into 1 part (ask with NVIDIA_VISIBLE_DEVICES)"
+    )
 
 
 def test_cards_that_no_driver_has(tmp_path: Path) -> None:

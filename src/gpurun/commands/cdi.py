@@ -104,7 +104,7 @@ def _looked_in(dirs: tuple[str, ...], env: Mapping[str, str]) -> str:
 
 def _advice(dirs: tuple[str, ...], env: Mapping[str, str]) -> str:
     """What writes the file of each maker's GPUs that this host has."""
-    makers = [vendor for vendor, _ in counted(env)]
+    makers = [vendor for vendor, *_ in counted(env)]
     if not makers and detect(roots_from_environment(env)):
         makers = [VENDORS[0]]  # whose GPU is no PCI card there
     said = [generate_advice(dirs, vendor) for vendor in makers]

@@ -141,7 +141,7 @@ def generate_as_asked(invocation: Invocation, env: Mapping[str, str]) -> tuple[G
 def _other_modes(mode: str, env: Mapping[str, str]) -> str:
     """Which mode writes the GPUs that this host has, where *mode* has found none of its maker's; the end of a sentence."""
     asked = mode if mode in MAKERS else VENDORS[0].name
-    there = [vendor for vendor, _ in counted(env)]
+    there = [vendor for vendor, *_ in counted(env)]
     if asked in [vendor.name for vendor in there]:
         return ""
     said = [

@@ -82,7 +82,7 @@ def _elsewhere(invocation: Invocation, env: Mapping[str, str]) -> str:
     """Which modes write the GPUs of other makers into the file that is asked for: without one each has a file of its own."""
     if "output" not in invocation.options:
         return ""
-    said = [f"{vendor.title}'s GPUs are written by --mode {vendor.name}" for vendor, _ in counted(env)]
+    said = [f"{vendor.title}'s GPUs are written by --mode {vendor.name}" for vendor, *_ in counted(env)]
     return f"; {', '.join(said)}" if said else ""
 
 

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 
     Row = dict[str, Any]
 
-_COLUMNS = ("INDEX", "UUID", "BUS ID", "NODE", "NUMA", "MODEL", "CONTAINERS")
+#: The second is UUID where all GPUs have one.
+_COLUMNS = ("INDEX", "NAME", "BUS ID", "NODE", "NUMA", "MODEL", "CONTAINERS")
 _MIB = 1 << 20
 _NO_OTHERS = Survey(())
 
@@ -250,13 +251,19 @@ def fitting(answer: Row, columns: int) -> str:
 def blocks(answer: Row) -> str:
     """Each GPU in lines of its own: the index and the model, then what the columns of the table have."""
     text = ""
-    names = [name.lower() for name in _COLUMNS]
+    names = [name.lower() for name in _columns(answer)]
     for row in answer["gpus"]:
         cells = dict(zip(names, _cells(row), strict=True))
         text += f"{cells.pop('index')}   {cells.pop('model')}\n"
         text += "".join([f"    {name:10}  {cell}\n" for name, cell in cells.items() if cell])
         text += "".join([f"    {note}\n" for note in _notes(row)])
     return text + _nvml_line(answer)
+
+
+def _columns(answer: Row) -> tuple[str, ...]:
+    """The heads of the columns: the word for NVIDIA's GPUs is UUID, and those of other makers have none."""
+    others = any("vendor" in row for row in answer["gpus"])
+    return tuple(["UUID" if name == "NAME" and not others else name for name in _COLUMNS])
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -287,7 +294,7 @@ def _nvml_line(answer: Row) -> str:
 
 def table(answer: Row) -> str:
     """A line for each GPU, below it its MIG devices and processes."""
-    head, *lines = aligned([_COLUMNS, *[_cells(row) for row in answer["gpus"]]], 0)
+    head, *lines = aligned([_columns(answer), *[_cells(row) for row in answer["gpus"]]], 0)
     text = f"{head}\n"
     for row, line in zip(answer["gpus"], lines, strict=True):
         text += "".join([f"{line}\n", *[f"        {note}\n" for note in _notes(row)]])

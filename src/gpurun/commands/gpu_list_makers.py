@@ -1,7 +1,7 @@
 """gpu list: the GPUs of other makers than NVIDIA, as rows like those of NVIDIA's.
 
 They have ``vendor``, ``key`` (what never changes while the host runs), ``driver``, ``profile`` and ``memorySize`` (bytes,
-null where the driver does not tell it) as well; ``uuid`` is the name that a request may use.
+null where the driver does not tell it) as well.  They have no UUID: ``uuid`` is the name that a request may use.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.errors import GpurunError
+from gpurun.gpu.host.naming import number_text, parts_text
 from gpurun.gpu.host.reads import link_text, names_in, read_attribute
 from gpurun.gpu.vendors import VENDORS, module, present
 from gpurun.record import Record
@@ -45,16 +46,19 @@ def cards(sysroot: str, vendors: tuple[Vendor, ...] = VENDORS) -> tuple[Card, ..
     return tuple(found)
 
 
-def counted(own_env: Mapping[str, str]) -> tuple[tuple[Vendor, int], ...]:
-    """(maker, how many GPUs of it containers can have) for each maker of which this host has some."""
+def counted(own_env: Mapping[str, str]) -> tuple[tuple[Vendor, int, int], ...]:
+    """(maker, how many GPUs of it containers can have, in how many parts) for each maker of which this host has some.
+
+    The parts are 0 where no GPU is divided, and of those that are divided alone.
+    """
     found = []
     for vendor in present(own_env):
         try:
-            count = len(module(vendor.name, "survey").survey(own_env, False).units)
+            units = module(vendor.name, "survey").survey(own_env, False).units
         except GpurunError:
             continue  # the question that failed is about another maker's
-        if count:
-            found.append((vendor, count))
+        if units:
+            found.append((vendor, len({unit.gpu_key for unit in units}), len([unit for unit in units if unit.parent])))
     return tuple(found)
 
 
@@ -73,10 +77,11 @@ def accelerators(own_env: Mapping[str, str]) -> tuple[tuple[Vendor, int], ...]:
 def offers(own_env: Mapping[str, str]) -> tuple[str, ...]:
     """What this host has, each with the variable that asks for it: ``8 GPUs of AMD's (ask with AMD_VISIBLE_DEVICES)``."""
     gpus = [
-        f"{_number(count, 'GPU')} of {vendor.title}'s (ask with {vendor.variable})" for vendor, count in counted(own_env)
+        f"{number_text(count, 'GPU')} of {vendor.title}'s{parts_text(parts)} (ask with {vendor.variable})"
+        for vendor, count, parts in counted(own_env)
     ]
     others = [
-        f"{_number(count, 'accelerator')} of {vendor.title}'s that {'is not a GPU' if count == 1 else 'are not GPUs'} "
+        f"{number_text(count, 'accelerator')} of {vendor.title}'s that {'is not a GPU' if count == 1 else 'are not GPUs'} "
         f"(ask with {vendor.accelerators[0]})"
         for vendor, count in accelerators(own_env)
     ]
@@ -131,7 +136,3 @@ def _idle(vendor: Vendor, driver: str, addresses: list[str]) -> str:
         return f"{what} {'are' if many else 'is'} bound to {driver}: containers cannot have {'them' if many else 'it'}"
     load = " or ".join([f"`modprobe {name}`" for name in vendor.modules])
     return f"{what} {'have' if many else 'has'} no driver: {load}"
-
-
-def _number(count: int, what: str) -> str:
-    return f"1 {what}" if count == 1 else f"{count} {what}s"

@@ -136,7 +136,7 @@ def _with_offers(text: str, vendor: Vendor, asked: Inquiry) -> str:
     accelerator = vendor.accelerators[0]
     if accelerator and any(e.startswith(f"{accelerator}=") for e in asked.env):
         return text if vendor in [row for row, _ in accelerators(asked.own_env)] else text + offers_text(asked.own_env)
-    if vendor in [row for row, _ in counted(asked.own_env)]:
+    if vendor in [row for row, *_ in counted(asked.own_env)]:
         return text
     return f"{text}{''.join([f'; {idle}' for idle in idle_cards(asked.own_env, (vendor,))])}{offers_text(asked.own_env)}"
 

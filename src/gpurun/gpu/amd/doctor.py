@@ -8,6 +8,7 @@ from gpurun.gpu.amd.resolve import NO_KFD
 from gpurun.gpu.host.access import group_name
 from gpurun.gpu.host.drm import devices_of_driver
 from gpurun.gpu.host.finding import Finding
+from gpurun.gpu.host.naming import parts_text
 from gpurun.gpu.host.node_doctor import examine_groups, examine_nodes
 from gpurun.gpu.host.reads import read_attribute
 from gpurun.gpu.leases.limits_doctor import examine_limits
@@ -71,4 +72,5 @@ def _gpus(sysroot: str, gpus: tuple[AmdGpu, ...]) -> list[Finding]:
     if not gpus:
         text = "none computes: is one in the machine (`lspci -d 1002:`), and does `dmesg` say why amdgpu or kfd refused it?"
         return [Finding(_GPUS, "fail", text), *found]
-    return [Finding(_GPUS, "ok", f"{len(gpus)}: " + ", ".join([f"{g.index} = {g.model} ({g.key})" for g in gpus])), *found]
+    count = f"{len(computing)}{parts_text(len([gpu for gpu in gpus if gpu.partition >= 0]))}"
+    return [Finding(_GPUS, "ok", f"{count}: " + ", ".join([f"{g.index} = {g.model} ({g.key})" for g in gpus])), *found]

@@ -1,4 +1,4 @@
-"""How a refusal lists the GPUs of this host: in a few words, parts of one GPU together.  Imported for errors alone."""
+"""How refusals and the doctor list and count the GPUs of this host: in a few words, parts of one GPU together."""
 
 from __future__ import annotations
 
@@ -35,6 +35,16 @@ def makers_list(devices: Iterable[tuple[str, int, str]]) -> str:
         else:
             texts.append(f"{maker}:{first[0]} to {maker}:{last[0]} ({_names(first[1], last[1])})")
     return _cut(", ".join(texts), len(listed))
+
+
+def number_text(count: int, what: str) -> str:
+    """``1 GPU``, ``2 GPUs``."""
+    return f"1 {what}" if count == 1 else f"{count} {what}s"
+
+
+def parts_text(parts: int) -> str:
+    """What stands behind a number of GPUs of which some are divided into *parts*; empty for none."""
+    return f", divided into {number_text(parts, 'part')}" if parts else ""
 
 
 def _ranges(devices: Iterable[tuple[int, str, str]]) -> list[tuple[tuple[int, str], tuple[int, str], str]]:
