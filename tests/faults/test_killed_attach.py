@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import MakeBundle
 from tests.faults.sweep import Call, calls_made, chosen
-from tests.gpu.leases.conftest import make_host  # noqa: F401
-from tests.gpu.leases.test_attach import NO_DRIVER, Box, box, host  # noqa: F401
+from tests.gpu.leases.box import NO_DRIVER, Box, MakeBox
+from tests.gpu.leases.conftest import box, host, make_host  # noqa: F401
 from tests.native.inject import Injection
 from tests.native.runtime import Runtime
 from tests.simdriver import uuid
@@ -28,7 +27,6 @@ SHORT = 6
 STEPS = frozenset(
     "rename renameat bpf mknod mknodat move_mount umount2 unlink unlinkat symlinkat setns".split()  # noqa: SIM905
 )
-MakeBox = Callable[..., Box]
 
 
 def leased(one: Box) -> list[list[int]]:

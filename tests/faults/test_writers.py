@@ -20,8 +20,8 @@ import pytest
 from gpurun.cli.table import COMMANDS, GROUPS
 from gpurun.record import Record
 from tests.faults.sweep import calls_made, sample
-from tests.gpu.leases.conftest import make_host  # noqa: F401
-from tests.gpu.leases.test_attach import Box, box, host  # noqa: F401
+from tests.gpu.leases.box import Box
+from tests.gpu.leases.conftest import box, host, make_host  # noqa: F401
 from tests.images.making import USERS, docker_save, layer
 from tests.native.inject import Injection
 from tests.native.runtime import Result, Runtime

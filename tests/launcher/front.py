@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpurun.engine.state import State, own_streams
@@ -49,9 +50,10 @@ class Store:
         )
 
 
-def run(program: Path, *args: str | Path, env: dict[str, str] | None = None) -> Done:
-    """Run *program*; the time in what it logs on stderr is left out, for no two runs have the same."""
-    done = subprocess.run([str(program), *map(str, args)], capture_output=True, text=True, timeout=60, env=env or {})
+def run(program: Path, *args: str | Path, env: dict[str, str] | None = None, tracer: Sequence[str] = ()) -> Done:
+    """Run *program*, under *tracer*; the time in what it logs on stderr is left out, for no two runs have the same."""
+    argv = [*tracer, str(program), *map(str, args)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env or {})
     done.stderr = re.sub(r'time="[^"]*"', 'time="..."', done.stderr)
     return done
 
@@ -64,10 +66,12 @@ def both(places: Path, store: Store, *args: str) -> Done:
     return front
 
 
-def falls_back(places: Path, store: Store, *args: str | Path, env: dict[str, str] | None = None) -> None:
+def falls_back(
+    places: Path, store: Store, *args: str | Path, env: dict[str, str] | None = None, tracer: Sequence[str] = ()
+) -> None:
     """The bare front must leave the command to the launcher, and have changed nothing."""
     before = store.listing()
-    done = run(places / "bare", *args, env=env)
+    done = run(places / "bare", *args, env=env, tracer=tracer)
     assert done.returncode == 1
     assert done.stderr.startswith(FALLS_BACK), done
     assert done.stdout == ""

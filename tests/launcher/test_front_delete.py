@@ -16,6 +16,7 @@ from gpurun.linux.procfs import oom_kills
 from gpurun.ns.journal import ROOTFS, append
 from tests.launcher.front import FALLS_BACK, Store, falls_back, run
 from tests.native.bed import Bed, remove_cgroup
+from tests.native.inject import Injection
 from tests.native.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not compiler(), reason="there is no C compiler here")
@@ -148,6 +149,39 @@ def test_deletes_with_more_to_undo(places: Path, store: Store, special: str) -> 
     falls_back(places, store, "--root", store.root, "delete", "c")
 
 
+NO_SCOPE = "gpurun-no-such.scope"
+STAT = "?stat,newfstatat"
+#: What cannot be looked at: the system calls, their errno, and the path, below the directory of the store unless absolute.
+UNSEEN = {
+    "state directory that cannot be opened": ("openat", "EACCES", "root/c"),
+    "state directory that cannot be read": ("getdents64", "EIO", "root/c"),
+    "cgroup": (STAT, "EACCES", "cgroup"),
+    "scope": (STAT, "EACCES", f"/run/systemd/transient/{NO_SCOPE}"),
+}
+
+
+@pytest.mark.parametrize("what", UNSEEN)
+def test_what_cannot_be_looked_at_is_not_taken_for_gone(places: Path, stopped: Store, tmp_path: Path, what: str) -> None:
+    calls, error, path = UNSEEN[what]
+    stopped.cgroup.rmdir()
+    stopped.save(unit=NO_SCOPE, oom_kills=oom_kills())
+    injection = Injection(tmp_path / "log", calls, error, path=tmp_path / path)
+    with injection as tracer:
+        falls_back(places, stopped, "--root", stopped.root, "delete", "c", tracer=tracer)
+    assert injection.injected
+
+
+@pytest.mark.parametrize("call", ["unlink", "rmdir"])
+def test_what_cannot_be_removed_is_left_to_the_launcher(places: Path, stopped: Store, tmp_path: Path, call: str) -> None:
+    """The state file as well, so that there is something to go on with."""
+    path = stopped.container / "seccomp" if call == "unlink" else stopped.cgroup
+    injection = Injection(tmp_path / "log", call, "EBUSY", path=path)
+    with injection as tracer:
+        done = run(places / "bare", "--root", stopped.root, "delete", "c", tracer=tracer)
+    assert injection.injected and done.returncode == 1 and done.stderr.startswith(FALLS_BACK), done
+    assert path.exists() and (stopped.container / "state").exists()
+
+
 # ---- of one that has not ended
 
 
@@ -187,6 +221,23 @@ def test_what_is_ended_by_the_launcher(places: Path, store: Store, special: str)
         (store.container / special).touch()
     falls_back(places, store, "--root", store.root, "delete", "--force", "c")
     assert not store.has_ended()
+
+
+def test_a_pid_that_is_used_again_meanwhile(places: Path, store: Store, tmp_path: Path) -> None:
+    """The first process ends, and another gets its pid, before there is a pidfd: the other is not killed."""
+    stat = f"/proc/{store.state.pid}/stat"
+    injection = Injection(tmp_path / "log", "openat", "ENOENT", "2", path=stat)  # the look after pidfd_open(2)
+    with injection as tracer:
+        falls_back(places, store, "--root", store.root, "delete", "--force", "c", tracer=tracer)
+    assert injection.injected and not store.has_ended()
+
+
+def test_one_that_does_not_end(places: Path, store: Store, tmp_path: Path) -> None:
+    """In uninterruptible sleep, say: nothing is removed while it is there."""
+    injection = Injection(tmp_path / "log", "pidfd_send_signal", "", done=True)
+    with injection as tracer:
+        falls_back(places, store, "--root", store.root, "delete", "--force", "c", tracer=tracer)
+    assert injection.injected and not store.has_ended()
 
 
 @pytest.mark.parametrize("program", ["bare", "checked"])

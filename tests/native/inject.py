@@ -16,7 +16,7 @@ class Injection:
     *calls* (a name, or several with commas) fail with *error* at each invocation that *when* names, counted in each
     process alone: ``"1"``, ``"3+"``, ``"2..4"``.  With *path* only those count that name it, or a descriptor of it.  Without
     *children* the calls of the started process alone fail.  With *signal* in the place of an error they do not fail, but the
-    process gets that signal.
+    process gets that signal.  With *done* they say that they have succeeded, and have done nothing.
     """
 
     def __init__(
@@ -28,11 +28,13 @@ class Injection:
         path: Path | str | None = None,
         children: bool = True,
         signal: str = "",
+        done: bool = False,
     ) -> None:
         self.log = log
+        effect = f"signal={signal}" if signal else "retval=0" if done else f"error={error}"
         self.argv = ["strace", "-D", "-I", "2", *(["-f"] if children else []), "-qq", "-o", str(log)]
         self.argv += ["-e", f"trace={calls}", "-e", "signal=none"]
-        self.argv += ["-e", f"inject={calls}:{f'signal={signal}' if signal else f'error={error}'}:when={when}"]
+        self.argv += ["-e", f"inject={calls}:{effect}:when={when}"]
         self.argv += [] if path is None else ["-P", str(path)]
 
     def __enter__(self) -> list[str]:

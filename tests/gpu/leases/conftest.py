@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import MakeBundle
+from tests.gpu.leases.asked import Start, starter
+from tests.gpu.leases.box import GPUS, MakeBox, box_maker
+from tests.native.runtime import Runtime
 from tests.needs_nodes import require_nodes
 from tests.nvml import compile_stub
 from tests.simdriver import MULTIARCH, VERSION, Options, SimulatedDriver, make
@@ -45,3 +49,21 @@ def make_host(place: Path) -> Iterator[MakeHost]:
     yield build
     for directory in made:
         shutil.rmtree(directory)
+
+
+@pytest.fixture
+def host(make_host: MakeHost) -> SimulatedDriver:
+    """One with four GPUs."""
+    return make_host(GPUS)
+
+
+@pytest.fixture
+def start(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver) -> Start:
+    """``start("free:2", NAME="value")``: a container on *host* that runs and has said what it got."""
+    return starter(runtime, bundle, host)
+
+
+@pytest.fixture
+def box(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver) -> MakeBox:
+    """``box("free:2")``: a container on *host*, and what can be asked of it."""
+    return box_maker(runtime, bundle, host)

@@ -12,7 +12,7 @@ import pytest
 
 from gpurun.gpu.nvidia.host.nvml import TIMEOUT_S
 from tests.conftest import MakeBundle
-from tests.gpu.leases.asked import Start, asking, end, got, leases, refused, starter
+from tests.gpu.leases.asked import Start, asking, end, got, leases, refused
 from tests.gpu.leases.conftest import MakeHost
 from tests.native.bundle import Bundle
 from tests.native.leaks import Leaks
@@ -20,16 +20,6 @@ from tests.native.runtime import ENVIRONMENT, Runtime
 from tests.simdriver import SimulatedDriver, minor, uuid
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
-
-
-@pytest.fixture
-def host(make_host: MakeHost) -> SimulatedDriver:
-    return make_host(4)
-
-
-@pytest.fixture
-def start(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver) -> Start:
-    return starter(runtime, bundle, host)
 
 
 def test_each_gets_its_own_until_none_is_left(

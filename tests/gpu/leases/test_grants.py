@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import posix
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,14 +18,12 @@ from gpurun.gpu.leases.grants import Grants
 from gpurun.oci.config import read_config
 from gpurun.record import replace
 from tests.conftest import MakeBundle
-from tests.gpu.leases.conftest import MakeHost, make_host  # noqa: F401
-from tests.gpu.leases.test_attach import DENIED, GPUS, NO_DRIVER, Box, box, host  # noqa: F401
+from tests.gpu.leases.box import DENIED, GPUS, NO_DRIVER, Box, MakeBox
+from tests.gpu.leases.conftest import MakeHost
 from tests.native.runtime import ENVIRONMENT, Runtime
 from tests.simdriver import minor, uuid
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
-
-MakeBox = Callable[..., Box]
 
 
 def hide(one: Box, index: int) -> str:
@@ -36,7 +33,7 @@ def hide(one: Box, index: int) -> str:
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_detach_takes_a_hidden_gpu(box: MakeBox, force: bool) -> None:  # noqa: F811
+def test_detach_takes_a_hidden_gpu(box: MakeBox, force: bool) -> None:
     one = box("3")
     name = hide(one, 3)
     assert NO_DRIVER in one.sh(f": <>{name}")
@@ -46,7 +43,7 @@ def test_detach_takes_a_hidden_gpu(box: MakeBox, force: bool) -> None:  # noqa: 
     assert one.sees()["names"] == ["none"]
 
 
-def test_a_hidden_gpu_is_not_free(box: MakeBox, runtime: Runtime) -> None:  # noqa: F811
+def test_a_hidden_gpu_is_not_free(box: MakeBox, runtime: Runtime) -> None:
     one, other = box("3"), box()
     hide(one, 3)
     refused = other.gpu("attach", f"free:{GPUS}")
@@ -55,7 +52,7 @@ def test_a_hidden_gpu_is_not_free(box: MakeBox, runtime: Runtime) -> None:  # no
     assert uuid(3) not in other.sees()["names"]
 
 
-def test_update_takes_a_hidden_gpu(box: MakeBox, runtime: Runtime) -> None:  # noqa: F811
+def test_update_takes_a_hidden_gpu(box: MakeBox, runtime: Runtime) -> None:
     one = box("free:1")
     (name,) = one.sees()["names"]
     index = next(i for i in range(GPUS) if uuid(i) == name)
@@ -66,7 +63,7 @@ def test_update_takes_a_hidden_gpu(box: MakeBox, runtime: Runtime) -> None:  # n
     assert json.loads(runtime("gpu", "leases", "--json", env=one.env).out)["leases"] == []
 
 
-def test_a_checkpoint_names_a_hidden_gpu(box: MakeBox, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_checkpoint_names_a_hidden_gpu(box: MakeBox, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a restore is told comes from what the container cannot change, and not from the names in its /dev."""
     one = box("3")
     hide(one, 3)
@@ -78,7 +75,7 @@ def test_a_checkpoint_names_a_hidden_gpu(box: MakeBox, runtime: Runtime, monkeyp
     assert saved is not None and saved.gpus == ((3, uuid(3)),)
 
 
-def test_a_node_of_its_own_making_gives_it_no_gpu(box: MakeBox) -> None:  # noqa: F811
+def test_a_node_of_its_own_making_gives_it_no_gpu(box: MakeBox) -> None:
     one = box("0")
     one.sh(f"mknod /dev/nvidia{minor(1, GPUS)} c {one.major} {minor(1, GPUS)}")
     done = one.gpu("detach", "1")
@@ -88,7 +85,7 @@ def test_a_node_of_its_own_making_gives_it_no_gpu(box: MakeBox) -> None:  # noqa
 def test_where_all_is_allowed_the_record_says_it(
     runtime: Runtime,
     bundle: MakeBundle,
-    make_host: MakeHost,  # noqa: F811
+    make_host: MakeHost,
 ) -> None:
     def privileged(b: Any) -> None:
         b.linux["resources"]["devices"] = [{"allow": True, "access": "rwm"}]
@@ -104,7 +101,7 @@ def test_where_all_is_allowed_the_record_says_it(
     assert DENIED in one.sh(f": <>{name}")
 
 
-def test_no_descriptor_left_is_an_error(box: MakeBox) -> None:  # noqa: F811
+def test_no_descriptor_left_is_an_error(box: MakeBox) -> None:
     """What cannot be looked at is not taken for nothing, however many descriptors are left."""
     one = box("0")
     hide(one, 0)

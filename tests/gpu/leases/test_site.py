@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MakeBundle
-from tests.gpu.leases.asked import Start, asking, end, got, leases, refused, site, starter
+from tests.gpu.leases.asked import Start, asking, end, got, leases, refused, site
 from tests.gpu.leases.conftest import MakeHost
 from tests.native.bundle import Bundle
 from tests.native.runtime import ENVIRONMENT, Runtime
@@ -18,16 +18,6 @@ from tests.native.waiting import wait_until
 from tests.simdriver import SimulatedDriver, uuid
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
-
-
-@pytest.fixture
-def host(make_host: MakeHost) -> SimulatedDriver:
-    return make_host(4)
-
-
-@pytest.fixture
-def start(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver) -> Start:
-    return starter(runtime, bundle, host)
 
 
 def test_what_the_site_never_leases(

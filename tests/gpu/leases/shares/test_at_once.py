@@ -8,17 +8,14 @@ import os
 import random
 import subprocess
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.conftest import MakeBundle
 from tests.gpu.leases.asked import leases
-from tests.gpu.leases.conftest import MakeHost
-from tests.gpu.leases.sharing import (
+from tests.gpu.leases.shares.sharing import (
     asking,
-    two_gpus,
     words_of,
 )
 from tests.native.bundle import Bundle
@@ -27,11 +24,6 @@ from tests.native.waiting import wait_until
 from tests.simdriver import SimulatedDriver
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
-
-
-@pytest.fixture
-def host(make_host: MakeHost, runtime: Runtime) -> Iterator[SimulatedDriver]:
-    yield from two_gpus(make_host, runtime)
 
 
 @pytest.mark.parametrize("count", [16, pytest.param(100, marks=pytest.mark.slow)])

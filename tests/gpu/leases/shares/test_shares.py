@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from gpurun.linux.procfs import stat
 from tests.conftest import MakeBundle
 from tests.gpu.leases.asked import end, leases
 from tests.gpu.leases.conftest import MakeHost
-from tests.gpu.leases.sharing import (
+from tests.gpu.leases.shares.sharing import (
     MEMORY,
     THREADS,
     Start,
@@ -24,24 +23,12 @@ from tests.gpu.leases.sharing import (
     mps_directories,
     refused,
     said,
-    starter,
-    two_gpus,
 )
 from tests.native.runtime import ENVIRONMENT, Runtime
 from tests.native.waiting import wait_until
 from tests.simdriver import SimulatedDriver, bus_id, uuid
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
-
-
-@pytest.fixture
-def host(make_host: MakeHost, runtime: Runtime) -> Iterator[SimulatedDriver]:
-    yield from two_gpus(make_host, runtime)
-
-
-@pytest.fixture
-def start(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver) -> Start:
-    return starter(runtime, bundle, host)
 
 
 def test_a_container_with_a_share(runtime: Runtime, start: Start, host: SimulatedDriver) -> None:

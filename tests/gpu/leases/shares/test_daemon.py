@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,14 @@ from gpurun.gpu.leases.store import directory
 from tests.conftest import MakeBundle
 from tests.gpu.leases.asked import leases
 from tests.gpu.leases.conftest import MakeHost
-from tests.gpu.leases.sharing import (
+from tests.gpu.leases.shares.sharing import (
     Start,
     asking,
     daemons,
     mps_directories,
     refused,
     said,
-    starter,
     supervisor,
-    two_gpus,
     words_of,
 )
 from tests.native.runtime import ENVIRONMENT, Container, Runtime
@@ -30,16 +27,6 @@ from tests.native.waiting import wait_until
 from tests.simdriver import SimulatedDriver
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
-
-
-@pytest.fixture
-def host(make_host: MakeHost, runtime: Runtime) -> Iterator[SimulatedDriver]:
-    yield from two_gpus(make_host, runtime)
-
-
-@pytest.fixture
-def start(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver) -> Start:
-    return starter(runtime, bundle, host)
 
 
 def test_a_daemon_that_does_not_start(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver) -> None:
