@@ -274,6 +274,29 @@ def test_some_of_amds_gpus(rootless: Rootless, place: Path, bed: Bed, root: bool
         assert [path.name for path in (shown / "nodes").iterdir()] == ["0"] and not list((shown / "nodes/0").iterdir())
 
 
+def test_amds_list_that_cannot_be_covered(rootless: Rootless, place: Path) -> None:
+    """/sys of the image is a link: the container runs without the cover, and the caller's log says so, not its stderr."""
+    host = amd.mi210(place / "rootless-host", count=3)
+    host.path.chmod(0o755)
+    require_nodes(host.real_nodes)
+    config: Any = rootless.config("echo runs")
+    config["process"]["env"].append(f"AMD_VISIBLE_DEVICES={amd.MI210[1][0]}")
+    config["annotations"] = {"run.oci.keep_original_groups": "1"}
+    config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != "/sys"]
+    rootless.write(config)
+    (rootless.place / "rootfs/beside").mkdir()
+    os.chown(rootless.place / "rootfs/beside", UID, UID)
+    (rootless.place / "rootfs/sys").symlink_to("beside")
+    log = rootless.place / "log"
+    try:
+        done = rootless("--log", str(log), "run", "one", env=host.env)
+    finally:
+        shutil.rmtree(host.path)
+    assert (done.returncode, done.stdout) == (0, "runs\n")
+    (line,) = [line for line in log.read_text().splitlines() if "cannot be covered" in line]
+    assert "level=warning" in line and f"{amd.PLACE} shows the GPUs of all: it cannot be covered: " in line
+
+
 @pytest.mark.parametrize("root", [False, True])
 def test_gpus_that_come_and_go(rootless: Rootless, place: Path, root: bool) -> None:
     """Root of a user namespace, as a rootless engine has it, binds what it sees of the host; a plain user cannot bind, and

@@ -13,6 +13,7 @@ Without a starter the init is a copy of the parent, and nothing is said between 
                                                 with the open files that both need (:func:`send_files`), by name
 
     init → parent   source INDEX                it is the turn of a bind mount whose source only the parent can open
+                    uncovered INDEX ERRNO       a tree of the device edits in /sys could not be covered; not answered
                     hooks                       the mounts are made, the parent's hooks may run
                     ready                       all but the process itself is set up
                     created [LISTENER]          nothing can fail any more but execve, create may return; LISTENER: number,
@@ -62,6 +63,7 @@ _WORDS = {
     "spawned": (1,),
     "move": (3,),
     "source": (1,),
+    "uncovered": (2,),
     "hooks": (0,),
     "ready": (0,),
     "created": (0, 1),

@@ -6,7 +6,7 @@ import posix
 from _stat import S_ISDIR, S_ISREG
 from errno import EINVAL, ESTALE
 
-from gpurun.errors import StepError, oserror_text
+from gpurun.errors import StepError
 from gpurun.linux import mount as lm
 from gpurun.linux.files import O_CLOEXEC, Fd, write_all
 from gpurun.linux.fs import (
@@ -24,7 +24,6 @@ from gpurun.linux.fs import (
 )
 from gpurun.ns.mount import attach, private_copy, tmpfs
 from gpurun.ns.options import parse_options
-from gpurun.output import write_stderr
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -120,7 +119,7 @@ def mask_tree(rootfs: Target, tree: ProcTree, prepared: PreparedTree | None = No
             except OSError as e:
                 if not tree.path.startswith(_SYS):
                     raise
-                _tell_uncovered(tree.path, e)
+                rootfs.on_uncovered(tree.path, e.errno or EINVAL)
                 return
             for bind, source in zip(tree.binds, prepared.binds, strict=True):
                 name = prefix + bind.container_path.removeprefix(tree.path).lstrip("/")
@@ -146,7 +145,7 @@ def _is_there(path: str) -> bool:
 def _tree_target(target: Target, path: str) -> tuple[int, str]:
     """Where the tmpfs goes, and what to put before the names in it; a negative descriptor when there is nothing to hide."""
     if path.startswith(_SYS):
-        return _place_in_sys(target.root_fd, path), ""
+        return _place_in_sys(target, path), ""
     if not path.startswith("/proc/"):
         return target.with_room(path, lambda: target.places.made(path)), ""
     proc = _open_proc(target)
@@ -168,14 +167,14 @@ def _tree_target(target: Target, path: str) -> tuple[int, str]:
                 return -1, ""  # mounted with subset=pid: nothing of any driver is in there
 
 
-def _place_in_sys(root_fd: int, path: str) -> int:
+def _place_in_sys(target: Target, path: str) -> int:
     """The directory *path* of the container's /sys; negative where there is none, or where it cannot be covered.
 
     The container works without the cover, so that is no error.  Links are not followed: they could lead to a directory that
     the host shares.
     """
     try:
-        with Fd(openat2(root_fd, "sys", O_PATH | O_DIRECTORY | O_NOFOLLOW, _ON_PROC & ~RESOLVE_NO_XDEV)) as sys:
+        with Fd(openat2(target.root_fd, "sys", O_PATH | O_DIRECTORY | O_NOFOLLOW, _ON_PROC & ~RESOLVE_NO_XDEV)) as sys:
             try:
                 lm.mount_setattr(sys, propagation=lm.MS_SLAVE)  # as with /proc
             except OSError as e:
@@ -185,12 +184,8 @@ def _place_in_sys(root_fd: int, path: str) -> int:
     except FileNotFoundError:
         return -1
     except OSError as e:
-        _tell_uncovered(path, e)
+        target.on_uncovered(path, e.errno or EINVAL)
         return -1
-
-
-def _tell_uncovered(path: str, error: OSError) -> None:
-    write_stderr(f"gpurun: warning: {path} shows the GPUs of all: it cannot be covered: {oserror_text(error)}")
 
 
 def _open_proc(target: Target) -> int:

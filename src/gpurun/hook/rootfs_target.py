@@ -10,7 +10,7 @@ from __future__ import annotations
 import posix
 from errno import EROFS
 
-from gpurun.errors import GpurunError, StepError, oserror_text
+from gpurun.errors import GpurunError, StepError, oserror_text, strerror_lower
 from gpurun.linux import mount as lm
 from gpurun.linux.files import Fd
 from gpurun.linux.mountinfo import mounts
@@ -18,6 +18,7 @@ from gpurun.ns.directory_cache import DirectoryCache
 from gpurun.ns.mount import attach, filesystem, tmpfs
 from gpurun.ns.outside import is_outside, nothing_is_foreign
 from gpurun.ns.path import existing_part, open_in_root, refuse_kernels_own
+from gpurun.output import write_stderr
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +35,15 @@ _PRIVATE = lm.MOUNT_ATTR_NOSUID | lm.MOUNT_ATTR_NODEV
 _ATTRIBUTES = lm.MOUNT_ATTR_NODEV  # of an overlay, whose lower directory may have programs that are setuid
 
 
+def uncovered_text(path: str, number: int) -> str:
+    """The warning that the tree *path* could not be covered; *number* is an errno."""
+    return f"{path} shows the GPUs of all: it cannot be covered: {strerror_lower(number)}"
+
+
+def _warn_of_uncovered(path: str, number: int) -> None:
+    write_stderr(f"gpurun: warning: {uncovered_text(path, number)}")
+
+
 class Target:
     """A rootfs by its descriptor, in the container's mount namespace.
 
@@ -42,7 +52,8 @@ class Target:
     has its name, as ``ln -sf`` and ldconfig do it.  *proc*: a procfs is mounted on /proc; *proc_fd* is that mount, where it
     is known: whoever shares the rootfs may exchange the directory, and the mount goes with it.  *label* is the SELinux
     context of the file systems that are made (``linux.mountLabel``).  *is_foreign* tells directories of the host from the
-    container's own: see :mod:`gpurun.ns.outside`.
+    container's own: see :mod:`gpurun.ns.outside`.  *on_uncovered* is called with the path of a tree in /sys that cannot be
+    covered, and with the errno that says why: the container goes on without; it writes a warning to stderr if not changed.
     """
 
     def __init__(
@@ -65,6 +76,7 @@ class Target:
         self.proc = proc
         self.proc_fd = proc_fd
         self.label = label
+        self.on_uncovered = _warn_of_uncovered
         self.places = DirectoryCache(root_fd, journal, refuse_kernels_own)
         self._covers: list[int] = []
         self._is_foreign = is_foreign

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpurun.cdi.edits import ContainerEdits, ProcTree
 from gpurun.engine import messages
 from gpurun.engine import state as store
 from gpurun.engine.caller import exec as engine_exec
@@ -91,7 +92,14 @@ def speaking() -> Iterator[tuple[int, int]]:
 
 @pytest.mark.parametrize(
     "words",
-    [["created"], ["hooks", "created"], ["ready", "ready"], ["ready", "hooks"], ["hooks", "source 0"], ["spawned 1"]],
+    [
+        ["created"],
+        ["hooks", "created"],
+        ["ready", "ready"],
+        ["ready", "hooks"],
+        ["hooks", "source 0"],
+        ["spawned 1"],
+    ],
 )
 def test_an_init_that_says_something_before_its_time(
     monkeypatch: pytest.MonkeyPatch, speaking: tuple[int, int], words: list[str]
@@ -106,6 +114,34 @@ def test_an_init_that_says_something_before_its_time(
     with pytest.raises(GpurunError) as caught:
         serve_init.serve_init(plan(base()), replace(STATE, pid=os.getpid()), ours, "/nonexistent", Rollback())
     assert str(caught.value) == f'the container\'s init sent "{words[-1].split()[0]}" at the wrong time'
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["uncovered 0 22", "uncovered 0 22"], '"uncovered" at the wrong time'),
+        (["hooks", "uncovered 0 22"], '"uncovered" at the wrong time'),
+        (["uncovered 1 22"], '"uncovered" without a valid number'),
+        (["uncovered 0"], "sent an invalid message"),
+    ],
+)
+def test_trees_that_cannot_be_covered_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, speaking: tuple[int, int], words: list[str], says: str
+) -> None:
+    """By an init that nobody has to believe: it cannot fill the caller's log."""
+    told: list[str] = []
+    monkeypatch.setattr("gpurun.log.warning", told.append)
+    monkeypatch.setattr(vars(serve_init)["cgroup"], "load_devices", lambda plan: -1)
+    monkeypatch.setattr(vars(serve_init)["cgroup"], "restrict", lambda *of: None)
+    ours, its = speaking
+    for word in words:
+        messages.report(its, *word.split())
+    made = plan(base())
+    made = replace(made, init=replace(made.init, edits=ContainerEdits(proc_trees=(ProcTree("/sys/x", (), ()),))))
+    with pytest.raises(GpurunError, match=says):
+        serve_init.serve_init(made, replace(STATE, pid=os.getpid()), ours, "/nonexistent", Rollback())
+    expected = ["/sys/x shows the GPUs of all: it cannot be covered: invalid argument"]
+    assert told == (expected if len(words) == 2 and words[0] == "uncovered 0 22" else [])
 
 
 def child(its: int, *reports: tuple[str | int, ...]) -> int:

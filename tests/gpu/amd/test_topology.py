@@ -208,6 +208,22 @@ def test_only_without_root_and_for_a_part_of_the_gpus(
         assert b"drm_render_minor 129\n" in gpu[0].content, "AMD's index 0 is KFD's node 3 here"
 
 
+def test_all_is_a_part_where_one_of_kfds_cannot_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """KFD has a GPU whose device nodes this host has not: to ROCm it would be one that it cannot open."""
+    monkeypatch.setattr(resolve, "is_confined", lambda: True)
+    host = amd.mi210(tmp_path, count=3)
+    (lost, given) = amd.MI210[0], amd.MI210[1:3]
+    (host.path / "sys/bus/pci/drivers/amdgpu" / lost[0]).unlink()
+    made = asked(host, "all")
+    assert {node.path for node in made.device_nodes if "render" in node.path} == {
+        f"/dev/dri/renderD{render}" for _, render in given
+    }
+    (tree,) = made.proc_trees
+    texts = [file.content.decode() for file in tree.files if file.path.endswith("/properties")]
+    minors = {values(text)["drm_render_minor"] for text in texts if "drm_render_minor" in text}
+    assert minors == {0, *[render for _, render in given]} and not made.warnings
+
+
 def test_an_odd_topology_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "is_confined", lambda: True)
     host = amd.mi210(tmp_path, count=2)

@@ -30,6 +30,7 @@ def serve_init(plan: Plan, state: store.State, channel: int, directory: str, rol
     pid = state.pid
     program_fd = cgroup.load_devices(plan)
     heard: set[str] = set()  # each is said once, whoever may have the init in hand by now
+    uncovered: set[int] = set()
     if plan.hooks.poststop:
         stopped = store.state_json(state, "stopped")
         rollback.add(POSTSTOP_HOOKS, lambda: _run_hooks("poststop", plan.hooks.poststop, plan, stopped))
@@ -55,6 +56,10 @@ def serve_init(plan: Plan, state: store.State, channel: int, directory: str, rol
             with Fd(source):
                 messages.send_files(channel, (source,) if source >= 0 else (), "source")
             continue
+        if said.word == "uncovered" and not heard and _one_of(said, len(plan.init.edits.proc_trees)) not in uncovered:
+            uncovered.add(said.numbers[0])
+            _warn_of_uncovered(plan.init.edits.proc_trees[said.numbers[0]].path, said.numbers[1])
+            continue
         if said.word in heard or "ready" in heard or said.word not in ("hooks", "ready"):
             raise GpurunError(f'the container\'s init sent "{said.word}" at the wrong time')
         if not heard:
@@ -76,6 +81,13 @@ def serve_init(plan: Plan, state: store.State, channel: int, directory: str, rol
 
 def _run_hooks(name: str, hooks: tuple[OciHook, ...], plan: Plan, text: str) -> None:
     run_host_hooks(name, hooks, text, plan.bundle, plan.hook_outputs)
+
+
+def _warn_of_uncovered(path: str, number: int) -> None:
+    from gpurun import log
+    from gpurun.hook.rootfs_target import uncovered_text
+
+    log.warning(uncovered_text(path, number))
 
 
 def _one_of(said: messages.Report, end: int = 1 << 31) -> int:

@@ -18,14 +18,26 @@ if TYPE_CHECKING:
 
 
 def apply_plan(
-    plan: InitPlan, root_fd: int, journal_fd: int, opened: Opened | None, views: dict[str, int], own: set[int]
+    plan: InitPlan,
+    root_fd: int,
+    journal_fd: int,
+    opened: Opened | None,
+    views: dict[str, int],
+    own: set[int],
+    on_uncovered: Callable[[int, int], None],
 ) -> None:
-    """Apply the device edits and close the journal, however that ends; *own*: see :func:`gpurun.ns.rootfs.mount_all`."""
+    """Apply the device edits and close the journal, however that ends; *own*: see :func:`gpurun.ns.rootfs.mount_all`.
+
+    *on_uncovered* is called with the number of a tree in /sys that cannot be covered, and with the errno that says why.
+    """
+    trees = [tree.path for tree in plan.edits.proc_trees]
     journal = Journal(root_fd, journal_fd)
     try:
         proc_fd, label = views.get("/proc", -1), plan.mount_label
         how = (plan.user_namespace, plan.readonly, False, proc_fd >= 0, proc_fd, label, other_than(own))
-        apply_edits(plan.edits, Target(root_fd, journal, *how), opened)
+        target = Target(root_fd, journal, *how)
+        target.on_uncovered = lambda path, number: on_uncovered(trees.index(path), number)
+        apply_edits(plan.edits, target, opened)
     finally:
         journal.close()
 

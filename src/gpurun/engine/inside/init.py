@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from gpurun.engine.hooks import Execve
     from gpurun.hook.apply import Opened
 
-    ApplyEdits = Callable[[InitPlan, int, int, Opened | None, dict[str, int], set[int]], None]
+    ApplyEdits = Callable[[InitPlan, int, int, Opened | None, dict[str, int], set[int], Callable[[int, int], None]], None]
 
 _NEW_LISTENER = 8  # SECCOMP_FILTER_FLAG_NEW_LISTENER
 
@@ -116,7 +116,10 @@ class _Init:
         late = self._mount()
         self._make_devices()
         if apply_edits:
-            apply_edits(self.plan, self.root_fd, self.fds.journal, self.opened, self.views, self.own)
+            apply_edits(
+                self.plan, self.root_fd, self.fds.journal, self.opened, self.views, self.own,
+                lambda index, number: messages.report(self.fds.channel, "uncovered", index, number),
+            )  # fmt: skip
         null_tree = masks.null_cover(self.views) if self.plan.masked_paths else -1
         self._run_create_hooks()
         _leave_host(self.plan, self.root_fd)
