@@ -16,6 +16,7 @@ from errno import EPERM
 from gpurun import __version__, log
 from gpurun.errors import oserror_text
 from gpurun.linux.files import O_CLOEXEC, Fd, read_fd, write_all
+from gpurun.linux.owners import is_own
 
 #: How many files a cache has at most, by default.
 MAX_ENTRIES = 64
@@ -50,7 +51,7 @@ def load(directory: str, name: str, limit: int) -> bytes:
             fd = posix.open(name, posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | O_CLOEXEC, dir_fd=cache)
         with Fd(fd):
             found = posix.fstat(fd)
-            if not S_ISREG(found.st_mode) or found.st_uid != posix.geteuid():
+            if not S_ISREG(found.st_mode) or not is_own(found, fd):
                 return b""
             whole = read_fd(fd, _DIGEST_SIZE + limit + 1)
     except OSError:
@@ -85,7 +86,7 @@ def _open_cache(directory: str) -> int:
     """The cache's directory, which only we may write: who can write there decides what containers may do."""
     fd = posix.open(directory, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | O_CLOEXEC)
     found = posix.fstat(fd)
-    if found.st_uid != posix.geteuid() or found.st_mode & 0o077:
+    if found.st_mode & 0o077 or not is_own(found, fd):
         posix.close(fd)
         raise PermissionError(EPERM, "", directory)
     return fd

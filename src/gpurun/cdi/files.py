@@ -12,7 +12,8 @@ from _stat import S_ISREG
 from gpurun.cdi.document import CdiSpec, read_document
 from gpurun.document_cache import read_yaml
 from gpurun.errors import ConfigError, oserror_text
-from gpurun.linux.files import O_CLOEXEC, Fd, read_fd, read_file
+from gpurun.linux.files import O_CLOEXEC, Fd, read_fd
+from gpurun.linux.owners import is_hidden, is_own_or_roots
 from gpurun.oci.reader import parse_json
 from gpurun.record import Record
 
@@ -95,10 +96,10 @@ def read_spec_file(path: str) -> CdiSpec:
     except OSError as e:
         raise ConfigError(path, f"cannot be read: {e.strerror}") from None
     with Fd(fd):
-        stat = posix.fstat(fd)
-        if not S_ISREG(stat.st_mode):
+        found = posix.fstat(fd)
+        if not S_ISREG(found.st_mode):
             raise ConfigError(path, "is not a file")
-        if stat.st_mode & 0o002 or not _is_trusted(stat.st_uid):
+        if found.st_mode & 0o002 or not _is_trusted(found, fd, path):
             # Who writes here mounts what he likes into containers and runs hooks as root.
             raise ConfigError(path, "may be written by others than root: chown root it, chmod o-w it")
         data = read_fd(fd, _MAX_FILE + 1)
@@ -107,11 +108,18 @@ def read_spec_file(path: str) -> CdiSpec:
     return parse_spec(data, path)
 
 
-def _is_trusted(uid: int) -> bool:
-    """Whether a file of *uid* may say what containers get: root's or our own, if root is to be seen at all."""
-    if uid in (0, posix.geteuid()):
+def _is_trusted(found: posix.stat_result, fd: int, path: str) -> bool:
+    """Whether *found*, of the file *fd* at *path*, may say what containers get: it is root's or our own.
+
+    A user namespace does not show that a file is the host root's.  There it may be anybody's that the namespace does not
+    show, if no more than the owner of its directory, who is trusted likewise, can make files there: /etc/cdi, but not /tmp.
+    """
+    if is_own_or_roots(found, fd):
         return True
-    return read_file("/proc/self/uid_map").split() != [b"0", b"0", b"4294967295"]
+    if not is_hidden(found.st_uid):
+        return False
+    above = posix.stat(path.rpartition("/")[0] or ("/" if path.startswith("/") else "."))
+    return not above.st_mode & 0o022 and (above.st_uid in (0, posix.geteuid()) or is_hidden(above.st_uid))
 
 
 def parse_spec(data: bytes, source: str) -> CdiSpec:

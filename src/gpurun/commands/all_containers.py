@@ -15,7 +15,8 @@ from gpurun.engine import state as store
 from gpurun.errors import GpurunError
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.leases.names import of_container
-from gpurun.linux.files import read_regular
+from gpurun.linux.files import O_CLOEXEC, O_PATH, Fd, read_regular
+from gpurun.linux.owners import is_own_or_roots
 from gpurun.linux.procfs import is_alive, parent
 from gpurun.record import Record, to_plain
 
@@ -120,7 +121,8 @@ _READERS = {"gpurun": _read_gpurun, "runc": _read_runc, "crun": _read_crun}
 
 def is_ours(root: str) -> bool:
     """Whether the state directory *root* is ours or root's: paths out of files of other users are not opened."""
-    return posix.stat(root).st_uid in (0, posix.geteuid())
+    with Fd(posix.open(root, O_PATH | O_CLOEXEC)) as fd:
+        return is_own_or_roots(posix.fstat(fd), fd)
 
 
 def _document(path: str) -> dict[str, Any]:

@@ -26,8 +26,9 @@ from gpurun.decimals import decimal
 from gpurun.engine.state_root import make_root, remedy
 from gpurun.errors import ContainerExists, ContainerNotFound, GpurunError, Step, StepError, clean
 from gpurun.formats.jsontext import dumps, visible
-from gpurun.linux.files import read_file, read_regular, write_atomically
-from gpurun.linux.procfs import in_user_namespace, is_alive
+from gpurun.linux.files import O_CLOEXEC, O_PATH, Fd, read_file, read_regular, write_atomically
+from gpurun.linux.owners import is_own_or_roots
+from gpurun.linux.procfs import is_alive
 from gpurun.oci import SPEC_VERSION
 from gpurun.record import Record
 
@@ -178,14 +179,16 @@ def check_owner(path: str, follow: bool = True) -> None:
 
     Unless *follow*, a symbolic link of another user that leads to one of ours is refused as well.
 
-    Who is in a user namespace sees the owner of what is the host's as nobody.  Raises :class:`GpurunError`.
+    Raises :class:`GpurunError`, and OSError where it is not there.
     """
-    owner = posix.stat(path, follow_symlinks=follow).st_uid
-    if owner not in (0, posix.geteuid()) and not in_user_namespace():
-        raise GpurunError(
-            f"{path} belongs to user {owner}: gpurun does not use the state of another user (chown it, "
-            f"or choose another --root)"
-        )
+    with Fd(posix.open(path, O_PATH | O_CLOEXEC | (0 if follow else posix.O_NOFOLLOW))) as fd:
+        found = posix.fstat(fd)
+        if is_own_or_roots(found, fd):
+            return
+    raise GpurunError(
+        f"{path} belongs to user {found.st_uid}: gpurun does not use the state of another user (chown it, "
+        f"or choose another --root)"
+    )
 
 
 def write_pid_file(path: str, pid: int) -> None:

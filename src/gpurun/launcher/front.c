@@ -95,6 +95,21 @@ static ssize_t read_file(const char *path, char *into, size_t bytes)
 	return failed ? -1 : (ssize_t)have;
 }
 
+/* Whether what stat(2) has `found` of the regular file or the directory `path` is our effective user's.  In a user namespace another's
+ * number may look like ours: open(2) allows O_NOATIME to the owner only.  src/gpurun/linux/owners.py says more. */
+static bool is_own(const struct stat *found, const char *path)
+{
+	if (found->st_uid != geteuid())
+		return false;
+	if (found->st_uid == 0)
+		return true;
+	int fd = open(path, O_RDONLY | O_NOATIME | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+	if (fd < 0)
+		return false;
+	close(fd);
+	return true;
+}
+
 /* The same of a regular file, or it falls back; nothing else is opened: a FIFO would hold us, or can be read once, and that is the
  * launcher's; to open a device does something already.  Unless `ours`, it may be anybody's. */
 static size_t read_regular(const char *path, char *into, size_t bytes, bool ours)
@@ -103,10 +118,9 @@ static size_t read_regular(const char *path, char *into, size_t bytes, bool ours
 	struct stat found;
 	int at = open(path, O_PATH | O_CLOEXEC);
 
-	if (at < 0 || fstat(at, &found) < 0 || !S_ISREG(found.st_mode) ||
-	    (ours && (found.st_uid != geteuid() || (found.st_mode & 022))))
-		defer_to_python();
 	snprintf(name, sizeof name, "/proc/self/fd/%d", at);
+	if (at < 0 || fstat(at, &found) < 0 || !S_ISREG(found.st_mode) || (ours && ((found.st_mode & 022) || !is_own(&found, name))))
+		defer_to_python();
 	ssize_t size = read_file(name, into, bytes);
 	if (size < 0)
 		defer_to_python();

@@ -65,7 +65,7 @@ static void load(const char *root, const char *id, struct container *c)
 	struct stat found;
 
 	text(c->directory, "%s/%s", root, id);
-	if (lstat(c->directory, &found) < 0 || !S_ISDIR(found.st_mode) || found.st_uid != geteuid())
+	if (lstat(c->directory, &found) < 0 || !S_ISDIR(found.st_mode) || !is_own(&found, c->directory))
 		defer_to_python(); /* which says what is wrong with another user's directory, or with their link to ours */
 	parse_state(state_text, read_regular(text(path, "%s/state", c->directory), state_text, sizeof state_text, false), c);
 	if (strcmp(c->values[ID], id) != 0)

@@ -10,6 +10,7 @@ import threading
 from gpurun import log
 from gpurun.errors import ConfigError, GpurunError, strerror_lower
 from gpurun.linux.files import Fd, read_fd
+from gpurun.linux.owners import is_own_or_roots
 from gpurun.metrics.web import Pem, TlsConfig, Web
 from gpurun.metrics.web_config import web_config
 
@@ -76,7 +77,7 @@ def _read(path: str) -> tuple[bytes, int]:
             it = os.fstat(fd)
             if not stat.S_ISREG(it.st_mode):
                 raise ConfigError(path, "is not a regular file")
-            if it.st_uid not in (0, os.geteuid()):
+            if not is_own_or_roots(it, fd):
                 raise ConfigError(path, f"belongs to user {it.st_uid}: it must be root's, or of the user that reads it")
             if it.st_mode & 0o022:
                 raise ConfigError(path, f"can be written by others (mode {it.st_mode & 0o7777:04o}): chmod go-w {path}")

@@ -18,6 +18,7 @@ from _struct import unpack_from
 from gpurun.linux.files import O_CLOEXEC, Fd, mkdir_p, read_fd
 from gpurun.linux.fs import AT_EMPTY_PATH, O_DIRECTORY, O_NOFOLLOW, O_PATH
 from gpurun.linux.libc import NR, buffer, cstring, syscall
+from gpurun.linux.owners import is_own
 from gpurun.linux.procfs import boot_id, in_user_namespace
 from gpurun.record import Record
 
@@ -208,7 +209,7 @@ def _matching(directory: str, folder: str, rootfs_part: str, container_part: str
                 flags = posix.O_RDONLY | O_NOFOLLOW | posix.O_NONBLOCK | O_CLOEXEC
                 with Fd(posix.open(name, flags, dir_fd=inner)) as fd:
                     seen = posix.fstat(fd)
-                    if S_ISREG(seen.st_mode) and seen.st_uid == posix.geteuid():
+                    if S_ISREG(seen.st_mode) and is_own(seen, fd):
                         data = read_fd(fd, LIMIT) if rootfs_part or container_part else b""
                         found.append(Earlier(folder, name, data, seen.st_mtime_ns))
     except OSError:
@@ -220,7 +221,7 @@ def _open_own(path: str, dir_fd: int | None = None) -> int:
     """The directory, if it is ours and no other user can write there; raises OSError."""
     fd = posix.open(path, posix.O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, dir_fd=dir_fd)
     found = posix.fstat(fd)
-    if found.st_uid != posix.geteuid() or found.st_mode & 0o022:
+    if found.st_mode & 0o022 or not is_own(found, fd):
         posix.close(fd)
         raise PermissionError
     return fd

@@ -16,6 +16,7 @@ from gpurun.errors import ConfigError, GpurunError, Step, StepError, clean, stre
 from gpurun.formats import protobuf
 from gpurun.linux.files import O_CLOEXEC, Fd, read_file
 from gpurun.linux.fs import O_PATH
+from gpurun.linux.owners import is_own_or_roots
 from gpurun.linux.process import CLONE_NEWNET, CLONE_NEWNS, CLONE_NEWPID
 from gpurun.linux.procfs import cgroups
 from gpurun.ns.mount_plan import DeviceStep, MountStep, join_path, plan_devices, plan_mounts
@@ -141,15 +142,14 @@ def _problem(path: str, found: posix.stat_result, rootfs: str) -> str:
         pass  # what uses it says so
     if root and path.startswith(f"{root.rstrip('/')}/"):
         return "is a file of the container's root"
-    owners = (0, posix.geteuid())
-    if found.st_uid not in owners:
+    if not is_own_or_roots(found, path):
         return f"belongs to the user {found.st_uid}"
     if found.st_mode & 0o022:
         return "can be written by others"
     while path != "/":
         path = path.rpartition("/")[0] or "/"
         above = posix.stat(path)
-        if above.st_uid not in owners or (above.st_mode & 0o022 and not above.st_mode & S_ISVTX):
+        if not is_own_or_roots(above, path) or (above.st_mode & 0o022 and not above.st_mode & S_ISVTX):
             return f"can be replaced by others, who can write to {clean(path)}"
     return ""
 

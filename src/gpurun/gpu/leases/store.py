@@ -28,6 +28,7 @@ from gpurun.gpu.leases.lease import Lease, Leased
 from gpurun.gpu.leases.liveness import is_live, own_pid_namespace
 from gpurun.linux import procfs
 from gpurun.linux.files import O_CLOEXEC, Fd, mkdir_p, read_file, unlink_if_there, write_atomically
+from gpurun.linux.owners import is_own
 from gpurun.paths import runtime_directory
 from gpurun.record import to_plain
 
@@ -126,7 +127,7 @@ class Store:
     def _check(self) -> None:
         """Refuse a directory that others could have written in.  Raises OSError where there is none."""
         found = posix.lstat(self.path)
-        if found.st_uid != posix.geteuid() or not S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+        if not S_ISDIR(found.st_mode) or found.st_mode & 0o022 or not is_own(found, self.path):
             raise GpurunError(
                 f"{self.path}: other users can write here, so no GPU is leased: remove it, and gpurun makes it again"
             )

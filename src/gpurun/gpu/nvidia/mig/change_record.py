@@ -17,6 +17,7 @@ from gpurun.errors import ConfigError, GpurunError, StepError
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.nvidia.mig.state import Instance, MigGpu
 from gpurun.linux.files import O_CLOEXEC, mkdir_p, read_regular, unlink_if_there, write_atomically
+from gpurun.linux.owners import is_own
 from gpurun.oci.reader import as_int, as_object, as_string, get_array, get_bool, parse_json
 from gpurun.record import Record, to_plain
 
@@ -50,7 +51,7 @@ class ChangeStore:
         try:
             mkdir_p(self.path, 0o755, last_mode=0o700)
             found = posix.lstat(self.path)
-            if not S_ISDIR(found.st_mode) or found.st_uid != posix.geteuid() or found.st_mode & 0o022:
+            if not S_ISDIR(found.st_mode) or found.st_mode & 0o022 or not is_own(found, self.path):
                 raise GpurunError(
                     f"{self.path}: others can write here, so no GPU is divided: remove it, and gpurun makes it"
                 )
@@ -81,7 +82,7 @@ class ChangeStore:
         """
         try:
             found = posix.lstat(self._file)
-            if S_ISREG(found.st_mode) and (found.st_uid != posix.geteuid() or found.st_mode & 0o022):
+            if S_ISREG(found.st_mode) and (found.st_mode & 0o022 or not is_own(found, self._file)):
                 log.warning(f"{self._file} can be written by others and is ignored")
                 return None
             data = read_regular(self._file, _LIMIT, follow=False)

@@ -13,6 +13,7 @@ from gpurun.errors import ConfigError, GpurunError, clean, oserror_text
 from gpurun.formats.yaml import read_yaml
 from gpurun.gpu.nvidia.mig.profile import MigProfile, parse_profile
 from gpurun.linux.files import O_CLOEXEC, Fd, read_fd
+from gpurun.linux.owners import is_own_or_roots
 from gpurun.oci.reader import type_name
 from gpurun.record import Record
 
@@ -68,17 +69,18 @@ def load(path: str) -> Configs:
             return read_configs(read_fd(0, _LIMIT), "stdin")
         # Not to wait for a writer of a FIFO; a link is followed, as the files of a ConfigMap are links.
         with Fd(posix.open(path, posix.O_RDONLY | posix.O_NONBLOCK | O_CLOEXEC)) as fd:
-            _check(posix.fstat(fd), path)
+            _check(fd, path)
             return read_configs(read_fd(fd, _LIMIT), path)
     except OSError as e:
         raise GpurunError(f"{path}: {oserror_text(e)}") from None
 
 
-def _check(found: posix.stat_result, path: str) -> None:
+def _check(fd: int, path: str) -> None:
+    found = posix.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         raise GpurunError(f"{path} is not a regular file")
     writers = stat.S_IWOTH | (stat.S_IWGRP if found.st_gid else 0)
-    if found.st_uid not in (0, posix.geteuid()) or found.st_mode & writers:
+    if found.st_mode & writers or not is_own_or_roots(found, fd):
         raise GpurunError(
             f"{path} can be written by a user other than root and you, so it is not used: make it yours (chown, chmod go-w)"
         )
