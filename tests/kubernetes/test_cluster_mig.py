@@ -37,8 +37,8 @@ mig-configs:
 """
 
 
-def values(**more: Any) -> Object:
-    manager = {"enabled": True, "config": FILE}
+def values(config: str = FILE, **more: Any) -> Object:
+    manager = {"enabled": True, "config": config}
     return {
         "driverRoot": str(DRIVER), "migManager": manager, "devicePlugin": {"migStrategy": "mixed"},
         "uninstall": {"enabled": False}, "namespace": {"create": True},
@@ -128,6 +128,37 @@ def test_the_label_divides_the_gpus_of_the_node(node_file: None, dividable: None
             until(lambda: offered(WHOLE) == (2, 2) and offered(SMALL)[1] == 0, said)
             until(lambda: "mig-1g.5gb.count" not in labels(), labels)
             assert events() == [told]
+            assert "orbidden" not in manager() and "Traceback" not in manager()
+    finally:
+        kubectl("label", "node", NODE, f"{CONFIG}-", f"{STATE}-", f"{PAUSED}-")
+
+
+def test_without_a_file_it_knows_what_the_gpus_can_be_divided_into(node_file: None, dividable: None, tmp_path: Path) -> None:
+    def divided(*counts: int) -> bool:
+        names = (SMALL, "nvidia.com/mig-2g.10gb", "nvidia.com/mig-3g.20gb", WHOLE)
+        return tuple([offered(name)[1] for name in names]) == counts
+
+    try:
+        with deployed(chart(values(config=""), tmp_path)):
+            until(lambda: divided(0, 0, 0, 2), said)
+            configure("all-balanced")
+            until(lambda: state() == "success", manager)
+            until(lambda: divided(4, 2, 2, 0), said)
+            until(lambda: labels().get("mig-3g.20gb.count") == "2", labels)
+            assert len(has(run(pod("computes", gpus=1, resource="nvidia.com/mig-2g.10gb"))[0])) == 1
+            gone("computes")
+
+            configure("all-1g.5gb")
+            until(lambda: state() == "success" and divided(14, 0, 0, 0), manager)
+
+            configure("all-9g.99gb")
+            until(lambda: state() == "failed", manager)
+            names = 'has no configuration "all-9g.99gb", it has: all-disabled, all-enabled, all-1g.10gb, '
+            (told,) = [event for event in events() if "all-9g.99gb" in event]
+            assert names in told and "all-balanced" in told and divided(14, 0, 0, 0)
+
+            configure("all-disabled")
+            until(lambda: state() == "success" and divided(0, 0, 0, 2), manager)
             assert "orbidden" not in manager() and "Traceback" not in manager()
     finally:
         kubectl("label", "node", NODE, f"{CONFIG}-", f"{STATE}-", f"{PAUSED}-")

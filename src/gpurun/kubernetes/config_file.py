@@ -92,11 +92,16 @@ def _devices(value: object) -> object:
 
 
 def seconds(value: object) -> object:
-    """Seconds of a duration in Go's words (``1m30s``, ``infinite``), or of a number of nanoseconds.  Raises ValueError."""
+    """Seconds of a duration in Go's words (``1m30s``, ``infinite``), or of a number of nanoseconds.  Raises ValueError.
+
+    No time at all is 0.0, which is as if nothing were said.
+    """
     from gpurun.engine.caller.events import parse_duration
 
     if value is None:
         return None
+    if value in ("0", "0s") or (type(value) in (int, float) and value == 0):
+        return 0.0
     if value == "infinite":
         return inf
     if type(value) in (int, float) and value > 0:  # type: ignore[operator]

@@ -17,10 +17,14 @@ from gpurun.kubernetes.device_plugin.response import MpsPlace
 from gpurun.kubernetes.node_programs import driver_root_of, own_program
 from gpurun.kubernetes.specs import NodeHost
 
-#: More clients than that one daemon does not serve (16 before Volta, which no driver of today supports).
-MAX_CLIENTS = 48
+_MAX_CLIENTS, _MAX_BEFORE_VOLTA = 48, 16
 #: The beginning of the names of the DRA driver's directories, which are beside those of this plugin.
 CLAIM = "claim-"
+
+
+def max_clients(offer: Offer) -> int:
+    """How many clients the MPS daemon of *offer* serves (CUDA MPS, "Limitations"; GPUs before Volta: "Volta MPS")."""
+    return _MAX_BEFORE_VOLTA if any(device.before_volta for device in offer.devices) else _MAX_CLIENTS
 
 
 class MpsDaemons:
@@ -42,8 +46,10 @@ class MpsDaemons:
         self._problems = {name: why for name, why in self._problems.items() if name in directories}
         for offer in shared:
             try:
-                if offer.replicas > MAX_CLIENTS:
-                    raise GpurunError(f"{offer.replicas} replicas: an MPS daemon serves at most {MAX_CLIENTS} clients")
+                if offer.replicas > max_clients(offer):
+                    raise GpurunError(
+                        f"{offer.replicas} replicas: an MPS daemon serves at most {max_clients(offer)} clients"
+                    )
                 ensure(directories[offer.name], self._service(offer), own_program(self._host))
                 self._problems.pop(offer.name, None)
             except GpurunError as e:

@@ -9,6 +9,7 @@ from gpurun.record import Record, replace
 
 #: Between the UUID of a shared device and the number of the replica, as in NVIDIA's plugin.
 SEPARATOR = "::"
+_VOLTA = 7  # its compute capability, the major number
 
 
 class Offered(Record):
@@ -16,7 +17,7 @@ class Offered(Record):
 
     *index* is ``0``, or ``0:1`` for a MIG device; *bus_id* is of the GPU that it is, or is a part of; *paths* its nodes,
     *links* other names of them (path of the node, name).  *word* is what variables call it where that is not *uuid*, which
-    of GPUs that have none is another word that stays.
+    of GPUs that have none is another word that stays.  *before_volta* GPUs serve fewer clients of MPS.
     """
 
     id: str
@@ -30,6 +31,7 @@ class Offered(Record):
     mig: bool = False
     links: tuple[tuple[str, str], ...] = ()
     word: str = ""
+    before_volta: bool = False
 
 
 class Offer(Record):
@@ -93,7 +95,8 @@ def _replica(device: Offered, number: int) -> Offered:
 
 
 def _gpu(gpu: NodeGpu) -> Offered:
-    return Offered(gpu.uuid, gpu.uuid, str(gpu.index), gpu.bus_id, gpu.numa, gpu.memory, gpu.paths)
+    old = 0 < int(gpu.compute.partition(".")[0] or 0) < _VOLTA
+    return Offered(gpu.uuid, gpu.uuid, str(gpu.index), gpu.bus_id, gpu.numa, gpu.memory, gpu.paths, before_volta=old)
 
 
 def _mig(gpu: NodeGpu, mig: NodeMig) -> Offered:

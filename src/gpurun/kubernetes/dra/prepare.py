@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from gpurun import log
 from gpurun.cdi.document import CdiEdits, CdiSpec
@@ -43,6 +43,7 @@ from gpurun.linux.procfs import boot_id
 
 CLASS = "claim"  # of the CDI devices; their vendor is k8s. and the driver's name
 _TIMEOUT_S = 10.0
+_MIB = 1 << 20
 _CLAIM = "claim-"  # the beginning of the name of an MPS daemon's directory; others there are the device plugin's
 
 #: From UUIDs to the specification of these devices, which are called so in it.
@@ -176,6 +177,7 @@ class Preparer:
                 )
             )  # fmt: skip
             limits.append(limit_of(where, device, found))
+        _limits(where, _shared_by_mps(claim, made))
         return PreparedClaim(claim.uid, claim.namespace, claim.name, STARTED, self._boot, tuple(made)), limits
 
     def _check_free(self, where: str, uid: str, wanted: Allocatable, share: str) -> None:
@@ -197,16 +199,14 @@ class Preparer:
 
     def _share(self, claim: Claim, made: PreparedClaim, spec: CdiSpec) -> CdiSpec:
         """Set up how the devices are shared; *spec* with what its clients need.  Raises :class:`GpurunError`."""
-        mps: list[tuple[str, DeviceConfig]] = []
         for device, prepared in zip(claim.devices, made.devices, strict=True):
             if prepared.strategy == "TimeSlicing" and prepared.uuid == prepared.gpu_uuid:
                 self._time_slice(prepared.uuid, device.config.interval)
-            if prepared.strategy == "MPS":
-                mps.append((prepared.uuid, device.config))
+        mps = _shared_by_mps(claim, made.devices)
         if not mps:
             return spec
-        uuids, directory = tuple(dict.fromkeys([uuid for uuid, _ in mps])), self._mps_directory(claim.uid)
-        limits, root = _limits(uuids, mps), driver_root_of(self._host)
+        uuids, directory = _each_once(mps), self._mps_directory(claim.uid)
+        limits, root = _limits(f"claim {claim.namespace}/{claim.name}", mps), driver_root_of(self._host)
         service = NodeService(uuids, limits.threads, limits.memory, root, "" if root else self._programs)
         ensure(directory, service, own_program(self._host))
         return with_edits(spec, mps_edits(f"{directory}/pipe", f"{directory}/shm"))
@@ -285,13 +285,40 @@ def _device_name(uid: str, device: Allocated) -> str:
     return f"{uid}-{device.device}" + (f"-{device.share}" if device.share else "")
 
 
-def _limits(uuids: tuple[str, ...], mps: list[tuple[str, DeviceConfig]]) -> MpsLimits:
-    """The limits of one daemon for all devices of a claim that are shared so."""
+def _shared_by_mps(claim: Claim, made: Sequence[PreparedDevice]) -> list[tuple[str, DeviceConfig]]:
+    """(UUID, configuration) of the devices of *claim* that MPS shares."""
+    return [
+        (prepared.uuid, device.config)
+        for device, prepared in zip(claim.devices, made, strict=True)
+        if prepared.strategy == "MPS"
+    ]
+
+
+def _each_once(mps: list[tuple[str, DeviceConfig]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys([uuid for uuid, _ in mps]))
+
+
+def _limits(where: str, mps: list[tuple[str, DeviceConfig]]) -> MpsLimits:
+    """The limits of one daemon for all devices of a claim that are shared so.
+
+    Raises :class:`GpurunError` for a limit below 1Mi, which the daemon would take for 0, and for one of a GPU that the claim
+    has not.
+    """
+    uuids = _each_once(mps)
     threads = max((config.threads for _, config in mps), default=0)
     memory: dict[str, int] = {}
     for uuid, config in mps:
         number = str(uuids.index(uuid))
         own = dict(config.memory_of)
+        for name in own:
+            if name not in uuids and not (name.isascii() and name.isdigit() and int(name) < len(uuids)):
+                numbers = "0" if len(uuids) == 1 else f"0 to {len(uuids) - 1}"
+                raise GpurunError(
+                    f"{where}: {name[:60]!r} in its memory limits is no GPU that it has: use a UUID, or {numbers}"
+                )
+        for limit in (config.memory, *own.values()):
+            if 0 < limit < _MIB:
+                raise GpurunError(f"{where}: a memory limit of {limit} bytes is too low: MPS counts in Mi")
         size = own.get(uuid, own.get(number, config.memory))
         if size:
             memory[number] = size

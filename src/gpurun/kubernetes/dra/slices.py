@@ -16,6 +16,8 @@ DRIVER = "gpu.nvidia.com"
 MAX_DEVICES, MAX_COUNTING, MAX_SETS = 128, 64, 8
 #: The key of the taint of a device after an Xid, whose number is the value.
 TAINT_XID = f"{DRIVER}/xid"
+#: The key of the taint of a GPU that has fallen off the bus, and what NVML says then (NVML_ERROR_GPU_IS_LOST).
+TAINT_LOST, _LOST = f"{DRIVER}/gpu-lost", "GPU is lost"
 #: The least memory of a share, as the API writes it, and in bytes.
 LEAST_SHARE, _LEAST_BYTES = "64Mi", 64 << 20
 _PARTS = {
@@ -209,8 +211,9 @@ def _taints(why: str) -> Object:
     if not why:
         return {}
     word, _, number = why.partition(" ")
-    xid = word == "Xid"
-    return {"taints": [{"key": TAINT_XID, "value": number, "effect": "NoSchedule"} if xid else unhealthy(DRIVER)]}
+    if word == "Xid":
+        return {"taints": [{"key": TAINT_XID, "value": number, "effect": "NoSchedule"}]}
+    return {"taints": [{"key": TAINT_LOST, "effect": "NoSchedule"} if why == _LOST else unhealthy(DRIVER)]}
 
 
 def _text(value: str) -> Object:
