@@ -66,7 +66,7 @@ def test_each_device_once(asked: tuple[int, ...], given: str) -> None:
 def test_annotations(prefix: str, count: int) -> None:
     """4 cases of TestCDIAllocateResponse.
 
-    In the other 4 gpurun answers otherwise: a request for no device is refused, because the kubelet makes none; GDS, MOFED
+    In the other 5 gpurun answers otherwise: a request for no device is refused, because the kubelet makes none; GDS, MOFED
     and IMEX channels are in the CDI file's own devices, so they are not named beside a GPU.
     """
     said = PluginConfig(list_strategies=("cdi-annotations",), annotation_prefix=prefix)
