@@ -216,7 +216,7 @@ def exactly(gpus: list[NodeGpu], strategy: str) -> dict[str, str]:
 
 
 def test_the_names_of_all_labels() -> None:
-    """Four of the files tests/expected-output*.txt, which 9 runs of gpu-feature-discovery are held against: no more, no less."""
+    """Four of the files tests/expected-output*.txt, which 9 of its runs are held against: no more, no less."""
     assert set(exactly([full()], "none")) == set(_WHOLE)
     assert set(exactly([enabled(part(3, 0, 20), part(3, 0, 20))], "none")) == set(_WHOLE)
     whole = exactly([replace(full(), migs=(part(3, 0, 20),))], "single")  # MIG is off: what it was divided into is no more
