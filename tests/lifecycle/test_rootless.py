@@ -15,7 +15,7 @@ import pytest
 from tests.native.bed import Bed, remove_cgroup
 from tests.native.listing import tree_listing
 from tests.needs_nodes import require_nodes
-from tests.simcards import amd
+from tests.simcards import RENDER, VIDEO, amd
 from tests.simdriver import Options, bus_id, make, minor, uuid
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
@@ -28,6 +28,7 @@ class Rootless:
     def __init__(self, place: Path, runtime: str, busybox: Path, bed: Bed) -> None:
         self.place, self.bed = place, bed
         self.before: tuple[str, ...] = ()  # a command that is given the runtime's as its own
+        self.groups: list[int] = []  # the caller's additional ones
         self.cgroup = ""  # where the caller is, absolute in the tree; "": where all callers are
         self.path = place / "gpurun"
         shutil.copy(runtime, self.path)
@@ -38,7 +39,7 @@ class Rootless:
         assert self("spec", "--rootless").returncode == 0
 
     def __call__(self, *args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        enter = self.bed.enter(str(self.place))
+        enter, groups = self.bed.enter(str(self.place)), self.groups
         procs = f"/sys/fs/cgroup{self.cgroup}/cgroup.procs" if self.cgroup else ""
 
         def before_exec() -> None:
@@ -46,7 +47,7 @@ class Rootless:
             if procs:
                 with open(procs, "w") as f:
                     f.write("0")
-            os.setgroups([])
+            os.setgroups(groups)
             os.setresgid(UID, UID, UID)
             os.setresuid(UID, UID, UID)
 
@@ -237,7 +238,6 @@ def test_some_of_amds_gpus(rootless: Rootless, place: Path, bed: Bed, root: bool
         f"cd {amd.PLACE}/nodes; busybox ls; busybox cat 2/gpu_id 2/mem_banks/0/properties 2/io_links/*/properties; : > 2/x"
     )
     config["process"]["env"].append(f"AMD_VISIBLE_DEVICES={amd.MI210[1][0]}")
-    config["annotations"] = {"run.oci.keep_original_groups": "1"}
     own = rootless.place / ("volume" if sys == "volume" else "rootfs/sys")
     shown = own / amd.PLACE.removeprefix("/sys/")
     if sys != "kernel":
@@ -274,6 +274,34 @@ def test_some_of_amds_gpus(rootless: Rootless, place: Path, bed: Bed, root: bool
         assert [path.name for path in (shown / "nodes").iterdir()] == ["0"] and not list((shown / "nodes/0").iterdir())
 
 
+@pytest.mark.parametrize("member", [True, False])
+@pytest.mark.parametrize("root", [False, True])
+def test_amds_groups_without_a_range_of_ids(rootless: Rootless, place: Path, root: bool, member: bool) -> None:
+    """A user namespace with the caller's ids alone has no group of the nodes, and keeps those that the caller is in."""
+    host = amd.mi210(place / "rootless-host", count=1)
+    host.path.chmod(0o755)
+    require_nodes(host.real_nodes)
+    config: Any = rootless.config("(: <>/dev/dri/renderD128) 2>&1; (: <>/dev/kfd) 2>&1")
+    config["process"]["env"].append("AMD_VISIBLE_DEVICES=all")
+    if root:
+        config["linux"]["namespaces"] = [one for one in config["linux"]["namespaces"] if one["type"] != "user"]
+        del config["linux"]["uidMappings"], config["linux"]["gidMappings"]
+        rootless.before = ("unshare", "--user", "--map-root-user", "--mount")
+    rootless.write(config)
+    rootless.groups = [RENDER, VIDEO] if member else []
+    log = rootless.place / "log"
+    try:
+        done = rootless("--log", str(log), "run", "one", env=host.env)
+    finally:
+        shutil.rmtree(host.path)
+    assert done.returncode in (0, 1) and "additional groups" not in done.stdout, done.stdout
+    told = [line.rpartition(": ")[2] for line in done.stdout.splitlines()]
+    assert told == (["No such device or address"] * 2 if member else ["Permission denied"] * 2), done.stdout
+    warned = [line for line in log.read_text().splitlines() if "the container cannot open device nodes" in line]
+    assert len(warned) == (0 if member else 1)
+    assert member or all(word in warned[0] for word in ("renderD128", "/dev/kfd", "usermod -aG", "keep_original_groups"))
+
+
 def test_amds_list_that_cannot_be_covered(rootless: Rootless, place: Path) -> None:
     """/sys of the image is a link: the container runs without the cover, and the caller's log says so, not its stderr."""
     host = amd.mi210(place / "rootless-host", count=3)
@@ -281,7 +309,6 @@ def test_amds_list_that_cannot_be_covered(rootless: Rootless, place: Path) -> No
     require_nodes(host.real_nodes)
     config: Any = rootless.config("echo runs")
     config["process"]["env"].append(f"AMD_VISIBLE_DEVICES={amd.MI210[1][0]}")
-    config["annotations"] = {"run.oci.keep_original_groups": "1"}
     config["mounts"] = [mount for mount in config["mounts"] if mount["destination"] != "/sys"]
     rootless.write(config)
     (rootless.place / "rootfs/beside").mkdir()

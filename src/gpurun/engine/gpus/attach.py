@@ -15,10 +15,12 @@ from gpurun.engine.gpus import attach_steps as steps
 from gpurun.engine.gpus import leases
 from gpurun.engine.gpus.attach_view import Running, find_unit, is_called
 from gpurun.engine.gpus.attached import Attached, AttachedGpu, ExecFacts, GpuChange
+from gpurun.engine.gpus.groups import group_map, groups_inside, overflow_group
 from gpurun.engine.gpus.leases import GrantedLease
 from gpurun.engine.gpus.open_devices import check_unused
 from gpurun.errors import ConfigError, GpuError, GpurunError, clean
 from gpurun.gpu.device import GpuDevice
+from gpurun.gpu.host.access import is_confined
 from gpurun.gpu.leases.store import Store
 from gpurun.gpu.leases.survey import survey
 from gpurun.gpu.nvidia.request.records import DRIVER_CAPABILITIES
@@ -278,11 +280,17 @@ def _facts_after(
         if (every and EVERY_MAKER in env) or any(unit.vendor == vendor.name for unit in (*having, *came, *went)):
             listed = _listed_after(env.get(vendor.variable, ""), "" if every else vendor.name, having, came, went)
             entries = (*[e for e in entries if not e.startswith(f"{vendor.variable}=")], f"{vendor.variable}={listed}")
-    gids = {*before.gids, *(edits.additional_gids if edits is not None else ())}
+    gids = {*before.gids, *_groups_of(one, edits)}
     keys = {unit.gpu_key for unit in having}
     mine = [unit for unit in survey(one.own_env, ask=False).units if unit.key in keys or unit in having]
     nodes = [DeviceNode(n.path, "", "c", n.major, n.minor, gpu=unit.qualified) for unit in mine for n in unit.nodes[-1:]]
     return ExecFacts(entries, tuple(sorted(gids)), given_gpus(nodes))
+
+
+def _groups_of(one: Running, edits: ContainerEdits | None) -> tuple[int, ...]:
+    """The groups of *edits* as processes of the container can have them."""
+    gids = edits.additional_gids if edits is not None else ()
+    return groups_inside(gids, group_map(one.config), overflow_group()) if gids and is_confined() else gids
 
 
 def _listed_after(

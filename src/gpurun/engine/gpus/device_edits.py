@@ -5,11 +5,11 @@ from __future__ import annotations
 import posix
 
 from gpurun.cdi.edits import ContainerEdits
+from gpurun.engine.gpus.groups import group_map, groups_inside, overflow_group
 from gpurun.engine.site_config import read_unknown, site_path
 from gpurun.gpu.host.access import closed_nodes, is_confined
 from gpurun.gpu.request.injected import Injected
 from gpurun.gpu.resolve import Inquiry, gpu_edits, may_ask, may_share
-from gpurun.oci.annotations import CRUN_KEEP_GROUPS
 from gpurun.record import replace
 
 TYPE_CHECKING = False
@@ -68,15 +68,19 @@ def device_edits(
             sharer=sharer,
         )
     )
-    return _with_closed_nodes(edits, config) if edits else ContainerEdits()
+    return _as_the_caller_can(edits, config) if edits else ContainerEdits()
 
 
-def _with_closed_nodes(edits: ContainerEdits, config: Config) -> ContainerEdits:
-    """*edits* with a warning where the container of a caller without root cannot open nodes that it is given."""
-    if not edits.device_nodes or not is_confined():
+def _as_the_caller_can(edits: ContainerEdits, config: Config) -> ContainerEdits:
+    """*edits* with the groups that the container of a caller without root can have, and a warning where it cannot open nodes
+    that it is given."""
+    if not (edits.device_nodes or edits.additional_gids) or not is_confined():
         return edits
-    keeps = posix.geteuid() != 0 or config.annotations.get(CRUN_KEEP_GROUPS) == "1"
-    closed = closed_nodes([node.host_path or node.path for node in edits.device_nodes], keeps)
+    known = group_map(config)
+    overflow = overflow_group() if edits.additional_gids else -1
+    has = frozenset([gid for gid in edits.additional_gids if groups_inside((gid,), known, overflow)])
+    edits = replace(edits, additional_gids=groups_inside(edits.additional_gids, known, overflow))
+    closed = closed_nodes([node.host_path or node.path for node in edits.device_nodes], known.keeps, has=has)
     if not closed:
         return edits
     return replace(edits, warnings=(*edits.warnings, f"the container cannot open device nodes: {closed}"))

@@ -64,11 +64,14 @@ def _may_open(path: str) -> bool:
     return not (by_mode or by_group) or posix.access(path, posix.R_OK | posix.W_OK, effective_ids=True)
 
 
-def closed_nodes(paths: Iterable[str], keeps_groups: bool = True, mode_mends: str = "") -> str:
+def closed_nodes(
+    paths: Iterable[str], keeps_groups: bool = True, mode_mends: str = "", has: frozenset[int] = frozenset()
+) -> str:
     """Which of the nodes at *paths* a container of the caller cannot open, why, and what to do; "" where it can open all.
 
-    Unless it *keeps_groups*, what the caller may do only as a member of a group, the container may not.  *mode_mends* is
-    what to do about nodes that no group may open, where it is not what the node's driver usually takes.
+    Unless it *keeps_groups*, what the caller may do only as a member of a group, the container may not, but for the groups
+    that it *has* itself.  *mode_mends* is what to do about nodes that no group may open, where it is not what the node's
+    driver usually takes.
     """
     closed: dict[str, list[str]] = {}
     for path in paths:
@@ -77,7 +80,7 @@ def closed_nodes(paths: Iterable[str], keeps_groups: bool = True, mode_mends: st
         except OSError:
             continue  # what is missing is reported elsewhere
         mode = S_IMODE(found.st_mode)
-        if mode & 0o006 == 0o006:
+        if mode & 0o006 == 0o006 or (mode & 0o060 == 0o060 and found.st_gid in has):
             continue
         opened = posix.access(path, posix.R_OK | posix.W_OK, effective_ids=True)
         if opened and (keeps_groups or found.st_uid == posix.geteuid()):
