@@ -274,6 +274,25 @@ def test_some_of_amds_gpus(rootless: Rootless, place: Path, bed: Bed, root: bool
         assert [path.name for path in (shown / "nodes").iterdir()] == ["0"] and not list((shown / "nodes/0").iterdir())
 
 
+def test_a_share_of_amds_memory_takes_root(rootless: Rootless, place: Path, bed: Bed, delegated: str) -> None:
+    """Also where the user has a cgroup of its own, in which it could set limits: nobody would count its shares."""
+    host = amd.mi210(place / "rootless-host", count=1)
+    host.path.chmod(0o755)
+    require_nodes(host.real_nodes)
+    host.write("sys/fs/cgroup/dmem.capacity", f"drm/{amd.MI210[0][0]}/vram {64 << 30}")
+    config: Any = rootless.config("echo runs")
+    config["process"]["env"] += ["AMD_VISIBLE_DEVICES=all", "GPURUN_GPU_MEMORY=8GiB"]
+    config["linux"]["cgroupsPath"] = f"{delegated}/c"
+    rootless.write(config)
+    try:
+        done = rootless("run", "one", env=host.env)
+    finally:
+        shutil.rmtree(host.path)
+    assert done.returncode == 1 and done.stdout.count("\n") == 1
+    assert "process.env GPURUN_GPU_MEMORY: a share of a GPU needs root of the host" in done.stdout
+    assert not (rootless.place / "state/one").exists() and not bed.cgroup(f"{delegated}/c").exists()
+
+
 @pytest.mark.parametrize("member", [True, False])
 @pytest.mark.parametrize("root", [False, True])
 def test_amds_groups_without_a_range_of_ids(rootless: Rootless, place: Path, root: bool, member: bool) -> None:

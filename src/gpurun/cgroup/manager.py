@@ -16,6 +16,7 @@ from errno import EINVAL, ENOENT
 
 from gpurun.cgroup.control import DIRECTORY, freeze, is_frozen, kill, oom_kill_count, processes, remove, thaw
 from gpurun.cgroup.resources import needs_domain
+from gpurun.decimals import decimal
 from gpurun.errors import GpurunError, StepError
 from gpurun.linux import bpf, fs
 from gpurun.linux.files import Fd, read_fd, read_file
@@ -268,11 +269,12 @@ def check_dmem(fd: int, writes: tuple[CgroupWrite, ...]) -> None:
     """Raise :class:`GpurunError` where a limit of GPU memory among *writes* is not in force: of one that is below what the
     cgroup has already, older kernels say nothing and keep the old one."""
     for write in writes:
-        region, _, wanted = write.value.partition(" ")
-        if write.file != "dmem.max" or not wanted.strip().isdigit():
+        region, _, text = write.value.partition(" ")
+        wanted = decimal(text.strip())
+        if write.file != "dmem.max" or wanted is None:
             continue
-        found = dict([line.partition(" ")[::2] for line in _read(fd, write.file).splitlines()]).get(region, "")
-        if found == "max" or (found.isdigit() and int(found) > int(wanted)):
+        found = dict([line.partition(" ")[::2] for line in _read(fd, write.file).split("\n")]).get(region, "")
+        if found == "max" or (decimal(found) or 0) > wanted:
             raise GpurunError(f"{write.where}: the kernel keeps {write.file} of {region} at {found}: more is in use now")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import posix
 
 from gpurun.cgroup.control import DIRECTORY
-from gpurun.decimals import number_list
+from gpurun.decimals import decimal, number_list
 from gpurun.linux.files import Fd, read_fd
 from gpurun.linux.fs import RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_NO_XDEV, openat2
 
@@ -90,13 +90,14 @@ def _number(text: str, none: int = UNLIMITED) -> int:
     word = text.strip()
     if word == "max":
         return none
-    return int(word) if word.isdigit() else 0
+    return decimal(word) or 0
 
 
 def _read_keyed(text: str) -> dict[str, int]:
     """The lines ``key number`` of a flat keyed file."""
     pairs = [line.split() for line in text.splitlines()]
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+    numbers = [(pair[0], decimal(pair[1])) for pair in pairs if len(pair) == 2]
+    return {name: number for name, number in numbers if number is not None}
 
 
 def _cpu(read: Read) -> dict[str, Any]:

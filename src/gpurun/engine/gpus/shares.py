@@ -144,7 +144,7 @@ class Sharing:
             who = " to variables: ask by annotation" if policy.allow == "annotations" else ""
             raise ConfigError(share.source, f"this site does not allow shares of a GPU{who} ({path}: shares.allow)")
         if posix.geteuid() != 0 or procfs.in_user_namespace():
-            text = "a share of a GPU needs root of the host, because it uses the host's MPS daemon and shared memory"
+            text = "a share of a GPU needs root of the host, which starts MPS daemons and counts the shares of all users"
             raise ConfigError(share.source, text)
         return policy
 

@@ -6,6 +6,7 @@ its programs do.  MPS holds each program to it that does not object, and the thr
 
 from __future__ import annotations
 
+from gpurun.decimals import decimal
 from gpurun.errors import GpuError
 from gpurun.record import Record
 
@@ -46,7 +47,7 @@ def kernel_limits(share: Share, label: str, address: str, capacity: str) -> tupl
     """
     if share.threads:
         raise GpuError(f"{share.source}: nothing limits the threads of {label}: ask only for a share of its memory")
-    regions = regions_of(capacity, address)
+    regions = tuple([(name, size) for name, size in regions_of(capacity, address) if size])
     if not regions:
         raise GpuError(
             f"{share.source}: nothing limits the memory of {label}: the kernel's dmem controller does, with Linux 6.14 or "
@@ -60,12 +61,14 @@ def regions_of(capacity: str, bus_id: str) -> tuple[tuple[str, int], ...]:
 
     The kernel names them ``drm/0000:03:00.0/vram`` (amdgpu), ``drm/0000:03:00.0/vram0`` and ``vram1`` (xe, one a tile).
     """
-    found = []
-    for line in capacity.splitlines():
-        name, _, size = line.partition(" ")
-        if name.startswith(f"drm/{bus_id.lower()}/vram") and size.strip().isdigit():
-            found.append((name, int(size)))
-    return tuple(found)
+    found: dict[str, int] = {}
+    start = f"drm/{bus_id.lower()}/vram"
+    for line in capacity.split("\n"):
+        name, _, text = line.partition(" ")
+        number, size = name.removeprefix(start), decimal(text.strip())
+        if name.startswith(start) and size is not None and (not number or decimal(number) is not None):
+            found.setdefault(name, size)
+    return tuple(found.items())
 
 
 def region_limits(memory: int, regions: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
