@@ -139,18 +139,21 @@ def test_root_that_is_a_file(runtime: Runtime, bundle: MakeBundle) -> None:
 
 
 @pytest.mark.gpurun_only
-def test_full_disk(runtime: Runtime, bundle: MakeBundle) -> None:
+@pytest.mark.parametrize(("options", "what"), [("size=4k,nr_inodes=3", ""), ("nr_inodes=4", "make the FIFO of start /")])
+def test_full_disk(runtime: Runtime, bundle: MakeBundle, options: str, what: str) -> None:
+    """There is no room for config.json, or after it no inode for the FIFO of start."""
     runtime.root.mkdir()
 
     def in_bed(*argv: str) -> None:
         subprocess.run(argv, check=True, preexec_fn=runtime.bed.enter())
 
-    in_bed("mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=3", "tmpfs", str(runtime.root))
+    in_bed("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(runtime.root))
     try:
         b = bundle()
         b.config["annotations"] = {"long": "x" * 50000}
         container = runtime.create(b, check=False)
         assert container.result.rc == 1
+        assert what in container.err
         assert "no space left on device" in container.err
         assert container.err.count("\n") == 1
     finally:

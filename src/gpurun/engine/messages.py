@@ -216,6 +216,14 @@ def send(fd: int, *message: Any) -> None:
     write_all(fd, len(data).to_bytes(4, "little") + data)
 
 
+def let_go(channel: int) -> None:
+    """Tell the process on the other side to go on.  One that has ended is no error: what it said last is read next."""
+    try:
+        send(channel, "go")
+    except BrokenPipeError:
+        hang_up(channel)
+
+
 def hang_up(channel: int) -> None:
     """Nothing more is sent: who waits for it, though a message could not be sent, ends."""
     from _socket import AF_UNIX, SHUT_WR, SOCK_STREAM, socket

@@ -63,6 +63,23 @@ def test_an_init_that_ends(monkeypatch: pytest.MonkeyPatch, channel: int, dead_c
             os.waitpid(dead_child, 0)
 
 
+@pytest.mark.parametrize("word", ["hooks", "source 0"])
+def test_an_init_that_ends_before_it_is_answered(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    """What it has said is read, and then it is no more: the answer finds nobody."""
+    ours, its = socket.socketpair()
+    messages.expect_reports(ours.fileno())
+    dead = child(its.fileno(), tuple(word.split()))
+    its.close()
+    monkeypatch.setattr(vars(serve_init)["cgroup"], "load_devices", lambda plan: -1)
+    monkeypatch.setattr(vars(serve_init)["cgroup"], "restrict", lambda *of: None)
+    monkeypatch.setattr(vars(serve_init)["manager"], "oom_kill_count", lambda path: 0)
+    monkeypatch.setattr(vars(serve_init)["host_resources"], "open_late_source", lambda *of: os.open("/", os.O_PATH))
+    config = {**base(), "mounts": [{"destination": "/m", "type": "bind", "source": "/s", "options": ["bind"]}]}
+    with ours, pytest.raises(GpurunError) as caught:
+        serve_init.serve_init(plan(config), replace(STATE, pid=dead), ours.fileno(), "/nonexistent", Rollback())
+    assert str(caught.value) == "the container's init ended with status 0 before the container was made"
+
+
 def conversation(channel: int, started: Started) -> Any:
     """What exec says with the processes that *started* makes."""
     made = vars(engine_exec)["_Conversation"](plan(base()).init, STATE, "/nonexistent", channel, [])
@@ -79,6 +96,15 @@ def test_a_process_of_exec_that_ends(
     with pytest.raises(GpurunError) as caught:
         conversation(channel, Started(0, channel)).serve()
     assert str(caught.value) == f"unable to start container process: it ended before it could start{hint}"
+
+
+def test_a_setter_that_is_gone_when_it_is_let_go(monkeypatch: pytest.MonkeyPatch, channel: int, dead_child: int) -> None:
+    monkeypatch.setattr(vars(engine_exec)["control"], "oom_kill_count", lambda path: 0)
+    made = conversation(channel, Started(0, channel))
+    made.begin_with_setter(dead_child)
+    with pytest.raises(GpurunError, match=r"it ended before it could start$"):
+        made.serve()
+    os.waitpid(dead_child, 0)
 
 
 @pytest.fixture

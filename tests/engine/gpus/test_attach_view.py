@@ -12,7 +12,8 @@ import pytest
 
 from gpurun.engine.gpus import leases
 from gpurun.engine.gpus.attach_view import Busy, Running
-from gpurun.errors import StepError
+from gpurun.engine.state import State
+from gpurun.errors import NotRunning, StepError
 from gpurun.oci.config import read_config
 from tests.native.waiting import wait_until
 
@@ -42,6 +43,23 @@ def test_what_flock_says_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(fcntl, "flock", full)
     with pytest.raises(StepError, match="no locks available"):
         locked(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FileNotFoundError(errno.ENOENT, "", "/proc/7/ns/mnt"), NotRunning),
+        (ProcessLookupError(errno.ESRCH, "", "/proc/7/root"), NotRunning),
+        (FileNotFoundError(errno.ENOENT, "", "/proc/70/root"), FileNotFoundError),
+        (PermissionError(errno.EACCES, "", "/proc/7/root"), PermissionError),
+    ],
+)
+def test_a_container_that_ends_meanwhile(monkeypatch: pytest.MonkeyPatch, error: OSError, said: type[Exception]) -> None:
+    one = Running("/root", "web")
+    one.state = State("web", "/b", "/b/rootfs", "", True, pid=7)
+    monkeypatch.setattr(Running, "__enter__", lambda self: self)
+    with pytest.raises(said), one:
+        raise error
 
 
 def test_podmans_monitor_is_the_parent_of_a_container_that_runs(tmp_path: Path) -> None:

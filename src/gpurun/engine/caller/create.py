@@ -22,7 +22,7 @@ from gpurun.engine.caller.serve_init import serve_init
 from gpurun.engine.clone.init import can_clone_init, clone_init
 from gpurun.engine.hook_output import open_outputs
 from gpurun.engine.plan.container import STAYS_WRITABLE, Plan
-from gpurun.errors import ConfigError, GpurunError, oserror_text
+from gpurun.errors import ConfigError, GpurunError, Step, oserror_text
 from gpurun.gpu.vendors import given_gpus
 from gpurun.launcher.fresh_interpreter import INIT_ENTRY
 from gpurun.linux import process as lp
@@ -110,7 +110,9 @@ class _Creation:
         journal = self._open_journal()
         if posix.environ.get(b"NOTIFY_SOCKET"):
             posix.mkdir(f"{self.directory}/notify", 0o755)
-        posix.mkfifo(store.fifo_path(options.root, options.id), 0o600)
+        fifo = store.fifo_path(options.root, options.id)
+        with Step("make the FIFO of start", fifo):
+            posix.mkfifo(fifo, 0o600)
         children = (self.started.pid,) if self.started is not None else ()
         placeholder = cgroup.make(self.plan, self.rollback, self.directory, *children)
         if not self.plan.init.mount_namespace:
@@ -200,7 +202,7 @@ class _Creation:
             host_resources.hand_over_sources(plan, trees, pid, joins)
         for fd in files.values():
             posix.close(fd)
-        messages.send(self.channel, "go")
+        messages.let_go(self.channel)
         return pid, pidfd, done
 
     def _send_plan(self, started: Started, files: dict[str, int]) -> None:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from gpurun.engine.plan.exec import ExecOptions, SavedConfig
     from gpurun.engine.plan.records import ExecPlan
 
+_ENDED = "unable to start container process: it ended before it could start"
+
 
 def read_process_file(data: bytes, path: str) -> dict[str, Any]:
     """The process object in the file *path* with the text *data*; its members are not looked at yet.
@@ -117,7 +119,10 @@ class _Exec:
         master = _hand_over(options, ours, pid, pidfd)
         if not options.detach:
             block_signals()  # from now on they are the process's
-        messages.send(self.channel, "go")
+        try:
+            messages.send(self.channel, "go")
+        except BrokenPipeError:
+            raise GpurunError(_ENDED) from None
         if made_from and self.started is None and not warnings:
             keep_plan(options, state, plan, made_from)
         return warnings, pidfd, master
@@ -268,7 +273,7 @@ class _Conversation:
     def begin_with_setter(self, pid: int) -> None:
         """The setter *pid* has been made."""
         self.setter = pid
-        messages.send(self.channel, "go")
+        messages.let_go(self.channel)
 
     def serve(self) -> int:
         """Answer until the process is ready; returns its pid.  Raises :class:`GpurunError`."""
@@ -279,7 +284,7 @@ class _Conversation:
             said = messages.receive_report(self.channel, (speaker,))
             if said is None:
                 oom = " (possibly OOM-killed)" if control.oom_kill_count(self.state.cgroup) > kills else ""
-                raise GpurunError(f"unable to start container process: it ended before it could start{oom}")
+                raise GpurunError(f"{_ENDED}{oom}")
             if said.word == "failed":
                 raise GpurunError(f"unable to start container process: {said.text}")
             if said.word == "created" and self.process:
@@ -290,7 +295,7 @@ class _Conversation:
                 raise GpurunError(
                     f'unable to start container process: "{said.word}" must not come from process {said.sender}'
                 )
-            messages.send(self.channel, "go")
+            messages.let_go(self.channel)
 
     def _move(self, numbers: tuple[int, ...]) -> bool:
         """The starter's setter could not be born where it belongs; returns whether it is the turn of this word, as the

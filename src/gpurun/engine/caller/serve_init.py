@@ -54,7 +54,10 @@ def serve_init(plan: Plan, state: store.State, channel: int, directory: str, rol
         if said.word == "source" and not heard:  # the mounts come before the first word of the others
             source = host_resources.open_late_source(plan, pid, _one_of(said, len(plan.init.mounts)))
             with Fd(source):
-                messages.send_files(channel, (source,) if source >= 0 else (), "source")
+                try:
+                    messages.send_files(channel, (source,) if source >= 0 else (), "source")
+                except BrokenPipeError:
+                    messages.hang_up(channel)  # it has ended; its last message, if any, says why
             continue
         if said.word == "uncovered" and not heard and _one_of(said, len(plan.init.edits.proc_trees)) not in uncovered:
             uncovered.add(said.numbers[0])
@@ -76,7 +79,7 @@ def serve_init(plan: Plan, state: store.State, channel: int, directory: str, rol
                 give_streams(plan.namespaces.uids, plan.init.process.uid)
             for resource, soft, hard in plan.init.process.rlimits:
                 lp.set_limit(pid, resource, soft, hard)
-        messages.send(channel, "go")
+        messages.let_go(channel)
 
 
 def _run_hooks(name: str, hooks: tuple[OciHook, ...], plan: Plan, text: str) -> None:

@@ -98,10 +98,14 @@ class Running:
                     raise Busy(f"another change of the GPUs of {self.id} takes longer than {self._wait_s:g} s") from None
             time.sleep(0.01)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object = None, error: BaseException | None = None, _trace: object = None) -> None:
+        """Raises :class:`NotRunning` in the place of an error that says that the container's process has ended meanwhile."""
         for fd in (self._init, self._lock):
             if fd >= 0:
                 posix.close(fd)
+        path = str(error.filename) if isinstance(error, (FileNotFoundError, ProcessLookupError)) else ""
+        if path and path.startswith(f"/proc/{self.state.pid}/"):
+            raise NotRunning from None
 
     def env(self) -> dict[str, str]:
         """The variables of the container's process, with those of its devices."""

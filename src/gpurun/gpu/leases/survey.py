@@ -75,7 +75,8 @@ def holders(
             if any(matches(known.name, pattern) for pattern in policy.ignore):
                 continue
             name = known.name or container_nodes.command_of(container.pid)
-            taken.update(dict.fromkeys(keys, f"container {name} has it (process {container.pid})"))
+            who = f"container {name}" if name else "a container that is just ending"
+            taken.update(dict.fromkeys(keys, f"{who} has it (process {container.pid})"))
     for key, pid in found.computing:
         if key not in taken and is_there(pid):
             taken[key] = f"process {pid} ({container_nodes.command_of(pid) or '?'}) of the host computes on it"
