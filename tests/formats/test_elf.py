@@ -67,8 +67,7 @@ def test_libraries_of_this_host() -> None:
 def test_what_is_no_library(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "x"
     path.write_bytes(data)
-    elf = read(path)
-    assert elf is None or elf.soname == ""
+    assert read(path) is None
 
 
 def test_every_cut_and_every_flipped_byte_is_survived(tmp_path: Path) -> None:
