@@ -144,6 +144,46 @@ def test_the_home_of_a_user(fast: Fast, container: Container) -> None:
         assert front == pure and front.rc == 0, text[:80]
 
 
+NO_FILES: dict[str, Callable[[Path], object]] = {
+    "directory": lambda path: path.mkdir(),
+    "FIFO": lambda path: os.mkfifo(path, 0o644),
+    "link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "link to nothing": lambda path: path.symlink_to("/nowhere"),
+    "link to itself": lambda path: path.symlink_to("passwd"),
+    "link by a process": lambda path: path.symlink_to("/proc/self/root/etc/group"),
+    "link": lambda path: path.symlink_to("/etc/../../../etc/others"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_users_that_are_in_no_file(fast: Fast, container: Container, kind: str) -> None:
+    """The image's /etc/passwd is something else: it is not waited for, and no link leads anywhere but into the image."""
+    etc = container.bundle.rootfs / "etc"
+    (etc / "others").write_bytes(b"u:x:0:0::/of/others:/b\n")
+    (etc / "passwd").rename(etc / "kept")
+    NO_FILES[kind](etc / "passwd")
+    try:
+        front, pure = [fast.by(by, container.id, "sh", "-c", "echo $HOME") for by in (fast.program, fast.pure)]
+    finally:
+        (etc / "passwd").rmdir() if kind == "directory" else (etc / "passwd").unlink()
+        (etc / "kept").rename(etc / "passwd")
+        (etc / "others").unlink()
+    assert front == pure == Result(0, "/of/others\n" if kind == "link" else "/\n", "")
+
+
+@pytest.mark.parametrize("owner", [0, 1000])
+def test_a_working_directory_for_one_user(fast: Fast, bundle: MakeBundle, owner: int) -> None:
+    """Closed to the user of the process, or to all others."""
+    b = bundle()
+    b.process["user"] = {"uid": 1000, "gid": 1000}
+    b.process["cwd"] = "/tmp/here"
+    (b.rootfs / "tmp/here").mkdir(mode=0o700)
+    os.chown(b.rootfs / "tmp/here", owner, owner)
+    container = fast.runtime.start(b.sh(f"cd /; {FOREVER}"))
+    fast.prime(container, container.id, "true")
+    assert fast(container.id, "readlink", "/proc/self/cwd") == Result(0, "/tmp/here\n", "")
+
+
 ODD_WORDS = [
     *(
         ("printf", "%s|", "\udcff\udc80", "\u00fc", "", " ", "\n"),

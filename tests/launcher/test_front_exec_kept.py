@@ -101,6 +101,20 @@ def test_a_pid_that_is_another_process(fast: Fast, container: Container) -> None
     assert fast(container.id, "true") == Result(0, "", "")
 
 
+def test_a_container_of_a_users_systemd(fast: Fast, container: Container) -> None:
+    """The launcher knows how its manager is reached."""
+    root = str(fast.runtime.root)
+    state = load(root, container.id)
+    save(root, replace(state, manager="bus:/run/user/0/bus"))
+    try:
+        _stamp_again(fast, container)
+        fast.falls_back(container.id, "true")
+    finally:
+        save(root, state)
+    _stamp_again(fast, container)
+    assert fast(container.id, "true") == Result(0, "", "")
+
+
 def test_after_an_update(fast: Fast, container: Container) -> None:
     """What changes of a container by update is its cgroup, in which the process is born."""
     (container.files / "resources.json").write_text("{}")

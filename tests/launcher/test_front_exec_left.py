@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -80,6 +81,23 @@ def test_words_left_to_the_launcher(fast: Fast, container: Container) -> None:
     ):
         (container.files / "process.json").write_bytes(text)
         fast.falls_back("--process", str(container.files / "process.json"), container.id)
+
+
+def test_a_process_file_with_other_values(fast: Fast, container: Container) -> None:
+    """Of the same length, before the words and behind them: it is not the process of the plan."""
+    path = container.files / "process.json"
+    given = {"cwd": "/", "args": ["true"], "env": ["PATH=/bin", "A=1"], "noNewPrivileges": False, "oomScoreAdj": 100}
+    given["user"] = {"uid": 0, "gid": 0}
+    good = json.dumps({**given, "capabilities": container.bundle.process["capabilities"]})
+    path.write_text(good)
+    fast.prime(container, "--process", str(path), container.id)
+    for before, after in (("", ""), ('cwd": "/"', 'cwd": "."'), ("A=1", "A=2"), ('"uid": 0', '"uid": 1'), ("100", "101")):
+        path.write_text(good.replace(before, after))
+        if not before:
+            assert fast("--process", str(path), container.id) == Result(0, "", "")
+        else:
+            assert path.read_text() != good
+            fast.falls_back("--process", str(path), container.id)
 
 
 def test_a_fifo_is_not_read(fast: Fast, container: Container) -> None:
@@ -179,6 +197,34 @@ def test_containers_left_to_the_launcher(fast: Fast, bundle: MakeBundle, kind: s
     assert not fast.plan(container).exists()
 
 
+def test_children_that_nobody_can_wait_for(fast: Fast, container: Container, bed: Bed) -> None:
+    """Where the caller has SIGCHLD ignored, the kernel reaps the process, and how it ended is not known."""
+    enter = bed.enter(None)
+
+    def before_exec() -> None:
+        enter()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    fast.falls_back(container.id, "true", preexec=before_exec)
+
+
+def test_a_program_for_another_user(fast: Fast, bundle: MakeBundle) -> None:
+    """It can be executed, but not by the user of the process: what is behind it in PATH is the command, or an error."""
+    b = bundle()
+    b.process["user"] = {"uid": 1000, "gid": 1000}
+    b.process["env"] = ["PATH=/tmp/first:/bin"]
+    (b.rootfs / "tmp/first").mkdir(mode=0o755)
+    for name in ("echo", "own"):
+        program = b.rootfs / "tmp/first" / name
+        program.write_bytes((b.rootfs / "bin/busybox").read_bytes())
+        program.chmod(0o700)
+    container = fast.runtime.start(b.sh(FOREVER))
+    fast.prime(container, container.id, "true")
+    assert fast(container.id, "echo", "here") == Result(0, "here\n", "")
+    fast.falls_back(container.id, "own")
+    fast.falls_back(container.id, "/tmp/first/own")
+
+
 FAILURES = [
     (["missing"], {}), (["/etc/passwd"], {}), (["/bin"], {}), ([""], {}), (["bin\u00fc"], {}),
     (["true"], {"pid_file": "/nowhere/pid"}),
@@ -255,6 +301,19 @@ def test_a_working_directory_that_has_gone(fast: Fast, bundle: MakeBundle) -> No
     (b.rootfs / "tmp/here").rmdir()
     fast.falls_back(container.id, "true")
     (b.rootfs / "tmp/here").mkdir()
+
+
+def test_a_process_that_has_left_its_user_namespace(fast: Fast, bundle: MakeBundle) -> None:
+    """The plan is of the namespaces that it had."""
+    b = bundle().capabilities("CAP_SYS_ADMIN")
+    script = f"until test -e /tmp/go; do sleep 0.02; done; exec unshare -U sh -c '{FOREVER}'"
+    container = fast.runtime.start(b.sh(script))
+    fast.prime(container, container.id, "true")
+    before = os.readlink(container.proc("ns/user"))
+    (b.rootfs / "tmp/go").touch()
+    wait_until(lambda: os.readlink(container.proc("ns/user")) != before)
+    fast.falls_back(container.id, "true")
+    (b.rootfs / "tmp/go").unlink()
 
 
 def test_a_process_that_has_left_its_cgroup(fast: Fast, container: Container, bed: Bed) -> None:
