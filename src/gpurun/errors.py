@@ -7,7 +7,7 @@ a contract: change it only with the list of those callers at hand.
 
 from __future__ import annotations
 
-from errno import EDQUOT, ENOMEM, ENOSPC
+from errno import EDQUOT, EINVAL, ENOMEM, ENOSPC
 from posix import strerror
 
 TYPE_CHECKING = False
@@ -77,11 +77,12 @@ class SignalTooLate(NotRunning):
 class StepError(GpurunError):
     """A step of the apply layer failed: *step* is its name, *target* what it worked on, *errno* the kernel's answer.
 
-    *remedy* says what to do, where that is known.
+    *remedy* says what to do, where that is known; *reason* stands for the kernel's text.
     """
 
-    def __init__(self, step: str, target: str, errno: int | None, remedy: str = "") -> None:
-        text = f"{step} {target}: {strerror_lower(errno)}" if target else f"{step}: {strerror_lower(errno)}"
+    def __init__(self, step: str, target: str, errno: int | None, remedy: str = "", reason: str = "") -> None:
+        reason = reason or strerror_lower(errno)
+        text = f"{step} {target}: {reason}" if target else f"{step}: {reason}"
         remedy = remedy or no_room(errno, target, step)
         super().__init__(f"{text}: {remedy}" if remedy else text)
         self.step = step
@@ -103,7 +104,19 @@ class Step:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(error, OSError):
-            raise StepError(self._step, self._target, error.errno) from None
+            raise StepError(self._step, self._target, error.errno, reason=reason(error)) from None
+
+
+class NotRegularFile(OSError):
+    """EINVAL of what is opened only if it is a regular file: a directory, a FIFO, a device."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(EINVAL, "not a regular file", path)
+
+
+def reason(error: OSError) -> str:
+    """Why the call failed that raised *error*: the kernel's text, or what gpurun has seen before it."""
+    return str(error.strerror) if isinstance(error, NotRegularFile) else strerror_lower(error.errno)
 
 
 def strerror_lower(errno: int | None) -> str:
@@ -194,10 +207,10 @@ def oserror_text(error: OSError) -> str:
     """``<path>: <reason>`` of an :class:`OSError`, without Python's ``[Errno N]``."""
     # The numbers of getaddrinfo(3) are negative, and no errno.
     known = (error.errno or 0) > 0
-    reason = strerror_lower(error.errno) if known else (error.strerror or str(error))
+    text = reason(error) if known else (error.strerror or str(error))
     more = no_room(error.errno, str(error.filename or ""))
-    reason = f"{reason}: {more}" if more else reason
-    return f"{error.filename}: {reason}" if error.filename else reason
+    text = f"{text}: {more}" if more else text
+    return f"{error.filename}: {text}" if error.filename else text
 
 
 def program_error_text(error: Exception) -> str:

@@ -221,6 +221,11 @@ def test_what_is_no_configuration_file_is_refused(what: str, tmp_path: Path) -> 
         read(str(file))
 
 
+def test_a_file_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^/proc/self/mem: cannot be read: input/output error$"):
+        read("/proc/self/mem")
+
+
 def test_strays_of_others_stay(tmp_path: Path) -> None:
     for name in (
         ".daemon.json.gpurun.1",

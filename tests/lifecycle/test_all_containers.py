@@ -133,5 +133,5 @@ def test_a_link_of_another_user_to_a_state_of_ours(tmp_path: Path) -> None:
     with within(60):
         with pytest.raises(GpurunError, match="belongs to user 54321"):
             store.load(str(tmp_path / "theirs"), "mine")
-        with pytest.raises(GpurunError, match="invalid argument"):
+        with pytest.raises(GpurunError, match=r"read .*/ours/mine/state: not a regular file"):
             store.load(str(tmp_path / "ours"), "mine")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from gpurun.errors import NotRegularFile
 from gpurun.linux import files
 from gpurun.linux.files import mkdir_p, read_regular, write_atomically
 from tests.deadline import within
@@ -167,9 +168,9 @@ def test_only_a_regular_file_is_opened(tmp_path: Path) -> None:
         assert read_regular(str(tmp_path / "file")) == read_regular(str(tmp_path / "link")) == b"text"
         assert read_regular(str(tmp_path / "file"), 2) == b"te"
         for name in ("fifo", ".", "/dev/null"):
-            with pytest.raises(OSError, match="Invalid argument"):
+            with pytest.raises(NotRegularFile, match="not a regular file"):
                 read_regular(str(tmp_path / name))
-        with pytest.raises(OSError, match="Invalid argument"):
+        with pytest.raises(NotRegularFile, match="not a regular file"):
             read_regular(str(tmp_path / "link"), follow=False)
         with pytest.raises(FileNotFoundError):
             read_regular(str(tmp_path / "none"))

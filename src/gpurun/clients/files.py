@@ -40,8 +40,11 @@ def read(path: str) -> str | None:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise ConfigError(path, "is not a regular file")
-    with open(fd, "rb") as file:
-        data = file.read(_LARGEST + 1)
+    try:
+        with open(fd, "rb") as file:
+            data = file.read(_LARGEST + 1)
+    except OSError as e:  # of a file of /proc, of a disk that fails
+        raise ConfigError(path, f"cannot be read: {strerror_lower(e.errno or 0)}") from None
     if len(data) > _LARGEST:
         raise ConfigError(path, f"is larger than {_LARGEST >> 20} MiB, which no client's configuration is")
     try:

@@ -24,7 +24,7 @@ from errno import ENODEV, ENOENT, ENOTDIR, ENOTEMPTY
 
 from gpurun.decimals import decimal
 from gpurun.engine.state_root import make_root, remedy
-from gpurun.errors import ContainerExists, ContainerNotFound, GpurunError, Step, StepError, clean
+from gpurun.errors import ContainerExists, ContainerNotFound, GpurunError, Step, StepError, clean, reason
 from gpurun.formats.jsontext import dumps, visible
 from gpurun.linux.files import O_CLOEXEC, O_PATH, Fd, read_file, read_regular, write_atomically
 from gpurun.linux.owners import is_own_or_roots
@@ -207,7 +207,7 @@ def load(root: str, container_id: str) -> State:
     except (FileNotFoundError, NotADirectoryError):
         raise ContainerNotFound(container_id) from None
     except OSError as e:
-        raise StepError("read", path, e.errno, remedy(e.errno)) from None
+        raise StepError("read", path, e.errno, remedy(e.errno), reason(e)) from None
     # A container that an older gpurun has made says nothing of these.
     values = {"manager": "", "keeper": "0", "oom_kills": "-1", "streams": "", "owner": ""}
     for line in data[:MAX_BYTES].decode("utf-8", "surrogateescape").split("\n")[:-1]:

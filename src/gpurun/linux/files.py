@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import posix
 from _stat import S_ISREG
-from errno import EINVAL
+
+from gpurun.errors import NotRegularFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,12 +43,12 @@ def read_regular(path: str, limit: int = MAX_SMALL_FILE, follow: bool = True) ->
     """As :func:`read_file`, of a file that another user may have put there: one that is not a regular file is not opened.
 
     A FIFO would block us, and opening a device does something already.  Unless *follow*, a symbolic link as the last name
-    is none either.  Raises OSError, EINVAL for what is not a regular file.
+    is none either.  Raises OSError, :class:`NotRegularFile` for what is none.
     """
     nofollow = 0 if follow else posix.O_NOFOLLOW
     with Fd(posix.open(path, O_PATH | nofollow | O_CLOEXEC)) as found:
         if not S_ISREG(posix.fstat(found).st_mode):
-            raise OSError(EINVAL, posix.strerror(EINVAL), path)
+            raise NotRegularFile(path)
         # O_NONBLOCK: not to wait for one who has a lease on it (fcntl(2)).
         with Fd(posix.open(f"/proc/self/fd/{found}", posix.O_RDONLY | posix.O_NONBLOCK | posix.O_NOCTTY | O_CLOEXEC)) as fd:
             return read_fd(fd, limit, path)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable
 
 from gpurun import log
-from gpurun.errors import ConfigError, GpurunError, clean, strerror_lower
+from gpurun.errors import ConfigError, GpurunError, clean, reason
 from gpurun.linux.files import read_regular
 from gpurun.metrics.samples import Sample
 from gpurun.record import Record, replace
@@ -159,7 +159,7 @@ class CountersFile:
         try:
             return read_regular(self._path, _LIMIT)
         except OSError as e:
-            raise ConfigError(self._path, strerror_lower(e.errno or 0)) from None
+            raise ConfigError(self._path, reason(e)) from None
 
     def _read(self) -> Counters:
         made = counters(self._data, os.path.basename(self._path), self._metrics, self._labels)

@@ -13,7 +13,7 @@ from errno import EACCES, EAGAIN
 from stat import S_ISDIR, S_ISREG
 
 from gpurun import log
-from gpurun.errors import ConfigError, GpurunError, StepError
+from gpurun.errors import ConfigError, GpurunError, StepError, reason
 from gpurun.formats.jsontext import dumps
 from gpurun.gpu.nvidia.mig.state import Instance, MigGpu
 from gpurun.linux.files import O_CLOEXEC, mkdir_p, read_regular, unlink_if_there, write_atomically
@@ -89,7 +89,7 @@ class ChangeStore:
         except FileNotFoundError:
             return None
         except OSError as e:
-            raise StepError("read", self._file, e.errno) from None
+            raise StepError("read", self._file, e.errno, reason=reason(e)) from None
         try:
             document = as_object(parse_json(data, self._file), self._file)
             if as_int(document.get("version"), "version") != VERSION:
