@@ -54,6 +54,9 @@ def test_gpus_that_it_was_made_with(box: MakeBox) -> None:
     one.has(1, 2)
     one.attach("0")
     one.has(0, 1, 2)
+    one.detach("all")
+    one.has()
+    assert "the container does not have all: its GPUs are none" in one.gpu("detach", "all").text
 
 
 def test_free_ones(box: MakeBox, runtime: Runtime) -> None:
@@ -84,6 +87,7 @@ def test_what_cannot_be_attached_or_detached(box: MakeBox, runtime: Runtime) -> 
         (("attach", "none"), "none names no device"),
         (("detach", "1"), f"the container does not have 1: its GPUs are GPU 0 ({uuid(0)})"),
         (("detach", "0", "GPU-x"), "the container does not have GPU-x"),
+        (("detach", "0", "all"), "the container does not have all"),
     ):
         done = one.gpu(*words)
         assert done.rc == 1 and said in done.text

@@ -45,7 +45,7 @@ def attach(root: str, container_id: str, devices: tuple[str, ...], capabilities:
 
 
 def detach(root: str, container_id: str, devices: tuple[str, ...], force: bool = False) -> tuple[str, ...]:
-    """Take *devices* from the running container; with *force* the processes that have one open are ended.
+    """Take *devices* (``all``: all that it has) from the running container; *force* ends the processes that have one open.
 
     Returns warnings.  Raises :class:`GpurunError`: a device that it does not have, or that one of its processes uses.
     """
@@ -134,7 +134,7 @@ def _attach_edits(one: Running, edits: ContainerEdits, units: tuple[GpuDevice, .
 
 def _detach(one: Running, devices: tuple[str, ...], force: bool = False) -> tuple[str, ...]:
     have = one.having()
-    leaving = tuple([find_unit(device, have) for device in devices])
+    leaving = have if have and devices == ("all",) else tuple([find_unit(device, have) for device in devices])
     staying = tuple([unit for unit in have if unit not in leaving])
     kept = {number for unit in staying for number in unit.numbers} | _of_mig_parents(staying, have)
     nodes = tuple([n for n in one.nodes_of_units(leaving) if (n.major, n.minor) not in kept])
