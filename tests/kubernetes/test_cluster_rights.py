@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.kubernetes import models, real
+from tests.kubernetes.charts import VARIANTS, needs_helm, rendered
 from tests.kubernetes.real import NODE, ROLES, Program, account, get, kubectl, manifests, until
 from tests.kubernetes.real_parts import driver
-from tests.kubernetes.test_chart import VARIANTS, needs_helm, rendered
 
 pytestmark = pytest.mark.skipif(not real.is_here(), reason=real.WHY_NOT)
 

@@ -173,6 +173,17 @@ def test_where_labels_go() -> None:
 def test_no_yaml() -> None:
     with pytest.raises(ConfigError, match=r"^config.yaml: is not valid YAML: .*line 1"):
         parse("a: [", "config.yaml")
+    with pytest.raises(ConfigError, match=r"^config.yaml: is not valid YAML: month must be"):
+        parse("version: 2020-13-45", "config.yaml")
+    with pytest.raises(ConfigError, match=r"^config.yaml: is nested too deeply"):
+        parse("[" * 20000 + "]" * 20000, "config.yaml")
+
+
+def test_a_file_that_is_too_large_is_not_read_in_part(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("version: v1\n" + "#" * (1 << 20) + "\nflags: {migStrategy: mixed}\n")
+    with pytest.raises(ConfigError, match=f"{path}: is larger than 1 MiB"):
+        ConfigSource(str(path), {}, {})()
 
 
 def test_what_nvidias_plugin_ignores_is_ignored_with_a_word() -> None:

@@ -12,7 +12,7 @@ import yaml
 from gpurun.cli.parse import parse
 from gpurun.kubernetes.config_file import parse as parse_config
 from tests.kubernetes import models
-from tests.kubernetes.test_chart import HELM, REPOSITORY, documents, helm, needs_helm, rendered
+from tests.kubernetes.charts import HELM, REPOSITORY, documents, helm, needs_helm, rendered
 
 DOCUMENT = (REPOSITORY / "docs/kubernetes.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", DOCUMENT, re.DOTALL)

@@ -162,7 +162,9 @@ GPUs. */ -}}
 name: {{ index . 1 }}
 image: {{ include "gpurun.image" $ | quote }}
 imagePullPolicy: {{ $.Values.image.pullPolicy }}
-resources: {{- toYaml $.Values.resources | nindent 2 }}
+{{- with $.Values.resources }}
+resources: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- $looks := and (eq (len .) 3) (eq (include "gpurun.looks" .) "yes") }}
 {{- if $looks }}
 securityContext:

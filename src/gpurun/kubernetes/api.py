@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ RESOURCE_GROUP, RESOURCE_VERSIONS = "resource.k8s.io", ("v1", "v1beta2")
 #: The namespace of events of objects that are in none.
 EVENTS = "default"
 _TIMEOUT_S = 15.0
+_MAX_KUBECONFIG = 4 << 20  # bytes
 #: Seconds after which a watch is begun anew, at the least, and twice that at most: not all nodes at the same moment.
 _WATCH_S = 300
 
@@ -213,6 +215,7 @@ def connect(kubeconfig: str = "") -> Api:
     """
     made = client.Configuration()
     given = kubeconfig or os.environ.get("KUBECONFIG", "")
+    _check_files(given)
     try:
         if given:
             config.load_kube_config(given, client_configuration=made)
@@ -223,6 +226,23 @@ def connect(kubeconfig: str = "") -> Api:
         raise GpurunError(f"{where}: {' '.join(str(e).split()) or type(e).__name__}") from None
     made.retries = 0  # whoever calls tries again by itself, and says so
     return Api(client.ApiClient(made), str(made.host))
+
+
+def _check_files(given: str) -> None:
+    """Raise :class:`GpurunError` for a file of *given* (names with colons between them) that would be read without an end.
+
+    That is a FIFO that nobody may ever write, a device, or a file of any size; a shell's ``<(command)`` is a pipe with a
+    writer.  What is not there is the library's to tell.
+    """
+    for path in given.split(os.pathsep):
+        try:
+            found = os.stat(path)
+        except (OSError, ValueError):
+            continue
+        if not stat.S_ISREG(found.st_mode) and "/pipe:[" not in os.path.realpath(path):
+            raise GpurunError(f"kubeconfig {path}: is not a regular file")
+        if found.st_size > _MAX_KUBECONFIG:
+            raise GpurunError(f"kubeconfig {path}: is larger than {_MAX_KUBECONFIG >> 20} MiB")
 
 
 def _called(what: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

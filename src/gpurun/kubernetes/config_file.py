@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from math import inf
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import BeforeValidator, Field
 
 from gpurun.errors import ConfigError, GpurunError
 from gpurun.gpu.vendors import VENDORS
 from gpurun.kubernetes.config import DEFAULT, MPS, PREFIX, TIME_SLICING, PluginConfig, Replicated, Sharing
-from gpurun.kubernetes.models import Absent, Table, read, unknown_keys
+from gpurun.kubernetes.models import Absent, Table, load_yaml, read, unknown_keys
 from gpurun.record import replace
 
 MigStrategy = Literal["none", "single", "mixed"]
@@ -217,10 +216,7 @@ def parse(text: str, where: str, base: PluginConfig = DEFAULT) -> PluginConfig:
 
     Raises :class:`ConfigError` naming the key.
     """
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as e:
-        raise ConfigError(where, f"is not valid YAML: {' '.join(str(e).split())}") from None
+    document = load_yaml(text, where)
     top = read(_Document, {} if document is None else document, where, ": ")
     tables = ((top.flags, _FLAGS, "flags"), (top.flags.plugin, _PLUGIN, "flags.plugin"), (top.flags.gfd, _GFD, "flags.gfd"))
     warnings = unknown_keys(top, where)

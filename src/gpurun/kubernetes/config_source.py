@@ -15,7 +15,7 @@ from gpurun.kubernetes.config_file import checked, from_environment, parse
 from gpurun.linux.files import read_regular
 from gpurun.record import replace
 
-_LIMIT = (1 << 20) + 1  # bytes; one more than YAML may have, which is refused there
+_LIMIT = 1 << 20  # bytes: a config map has no more
 #: The label of a node that names its configuration, as NVIDIA's config-manager has it.
 LABEL = "nvidia.com/device-plugin.config"
 
@@ -81,11 +81,14 @@ class ConfigSource:
 def _content(path: str) -> bytes:
     """The content of *path*, which is read again and again: it never waits for a FIFO's writer or a device's end."""
     try:
-        return read_regular(path, _LIMIT)
+        text = read_regular(path, _LIMIT + 1)
     except OSError as e:
         if e.errno == EINVAL:
             raise ConfigError(path, "is not a regular file") from None
         raise
+    if len(text) > _LIMIT:
+        raise ConfigError(path, f"is larger than {_LIMIT >> 20} MiB")
+    return text
 
 
 class NodeLabel:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
+import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from gpurun.errors import ConfigError
@@ -58,6 +59,16 @@ def _sentence(error: Any) -> str:
         known = context["expected"].replace("'", "").replace(" or ", ", ")
         return f"{error['input']!r} is unknown, known {'are' if ',' in known else 'is'} {known}"
     return _SENTENCES.get(kind) or str(error["msg"]).replace("Input should", "must")
+
+
+def load_yaml(text: str, where: str) -> Any:
+    """The document in *text*, YAML, of the file *where*.  Raises :class:`ConfigError`."""
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as e:  # ValueError: a date that no calendar has
+        raise ConfigError(where, f"is not valid YAML: {' '.join(str(e).split())}") from None
+    except RecursionError:
+        raise ConfigError(where, "is nested too deeply") from None
 
 
 def unknown_keys(table: Table, where: str) -> list[str]:

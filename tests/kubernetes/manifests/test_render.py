@@ -13,14 +13,22 @@ import yaml
 from gpurun.errors import GpurunError
 from gpurun.kubernetes.manifests.render import PLAIN, manifests
 from tests.cli.test_main import gpurun
-from tests.kubernetes.test_chart import REPOSITORY, VARIANTS, check, documents, needs_helm, rendered
+from tests.kubernetes.charts import REPOSITORY, VARIANTS, check, documents, needs_helm, rendered
 
+PATHS = ("kubeletDir", "driverRoot", "hookPath")
 NOTHING = {part: {"enabled": False} for part in ("installer", "runtimeClass", "devicePlugin", "labels", "metrics")}
 FILES = {
     "gpurun.yaml": {},
     "gpurun-dra.yaml": {"devicePlugin": {"enabled": False}, "dra": {"enabled": True}},
     "gpurun-uninstall.yaml": NOTHING | {"uninstall": {"now": True}},
 }
+
+
+def nested(depth: int) -> list[Any]:
+    made: list[Any] = []
+    for _ in range(depth):
+        made = [made]
+    return made
 
 
 def by_name(found: list[Any]) -> dict[tuple[str, str], Any]:
@@ -75,12 +83,35 @@ def test_the_mig_manager_has_a_file_where_there_is_one(variant: str) -> None:
         ({"devicePlugin": {"migStrategy": "some"}}, "test.devicePlugin.migStrategy: 'some' is unknown"),
         ({"installer": {"directory": "opt"}}, "test.installer.directory: 'opt' does not match"),
         ({"dra": {"enabled": True}}, "devicePlugin.enabled and dra.enabled: one of them"),
+        ({"image": {"tag": "\ud800"}}, r"test.image.tag: '\ud800' has a character that no manifest may have"),
+        ({"podLabels": {"a\0": "b"}}, r"test.podLabels: 'a\x00' has a character that no manifest may have"),
+        ({"installer": {"engine": "x" * 100000}}, "test.installer.engine: 'xxx"),
+        ({"x" * 100000: 1}, "test.xxx"),
+        ({"priorityClassName": "a\n---\nkind: Secret"}, "test.priorityClassName: 'a"),
+        ({"priorityClassName": "a\n"}, "test.priorityClassName: 'a"),
+        *[
+            ({part: "/a" + end}, f"test.{part}: '/a")
+            for part in PATHS
+            for end in ("\n- b", ": b", " #b", "\tb", "\n", "{b}")
+        ],
+        ({"devicePlugin": {"defaultConfig": "a: b"}}, "test.devicePlugin.defaultConfig: 'a: b' does not match"),
+        ({"migManager": {"defaultConfig": "a\nb"}}, "test.migManager.defaultConfig: "),
+        ({"dra": {"extendedResource": "gpu: 1"}}, "test.dra.extendedResource: 'gpu: 1' does not match"),
+        ({"affinity": {"a": nested(2000)}}, "test: is nested too deeply"),
     ],
 )
 def test_values_that_are_wrong(values: Any, said: str) -> None:
     with pytest.raises(GpurunError) as error:
         manifests([("test", values)])
-    assert said in str(error.value)
+    assert said in str(error.value) and len(str(error.value)) < 600 and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "part", ["vendors", "affinity", "tolerations", "resources", "nodeSelector", "podLabels", "privileged"]
+)
+def test_null_takes_a_value_away(part: str) -> None:
+    """As helm has it, for any value."""
+    check(documents(manifests([("test", {part: None})])))
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -102,7 +133,14 @@ def test_the_command(tmp_path: Path) -> None:
     ):
         done = gpurun("kubernetes", "manifests", *words)
         assert done.returncode == 1 and wrong in done.stderr.replace('\\"', '"') and "Traceback" not in done.stderr
-    for text, wrong in (("a: [", "is not valid YAML"), ("- 1", "must be a mapping"), ("image: 1", "image: must be of type")):
+    deep = "[" * 20000 + "]" * 20000
+    for text, wrong in (
+        ("a: [", "is not valid YAML"),
+        ("a: 2020-13-45", "is not valid YAML"),
+        (deep, "nested too deeply"),
+        ("- 1", "must be a mapping"),
+        ("image: 1", "image: must be of type"),
+    ):
         one.write_text(text)
         done = gpurun("kubernetes", "manifests", "--values", str(one))
         assert done.returncode == 1 and wrong in done.stderr and "Traceback" not in done.stderr and not done.stdout

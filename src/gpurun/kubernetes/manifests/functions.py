@@ -92,7 +92,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "lt": lambda one, other: one < other, "le": lambda one, other: one <= other,
     "gt": lambda one, other: one > other, "ge": lambda one, other: one >= other,
     "list": lambda *values: list(values), "dict": _dict, "hasKey": lambda table, key: key in table,
-    "has": lambda value, values: value in values, "get": lambda table, key: table.get(key, ""),
+    "has": lambda value, values: value in (values or ()), "get": lambda table, key: table.get(key, ""),
     "default": lambda instead, value=None: value or instead, "empty": lambda value: not value,
     "coalesce": lambda *values: next((value for value in values if value), None),
     "ternary": lambda yes, no, which: yes if which else no,

@@ -13,6 +13,7 @@ from gpurun.kubernetes.manifests.chart import FILES
 from gpurun.kubernetes.manifests.functions import FUNCTIONS
 from gpurun.kubernetes.manifests.template import Blocks, Renderer, parse
 from gpurun.kubernetes.manifests.values import check, merged
+from gpurun.kubernetes.models import load_yaml
 
 #: The Kubernetes that the manifests are for, unless another is named.
 KUBERNETES = "1.36.0"
@@ -25,10 +26,7 @@ _LAST = ("DaemonSet", "Job")
 
 def read_values(text: str, where: str) -> dict[str, Any]:
     """The values in *text*, YAML, of the file *where*.  Raises :class:`ConfigError`."""
-    try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as e:
-        raise ConfigError(where, f"is not valid YAML: {' '.join(str(e).split())}") from None
+    found = load_yaml(text, where)
     if found is None:
         return {}
     if not isinstance(found, dict):
@@ -47,8 +45,11 @@ def manifests(values: Sequence[tuple[str, Mapping[str, Any]]], namespace: str = 
     schema = json.loads(FILES["values.schema.json"])
     all_values = read_values(FILES["values.yaml"], "values.yaml")
     for where, more in values:
-        all_values = merged(all_values, more)
-        check(all_values, schema, where)
+        try:
+            all_values = merged(all_values, more)
+            check(all_values, schema, where)
+        except RecursionError:
+            raise ConfigError(where, "is nested too deeply") from None
     chart = {"Name": about["name"], "Version": about["version"], "AppVersion": str(about["appVersion"])}
     data = {
         "Values": all_values, "Chart": chart, "Release": {"Name": name, "Namespace": namespace, "Service": service},

@@ -13,6 +13,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,), "array": (list,), "string": (str,), "boolean": (bool,), "integer": (int,), "number": (int, float),
     "null": (type(None),),
 }  # fmt: skip
+_SHOWN = 80  # characters of a value in a sentence
 _KNOWN = {
     "$schema", "$ref", "definitions", "type", "enum", "pattern", "properties", "additionalProperties", "items", "minimum",
     "maximum", "minLength", "maxLength", "minItems", "uniqueItems", "required", "description", "title",
@@ -48,10 +49,12 @@ def _check(value: Any, schema: Mapping[str, Any], top: Mapping[str, Any], where:
     if allowed and (not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed)):
         raise ConfigError(where, f"must be of type {' or '.join(for_type)}")
     if "enum" in schema and value not in schema["enum"]:
-        raise ConfigError(where, f"{value!r} is unknown, known are {', '.join(repr(one) for one in schema['enum'])}")
+        raise ConfigError(where, f"{_short(value)} is unknown, known are {', '.join(repr(one) for one in schema['enum'])}")
     if isinstance(value, str):
-        if "pattern" in schema and not re.search(schema["pattern"], value):
-            raise ConfigError(where, f"{value!r} does not match {schema['pattern']}")
+        _check_text(value, where)
+        # In a JSON Schema $ is the end and nothing else; in Python a line's end may follow.
+        if "pattern" in schema and not re.search(re.sub(r"\$(?=\)|$)", r"\\Z", schema["pattern"]), value):
+            raise ConfigError(where, f"{_short(value)} does not match {schema['pattern']}")
         _check_size(len(value), schema.get("minLength"), schema.get("maxLength"), where, "characters")
     elif isinstance(value, list):
         _check_size(len(value), schema.get("minItems"), None, where, "entries")
@@ -71,13 +74,25 @@ def _check_table(value: dict[Any, Any], schema: Mapping[str, Any], top: Mapping[
         if key not in value:
             raise ConfigError(where, f"the key {key} is missing")
     for key, one in value.items():
-        place = f"{where}.{key}"
+        _check_text(str(key), where)
+        place = f"{where}.{_short(key).strip(chr(39))}"
         if key in known:
             _check(one, known[key], top, place)
         elif others is False:
             raise ConfigError(place, f"is not known, known are {', '.join(known)}")
         elif isinstance(others, dict):
             _check(one, others, top, place)
+
+
+def _check_text(text: str, where: str) -> None:
+    """Half a surrogate pair is in no file, and YAML has no zero byte that is not escaped."""
+    if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
+        raise ConfigError(where, f"{_short(text)} has a character that no manifest may have")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _check_size(size: float, least: float | None, most: float | None, where: str, unit: str) -> None:
