@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.kubernetes import models, real
-from tests.kubernetes.real import get, kubectl
 from tests.kubernetes.charts import VARIANTS
+from tests.kubernetes.real import get, kubectl
 from tests.kubernetes.test_cluster_pods import chart
 
 pytestmark = pytest.mark.skipif(not real.is_here(), reason=real.WHY_NOT)
