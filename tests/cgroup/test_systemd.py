@@ -33,7 +33,8 @@ class Manager:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(path))
         self._socket.listen()
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
 
     def _serve(self) -> None:
         while True:
@@ -82,6 +83,9 @@ class Manager:
         return [member for member, _ in self.calls]
 
     def close(self) -> None:
+        """Return when the thread has ended: it is woken where it waits for the next connection."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
         self._socket.close()
 
 

@@ -58,8 +58,8 @@ def started() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path: Path) -> Iterator[Path]:
     """The root of a node, with an engine that listens."""
     made = make_tree(tmp_path)
-    listening(made)
-    return made
+    with listening(made):
+        yield made

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import socket
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 #: The engine: it refuses a configuration with the word "broken", and says which one it has read when it is restarted.
@@ -52,7 +54,8 @@ def make_tree(directory: Path, version: str = "1.7.24") -> Path:
     return root
 
 
-def listening(root: Path, path: str = "run/containerd/containerd.sock") -> None:
+@contextlib.contextmanager
+def listening(root: Path, path: str = "run/containerd/containerd.sock") -> Iterator[None]:
     """Somebody answers at the engine's socket, as the installer waits for."""
     target = root / path
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -66,10 +69,18 @@ def listening(root: Path, path: str = "run/containerd/containerd.sock") -> None:
     made.listen(128)
 
     def answer() -> None:
-        while True:
-            made.accept()[0].close()
+        with contextlib.suppress(OSError):  # shut down: nobody is to be answered any more
+            while True:
+                made.accept()[0].close()
 
-    threading.Thread(target=answer, daemon=True).start()
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        made.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        made.close()
 
 
 def contents(root: Path) -> dict[str, str]:

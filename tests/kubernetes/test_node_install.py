@@ -70,14 +70,14 @@ def test_a_file_of_version_1_has_it_itself(root: Path) -> None:
 
 def test_crio(root: Path) -> None:
     start = prepare(root, {"crio.conf": "[crio.runtime]\ndefault_runtime = 'crun'\n"}, "etc/crio")
-    listening(root, "run/crio/crio.sock")
-    install(root, with_defaults(NodeSetup("crio", default=True)))
-    runtime = tomllib.loads((root / "etc/crio/crio.conf.d/gpurun.conf").read_text())["crio"]["runtime"]
-    assert runtime["default_runtime"] == "gpurun"
-    assert runtime["runtimes"]["gpurun"] == {"runtime_path": "/opt/gpurun/bin/gpurun", "runtime_type": "oci"}
-    assert (root / "var/log/systemctl").read_text() == "restart crio\n"
-    remove(root)
-    assert contents(root) == start
+    with listening(root, "run/crio/crio.sock"):
+        install(root, with_defaults(NodeSetup("crio", default=True)))
+        runtime = tomllib.loads((root / "etc/crio/crio.conf.d/gpurun.conf").read_text())["crio"]["runtime"]
+        assert runtime["default_runtime"] == "gpurun"
+        assert runtime["runtimes"]["gpurun"] == {"runtime_path": "/opt/gpurun/bin/gpurun", "runtime_type": "oci"}
+        assert (root / "var/log/systemctl").read_text() == "restart crio\n"
+        remove(root)
+        assert contents(root) == start
 
 
 def test_the_program_alone(root: Path) -> None:

@@ -71,25 +71,22 @@ def test_delete(places: Path, stopped: Store, options: list[str]) -> None:
 
 @pytest.mark.parametrize("program", ["bare", "pure"])
 def test_delete_while_somebody_writes(places: Path, stopped: Store, tmp_path: Path, program: str) -> None:
-    """A gpu attach that is at work makes files after delete has read what there is: nothing stays, and it is no error."""
+    """A gpu attach that is at work makes files after delete has read what there is: nothing stays, and it is no error.
+
+    The directory is said not to be empty the first time that it is to be removed, and delete is stopped there.
+    """
     if not shutil.which("strace"):
         pytest.skip("strace is not installed")
-    directory = stopped.container
-    slowly = [
-        "strace",
-        "-f",
-        "-qq",
-        "-o",
-        str(tmp_path / "log"),
-        "-e",
-        "trace=rmdir",
-        "-e",
-        "inject=rmdir:delay_enter=2000000",
-    ]
-    command = [*slowly, "-P", str(directory), str(places / program), "--root", str(stopped.root), "delete", "c"]
+    directory, log = stopped.container, tmp_path / "log"
+    log.touch()
+    tracer = ["strace", "-D", "-qq", "-o", str(log), "-P", str(directory), "-e", "trace=rmdir"]
+    tracer += ["-e", "inject=rmdir:error=ENOTEMPTY:signal=STOP:when=1"]
+    command = [*tracer, str(places / program), "--root", str(stopped.root), "delete", "c"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={"PATH": os.environ["PATH"]})
-    wait_until(lambda: not os.listdir(directory))
+    wait_until(lambda: "stopped by SIGSTOP" in log.read_text())
+    assert not os.listdir(directory)
     (directory / ".attached").touch()
+    process.send_signal(signal.SIGCONT)
     _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (0, "")
     assert not directory.exists()

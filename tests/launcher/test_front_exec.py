@@ -150,7 +150,7 @@ NO_FILES: dict[str, Callable[[Path], object]] = {
     "link to a device": lambda path: path.symlink_to("/dev/zero"),
     "link to nothing": lambda path: path.symlink_to("/nowhere"),
     "link to itself": lambda path: path.symlink_to("passwd"),
-    "link by a process": lambda path: path.symlink_to("/proc/self/root/etc/group"),
+    "link by a process": lambda path: path.symlink_to("/proc/self/root/etc/others"),
     "link": lambda path: path.symlink_to("/etc/../../../etc/others"),
 }
 
