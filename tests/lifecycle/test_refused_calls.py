@@ -177,12 +177,17 @@ def test_exec_where_the_container_has_cgroups_of_its_own(runtime: Runtime, bundl
 
 @pytest.mark.gpurun_only
 @pytest.mark.parametrize("error", [errno.ENOSYS, errno.EPERM])
-def test_a_gpu_comes_and_goes(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver, error: int) -> None:
-    """The host's mounts stay as they are: our root directory is the host's then, and our mount namespace the container's."""
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_gpu_comes_and_goes(runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver, mapped: bool, error: int) -> None:
+    """The host's mounts stay as they are: our root directory is the host's then, and our mount namespace the container's.
+
+    From the container's user namespace nobody comes back to the host's mount namespace.
+    """
     require_nodes(host.real_nodes)
     env = ENVIRONMENT | host.env
     before, mounts = refuse(STOOD_IN, error), runtime.bed.mounts()
-    container = runtime.start(bundle().sh(FOREVER), env=env, preexec=before)
+    b = bundle().sh(FOREVER)
+    container = runtime.start(b.user_namespace() if mapped else b, env=env, preexec=before)
     look = "ls /dev; grep 'libnvidia-ml.so' /proc/mounts; ls /proc/driver/nvidia/gpus | wc -l"
     assert "nvidia" not in runtime("exec", container.id, "ls", "/dev").out
     done = runtime("gpu", "attach", container.id, "0", env=env, preexec=before)

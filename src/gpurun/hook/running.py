@@ -161,16 +161,18 @@ def _as_child(
 ) -> None:
     """In the container's mount namespace from here on: nothing is imported any more, and no program is run."""
     mount_fd, user_fd, host_fd, journal_fd = fds
+    keep_namespace = None
     if lm.is_older_needed():
         from gpurun.linux import older_mounts
 
+        keep_namespace = older_mounts.keep_namespace
         older_mounts.root_namespace = posix.open("/proc/self/ns/mnt", posix.O_RDONLY | O_CLOEXEC)
     end_imports()
     prctl(PR_SET_DUMPABLE, 0)
     try:
         if sources.lent >= 0:
             sources = _with_lent(sources)
-        join_container(mount_fd, user_fd)
+        join_container(mount_fd, user_fd, keep_namespace)
         root_fd = posix.open("/", O_PATH | O_DIRECTORY | O_CLOEXEC)
         posix.fchdir(host_fd)
         posix.chroot(".")

@@ -253,6 +253,17 @@ def _enter_own_namespace() -> None:
     lm.mount("", "/", "", lm.MS_PRIVATE | lm.MS_REC)
 
 
+def keep_namespace() -> None:
+    """What stands in is done, from now on, in a copy of the mount namespace that we are in now.
+
+    It is for who has just gone into a user namespace: from there nobody comes back to a mount namespace that is not that
+    one's.  The copy is, and nothing gets from it to the other.  Raises OSError.
+    """
+    global root_namespace
+    unshare(CLONE_NEWNS)
+    root_namespace = posix.open("/proc/self/ns/mnt", posix.O_RDONLY | O_CLOEXEC)
+
+
 def _root_mount() -> str:
     with Fd(posix.open("/", O_PATH | O_DIRECTORY | O_CLOEXEC)) as root:
         return mount_id(root)

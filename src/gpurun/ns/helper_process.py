@@ -53,11 +53,13 @@ def ask_child(task: Callable[[], bytes]) -> bytes:
     return answer[1:]
 
 
-def join_container(mount_fd: int, user_fd: int = -1) -> None:
+def join_container(mount_fd: int, user_fd: int = -1, as_its_root: Callable[[], None] | None = None) -> None:
     """Go into the mount namespace *mount_fd* of a container, for ever; as root of its user namespace *user_fd*, if any, so
-    that what is made belongs to the container.  Raises OSError."""
+    that what is made belongs to the container.  *as_its_root* is called between the two.  Raises OSError."""
     if user_fd >= 0:
         setns(user_fd, CLONE_NEWUSER)
+        if as_its_root is not None:
+            as_its_root()
     setns(mount_fd, CLONE_NEWNS)
     if user_fd >= 0:
         posix.setgroups([])
