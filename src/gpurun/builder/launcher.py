@@ -224,6 +224,17 @@ def real_interpreter() -> str:
     return lasting if os.path.realpath(lasting) == real else real
 
 
+def check_interpreter(python: str) -> None:
+    """End the program with one sentence unless *python* starts without an environment: gpurun runs it so (sealed.py)."""
+    done = subprocess.run([python, "-ISc", ""], env={}, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        said = done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        sys.exit(
+            f"{python} does not start with an empty environment, in which gpurun runs it: {said}\nBuild with a Python that "
+            "needs no LD_LIBRARY_PATH: the distribution's, or one that was linked with -Wl,-rpath"
+        )
+
+
 def git_commit() -> str:
     """``git describe`` of the source tree, or what GPURUN_COMMIT says of a copy of it; empty where that cannot be known."""
     if "GPURUN_COMMIT" in os.environ:
@@ -256,7 +267,9 @@ def add_multiarch(parser: argparse.ArgumentParser) -> None:
 
 def put(program: bytes, output: Path, run: bool = True) -> None:
     """Write the executable file *output*, in one step, and only if it works where it can be *run*: containers may be running
-    with the old one."""
+    with the old one.  Ends the program where the interpreter takes variables to start."""
+    if run:
+        check_interpreter(real_interpreter())
     output.parent.mkdir(parents=True, exist_ok=True)
     made = output.with_name(f".{output.name}.{os.getpid()}")
     made.write_bytes(program)
