@@ -79,7 +79,8 @@ class Kubelet(services.RegistrationServicer):
     def start(self) -> None:
         for path in self.plugins.iterdir():
             path.unlink()
-        self._server = grpc.server(ThreadPoolExecutor(8))
+        self._threads = ThreadPoolExecutor(8)
+        self._server = grpc.server(self._threads)
         services.add_RegistrationServicer_to_server(self, self._server)
         assert self._server.add_insecure_port(f"unix:{self.plugins}/kubelet.sock")
         self._server.start()
@@ -87,6 +88,7 @@ class Kubelet(services.RegistrationServicer):
     def stop(self) -> None:
         """End as a killed kubelet does: its sockets stay until the next one removes them."""
         self._server.stop(None).wait()
+        self._threads.shutdown()
         with self.changed:
             ending, self.endpoints = list(self.endpoints.values()), {}
         for endpoint in ending:

@@ -92,6 +92,16 @@ def test_delete_while_somebody_writes(places: Path, stopped: Store, tmp_path: Pa
     assert not directory.exists()
 
 
+@pytest.mark.parametrize(("error", "done"), [("ENOENT", True), ("ENOTEMPTY", False), ("EBUSY", False)])
+def test_a_directory_that_does_not_go(places: Path, stopped: Store, tmp_path: Path, error: str, done: bool) -> None:
+    """Another delete has removed it, or others make files in it all the time: that is for the launcher to say."""
+    injection = Injection(tmp_path / "log", "rmdir", error, path=stopped.container)
+    with injection as tracer:
+        ended = run(places / "bare", "--root", stopped.root, "delete", "c", tracer=tracer)
+    assert injection.injected and (ended.returncode == 0) is done, ended
+    assert done or ended.stderr.startswith(FALLS_BACK)
+
+
 IN_A_RUN_OF_ITS_OWN = 'mount -t tmpfs run /run && mkdir -p /run/systemd/transient && {}exec "$@"'
 
 
@@ -227,6 +237,26 @@ def test_a_pid_that_is_used_again_meanwhile(places: Path, store: Store, tmp_path
     with injection as tracer:
         falls_back(places, store, "--root", store.root, "delete", "--force", "c", tracer=tracer)
     assert injection.injected and not store.has_ended()
+
+
+@pytest.mark.parametrize("what", ["created", "memory"])
+def test_what_comes_while_it_ends(places: Path, store: Store, tmp_path: Path, what: str) -> None:
+    """A GPU with its journal, or the kernel's word that memory ran out: the launcher undoes it, or says it."""
+    log = tmp_path / "log"
+    log.touch()
+    tracer = ["strace", "-D", "-qq", "-o", str(log), "-e", "trace=pidfd_send_signal"]
+    tracer += ["-e", "inject=pidfd_send_signal:signal=STOP"]
+    command = [*tracer, str(places / "bare"), "--root", str(store.root), "delete", "--force", "c"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={"PATH": os.environ["PATH"]})
+    wait_until(lambda: "stopped by SIGSTOP" in log.read_text() and store.has_ended())
+    if what == "created":
+        (store.container / what).touch()
+    else:
+        (store.cgroup / "memory.events").write_text("low 0\noom_kill 1\n")
+    process.send_signal(signal.SIGCONT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1 and said.startswith(FALLS_BACK), said
+    assert (store.container / "state").exists() and store.cgroup.exists()
 
 
 def test_one_that_does_not_end(places: Path, store: Store, tmp_path: Path) -> None:
