@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.clients.bed import ROOT
 from tests.clients.operation import CLIENTS, nested_operations, rootless_operations
@@ -36,26 +36,30 @@ PARTS = {
 HEAD = """\
 # Clients, with gpurun and with runc
 
-Made by `make test-clients` and `make test-vm-all`, not by hand. Each line is an operation of a client, in
-`tests/clients/operations/`: real daemons do it once with gpurun and once with runc, both must say what the operation says
-they must, and what they say is compared line by line. Where it differs the test fails, unless the difference is listed,
-with its reason, in `tests/clients/differences.py`.
+What Docker, Podman, containerd (`ctr`) and a kubelet's containerd (CRI) do with gpurun, beside what they do with runc
+and crun.
 
-- **pass**: it said what it must, and ended well. **same**: runc said the same in every line.
-- **cri** is containerd's CRI plugin, as a kubelet calls it: by a small client of the tests' own (`tests/clients/cri/`).
-- **-**: runc was not asked; the operation says what its runtime lacks.
-- Not here: nerdctl and crictl. Debian packages neither (looked for in 12, 13 and unstable), nor do PyPI and npm have them.
+Each operation is a block of shell in `tests/clients/operations/`. Real daemons run it with each runtime. It passes if
+it prints what it must print and ends well; what it prints with gpurun is then compared with runc's, line by line. A
+difference fails the test unless `tests/clients/differences.py` lists it with a reason.
+
+- The tables have only the operations in which a runtime fails or a line differs; the others follow after "Alike:".
+- **-** means: not asked of this runtime, or not compared, because runc fails.
+- **cri** is containerd's CRI plugin, called as a kubelet calls it, by a small client of the tests (`tests/clients/cri/`).
+- nerdctl and crictl are not tested: neither Debian (12, 13 and unstable) nor PyPI nor npm has a package.
+
+`make test-clients`, `make test-vm-all`, `make test-clients-rootless` and `make test-clients-nested` write a part each;
+nothing here is written by hand.
 """
 ROOTLESS_TEXT = """\
-The same operations, by `make test-clients-rootless`: each `podman`, and the Docker daemon, is a user's with ids of its own
-in /etc/subuid. Podman's user has a cgroup delegated, without controllers; without systemd Docker gives a user's containers
-none. A test fails where crun or runc passes and gpurun or gpurun-fast does not, where no runtime passes, and where their
-lines are not those of runc but for a listed difference. **-** in the last column: not compared, or runc does not pass.
+`make test-clients-rootless`: Podman and the Docker daemon run as a user with ids in /etc/subuid. Podman's user has a
+delegated cgroup without controllers; without systemd Docker gives a user's containers no cgroup. The test fails where
+crun or runc passes and gpurun or gpurun-fast does not, and where no runtime passes.
 """
 NESTED_TEXT = """\
-The same operations, by `make test-clients-nested`, in a privileged container that gpurun runs: a CI runner's docker:dind,
-and with a user namespace of its own what sysbox makes. The daemons, the clients and the runtimes are in there. The rules are
-those of the part above; **-**: not asked. With GPUs through both layers: `tests/clients/test_nested.py`.
+`make test-clients-nested`: the daemons, the clients and the runtimes run in a privileged container of gpurun, as a CI
+runner's docker:dind does, or in one with a user namespace of its own, as sysbox makes it. The test fails by the same
+rules as the part above. With GPUs through both layers: `tests/clients/test_nested.py`.
 """
 TITLES = {"docker": "Docker", "podman": "Podman", "cri": "A kubelet's containerd (CRI)"}
 #: Outer container (tests/clients/nested_bed.py) → the title of its tables.
@@ -66,14 +70,59 @@ def escape(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 
-def row(operation: dict[str, Any]) -> str:
+class Row(NamedTuple):
+    """An operation: its name, the outcome with each runtime, and how gpurun's lines differ from runc's."""
+
+    name: str
+    outcomes: list[str]
+    compared: str
+
+    @property
+    def is_alike(self) -> bool:
+        return self.compared == "same" and set(self.outcomes) == {"pass"}
+
+
+def section(title: str, version: str, columns: list[str], rows: list[Row]) -> list[str]:
+    """The text of one client: counts, a table of what differs, and the names of the operations that are alike."""
+    passed = []
+    for number, column in enumerate(columns):
+        outcomes = [row.outcomes[number] for row in rows if row.outcomes[number] != "-"]
+        of = f" of {len(outcomes)}" if len(outcomes) < len(rows) else ""
+        passed.append(f"{column} {outcomes.count('pass')}{of}")
+    alike = [row.name for row in rows if row.is_alike]
+    counts = f"{len(rows)} operations; passed: {', '.join(passed)}. In {len(alike)} all pass, with the same lines."
+    lines = [f"### {title}", "", *([f"{version}."] if version else []), counts, ""]
+    if len(alike) < len(rows):
+        lines += [f"| operation | {' | '.join(columns)} | beside runc, line by line |", "|---" * (len(columns) + 2) + "|"]
+        unlike: dict[tuple[str, ...], list[str]] = {}
+        for row in rows:
+            if not row.is_alike:
+                unlike.setdefault((*row.outcomes, row.compared), []).append(row.name)
+        for words, names in unlike.items():
+            outcomes = [outcome.replace("fail", "**fail**") for outcome in words[:-1]]
+            lines.append(f"| {' | '.join([escape('; '.join(names)), *outcomes, escape(words[-1])])} |")
+        lines.append("")
+    if alike:
+        lines += [f"Alike: {escape('; '.join(alike))}.", ""]
+    return lines
+
+
+def not_run(operations: list[dict[str, Any]]) -> list[str]:
+    """The operations that were left out, by the reason; those that are run elsewhere are left out of this, too."""
+    left: dict[str, list[str]] = {}
+    for o in operations:
+        if o["outcome"] == "skipped" and not o["why"].startswith("runs "):
+            left.setdefault(o["why"], []).append(o["name"])
+    return ["Not run:", "", *[f"- {why}: {escape('; '.join(names))}" for why, names in left.items()], ""] if left else []
+
+
+def row(operation: dict[str, Any]) -> Row:
     ours, theirs = operation.get("gpurun", "fail"), operation.get("runc", "-")
+    compared = "-" if theirs == "-" else "same" if operation["outcome"] == "passed" else "differs"
     reasons = operation.get("reasons") or []
-    compared = "same" if operation["outcome"] == "passed" and theirs != "-" else "-" if theirs == "-" else "**differs**"
     if reasons and compared == "same":
-        compared = "but for: " + "; ".join(reasons)
-    cells = [escape(operation["name"]), ours.replace("fail", "**fail**"), theirs.replace("fail", "**fail**"), compared]
-    return f"| {' | '.join(cells)} |"
+        compared = "; ".join(reasons)
+    return Row(operation["name"], [ours, theirs], compared)
 
 
 def part(name: str, report: dict[str, Any]) -> str:
@@ -82,20 +131,8 @@ def part(name: str, report: dict[str, Any]) -> str:
     lines = [f"## {PARTS[name]}", "", versions.strip() + ".", ""]
     for client in CLIENTS:
         mine = [o for o in report["operations"] if o["client"] == client]
-        run = [o for o in mine if o["outcome"] != "skipped"]
-        lines += [
-            f"### {client}",
-            "",
-            "| operation | gpurun | runc | line by line |",
-            "|---|---|---|---|",
-            *map(row, run),
-            "",
-        ]
-        left: dict[str, list[str]] = {}
-        for o in mine:
-            if o["outcome"] == "skipped" and not o["why"].startswith("runs "):
-                left.setdefault(o["why"], []).append(o["name"])
-        lines += [f"Not run here, {why}: {escape('; '.join(names))}.\n" for why, names in left.items()]
+        run = [row(o) for o in mine if o["outcome"] != "skipped"]
+        lines += section(client, "", ["gpurun", "runc"], run) + not_run(mine)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -107,29 +144,17 @@ def table(title: str, version: str, mine: list[dict[str, Any]], planned: int) ->
     """The operations *mine* of one client, a column for each runtime; *planned* is how many a whole run has."""
     run = [o for o in mine if o["outcome"] != "skipped"]
     columns = [key for key in BESIDE if any(key in o for o in run)]
-    asked = {key: sum(key in o for o in run) for key in columns}
-    passed = ", ".join(
-        f"{BESIDE[key]} {sum(o.get(key) == 'pass' for o in run)}{f' of {asked[key]}' if asked[key] < len(run) else ''}"
-        for key in columns
-    )
-    lines = [f"### {title}", "", f"{version}. Of {len(run)} passed: {passed}.", ""]
-    lines += [f"| operation | {' | '.join(BESIDE[key] for key in columns)} | beside runc, line by line |"]
-    lines += ["|---" * (len(columns) + 2) + "|"]
+    rows = []
     for o in run:
-        reasons = o.get("reasons") or []
-        compared = "but for: " + "; ".join(reasons) if reasons else "same"
+        compared = "; ".join(o.get("reasons") or []) or "same"
         if all(o.get(key) == "fail" for key in columns):
             compared = "-"
         elif o["outcome"] != "passed":
-            compared = "**differs**"
+            compared = "differs"
         elif o.get("peer") != "pass" or "reasons" not in o:
             compared = "-"
-        lines.append(f"| {' | '.join([escape(o['name']), *[o.get(key, '-') for key in columns], escape(compared)])} |")
-    left: dict[str, list[str]] = {}
-    for o in mine:
-        if o["outcome"] == "skipped":
-            left.setdefault(o["why"], []).append(o["name"])
-    lines += ["", *[f"Not run, {why}: {escape('; '.join(names))}.\n" for why, names in left.items()]]
+        rows.append(Row(o["name"], [o.get(key, "-") for key in columns], compared))
+    lines = section(title, version, [BESIDE[key] for key in columns], rows) + not_run(mine)
     if planned > len(mine):
         lines += [f"{planned - len(mine)} more were not in this run.", ""]
     return lines
