@@ -198,7 +198,7 @@ def test_a_burst_may_fail_only_before_the_quota() -> None:
 
 def test_where_names_the_member() -> None:
     document = {"cpu": {"period": 5}, "hugepageLimits": [{"pageSize": "2MB", "limit": 1}], "unified": {"cgroup.freeze": "0"}}
-    assert [write.where for write in plan(document, where="r")] == [
+    assert [write.where for write in plan(document, json_path="r")] == [
         "r.cpu.period",
         "r.hugepageLimits[0].limit",
         "r.hugepageLimits[0].limit",

@@ -86,7 +86,7 @@ def describe_rule(rule: DeviceRule) -> str:
     return f"{rule.type} {major}:{minor} {rule.access}"
 
 
-def emulate(rules: tuple[DeviceRule, ...], where: str = "linux.resources.devices") -> DeviceFilter:
+def emulate(rules: tuple[DeviceRule, ...], json_path: str = "linux.resources.devices") -> DeviceFilter:
     """The verdicts after all *rules*, applied in order to a container that may use nothing.
 
     Raises :class:`ConfigError` naming the rule that v1's model cannot express.
@@ -108,7 +108,7 @@ def emulate(rules: tuple[DeviceRule, ...], where: str = "linux.resources.devices
             exceptions[key] = exceptions.get(key, 0) | access
             continue
         # A rule of ours has no place in the document: the error is then about the rules as a whole.
-        _refuse_hole(exceptions, rule, access, where if rule in _OURS else f"{where}[{index}]")
+        _refuse_hole(exceptions, rule, access, json_path if rule in _OURS else f"{json_path}[{index}]")
         covered = [k for k in exceptions if k == key or (not rule.allow and _covers(key, k))]
         for k in covered:
             exceptions[k] &= ~access
@@ -123,7 +123,7 @@ def _covers(wide: tuple[str, int | None, int | None], narrow: tuple[str, int | N
 
 
 def _refuse_hole(
-    exceptions: dict[tuple[str, int | None, int | None], int], rule: DeviceRule, access: int, where: str
+    exceptions: dict[tuple[str, int | None, int | None], int], rule: DeviceRule, access: int, json_path: str
 ) -> None:
     for kind, major, minor in exceptions:
         overlaps = kind == rule.type and _meet(major, rule.major) and _meet(minor, rule.minor)
@@ -132,7 +132,7 @@ def _refuse_hole(
             held = "".join([letter for letter in "rwm" if exceptions[kind, major, minor] & _ACCESS[letter]])
             earlier = describe_rule(DeviceRule(not rule.allow, kind, major, minor, held))
             raise ConfigError(
-                where,
+                json_path,
                 f'cannot punch hole in existing wildcard rule: "{describe_rule(rule)}" is part of "{earlier}", which an '
                 f"earlier rule {'denies' if rule.allow else 'allows'}; list the devices one by one instead",
             )
@@ -148,9 +148,9 @@ def _order(exception: DeviceException) -> tuple[int, int, str]:
     return major, minor, exception.type
 
 
-def device_program(rules: tuple[DeviceRule, ...], where: str = "linux.resources.devices") -> bytes:
+def device_program(rules: tuple[DeviceRule, ...], json_path: str = "linux.resources.devices") -> bytes:
     """The program that enforces *rules* (those of :func:`container_rules`), as an array of struct bpf_insn."""
-    return compile_filter(emulate(rules, where))
+    return compile_filter(emulate(rules, json_path))
 
 
 # Opcodes: JMP32 (Linux 5.1) compares the lower half, so a number above 2**31 needs no second instruction.

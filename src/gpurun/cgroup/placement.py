@@ -61,7 +61,7 @@ class Site(Record):
 
 
 class Wanted(Record):
-    """A policy that is asked for, and *where*; *by_site*: only by the site."""
+    """A policy, and *where* it was asked for; *by_site*: only by the site."""
 
     policy: str
     value: str
@@ -153,36 +153,38 @@ def _value_of(asked: Asked, file: str) -> str:
     return next((write.value for write in reversed(asked.given) if write.file == file), "")
 
 
-def _memory_high(value: str, where: str, asked: Asked) -> Iterator[CgroupWrite | str]:
+def _memory_high(value: str, json_path: str, asked: Asked) -> Iterator[CgroupWrite | str]:
     share = MEMORY_HIGH_SHARE
     if value != "true":
         whole, dot, fraction = value.partition(".")
         if whole != "0" or not dot or not (fraction.isascii() and fraction.isdigit()) or not int(fraction):
-            raise ConfigError(where, f'"{value}" must be "true" ({MEMORY_HIGH_SHARE}) or a share between 0 and 1 like 0.8')
+            raise ConfigError(
+                json_path, f'"{value}" must be "true" ({MEMORY_HIGH_SHARE}) or a share between 0 and 1 like 0.8'
+            )
         share = float(value)
     limit = _value_of(asked, "memory.max")
     if limit in ("", "max"):
-        raise Unmet(where, "is a fraction of the memory limit, and there is no limit: set linux.resources.memory.limit")
-    yield CgroupWrite("memory.high", str(int(int(limit) * share) & ~4095), where)
+        raise Unmet(json_path, "is a fraction of the memory limit, and there is no limit: set linux.resources.memory.limit")
+    yield CgroupWrite("memory.high", str(int(int(limit) * share) & ~4095), json_path)
 
 
-def _memory_swap(value: str, where: str, asked: Asked) -> Iterator[CgroupWrite | str]:
+def _memory_swap(value: str, json_path: str, asked: Asked) -> Iterator[CgroupWrite | str]:
     if value != "off":
-        raise ConfigError(where, f'"{value}" must be "off"')
-    yield CgroupWrite("memory.swap.max", "0", where, (ENOENT,))  # a kernel without swap has no such file
+        raise ConfigError(json_path, f'"{value}" must be "off"')
+    yield CgroupWrite("memory.swap.max", "0", json_path, (ENOENT,))  # a kernel without swap has no such file
 
 
-def _oom_group(value: str, where: str, asked: Asked) -> Iterator[CgroupWrite | str]:
+def _oom_group(value: str, json_path: str, asked: Asked) -> Iterator[CgroupWrite | str]:
     if value != "true":
-        raise ConfigError(where, f'"{value}" must be "true" or "false"')
-    yield CgroupWrite("memory.oom.group", "1", where)
+        raise ConfigError(json_path, f'"{value}" must be "true" or "false"')
+    yield CgroupWrite("memory.oom.group", "1", json_path)
 
 
-def _gpu_local(value: str, where: str, asked: Asked) -> Iterator[CgroupWrite | str]:
+def _gpu_local(value: str, json_path: str, asked: Asked) -> Iterator[CgroupWrite | str]:
     if value not in _LOCAL:
-        raise ConfigError(where, f'"{value}" must be one of true, cpus, memory, false')
+        raise ConfigError(json_path, f'"{value}" must be one of true, cpus, memory, false')
     if not asked.gpu_nodes:
-        raise Unmet(where, "the container has no GPUs: request some, or remove this annotation")
+        raise Unmet(json_path, "the container has no GPUs: request some, or remove this annotation")
     cpus = dict(asked.topology.nodes)
     nodes = sorted({node for node in asked.gpu_nodes if node >= 0})
     if not nodes or -1 in asked.gpu_nodes:
@@ -197,23 +199,25 @@ def _gpu_local(value: str, where: str, asked: Asked) -> Iterator[CgroupWrite | s
     values = {"cpuset.cpus": ",".join([cpus[n] for n in nodes if cpus[n]]), "cpuset.mems": ",".join([str(n) for n in nodes])}
     for file in _LOCAL[value]:
         if values[file]:
-            yield CgroupWrite(file, values[file], where)
+            yield CgroupWrite(file, values[file], json_path)
 
 
-def _exclusive(value: str, where: str, asked: Asked) -> Iterator[CgroupWrite | str]:
+def _exclusive(value: str, json_path: str, asked: Asked) -> Iterator[CgroupWrite | str]:
     if value not in _PARTITIONS:
-        raise ConfigError(where, f'"{value}" must be one of true, root, isolated, false')
+        raise ConfigError(json_path, f'"{value}" must be one of true, root, isolated, false')
     cpus = _value_of(asked, "cpuset.cpus")
     if not cpus:
-        raise Unmet(where, f"does not say which CPUs: set linux.resources.cpu.cpus, or {GPURUN}gpu.local")
-    yield CgroupWrite("cpuset.cpus.exclusive", cpus, where, (ENOENT,))  # Linux 6.7; before, a partition's are all of its own
-    yield CgroupWrite("cpuset.cpus.partition", _PARTITIONS[value], where)
+        raise Unmet(json_path, f"does not say which CPUs: set linux.resources.cpu.cpus, or {GPURUN}gpu.local")
+    yield CgroupWrite(
+        "cpuset.cpus.exclusive", cpus, json_path, (ENOENT,)
+    )  # Linux 6.7; before, a partition's are all of its own
+    yield CgroupWrite("cpuset.cpus.partition", _PARTITIONS[value], json_path)
 
 
-def _io_weight(value: str, where: str, asked: Asked) -> Iterator[CgroupWrite | str]:
+def _io_weight(value: str, json_path: str, asked: Asked) -> Iterator[CgroupWrite | str]:
     if not (value.isascii() and value.isdigit()) or not 1 <= int(value[:6]) <= 10000:
-        raise ConfigError(where, f'"{value}" must be a number from 1 to 10000')
-    yield CgroupWrite("io.weight", f"default {value}", where)
+        raise ConfigError(json_path, f'"{value}" must be a number from 1 to 10000')
+    yield CgroupWrite("io.weight", f"default {value}", json_path)
 
 
 #: In this order: exclusive CPUs may be those that are local to the GPUs.

@@ -66,7 +66,7 @@ def plan_resources(
     controllers: Collection[str],
     bound_to_v1: Collection[str] = (),
     hugepage_sizes: Collection[str] | None = None,
-    where: str = "linux.resources",
+    json_path: str = "linux.resources",
     hint: str = "",
 ) -> tuple[CgroupWrite, ...]:
     """All writes that enforce *resources*, in the order in which they are to be made (devices are a program, not a file).
@@ -78,12 +78,12 @@ def plan_resources(
     missing (see the module's text for what counts as a limit) and for huge page sizes this kernel does not have.
     """
     planned: list[CgroupWrite] = []
-    for write in _all_writes(resources, hugepage_sizes, where):
+    for write in _all_writes(resources, hugepage_sizes, json_path):
         controller = write.file.partition(".")[0]
         if controller == "cgroup" or controller in controllers:
             planned.append(write)
         elif not _is_default(write.file, write.value):
-            raise ConfigError(write.where, missing_controller(write, controller, bound_to_v1, where, hint))
+            raise ConfigError(write.where, missing_controller(write, controller, bound_to_v1, json_path, hint))
     return tuple(planned)
 
 
@@ -92,10 +92,12 @@ def needs_domain(writes: tuple[CgroupWrite, ...]) -> bool:
     return any(write.file.startswith(("memory.", "io.", "cpu.", "hugetlb.", "dmem.")) for write in writes)
 
 
-def missing_controller(write: CgroupWrite, controller: str, bound_to_v1: Collection[str], where: str, hint: str = "") -> str:
+def missing_controller(
+    write: CgroupWrite, controller: str, bound_to_v1: Collection[str], json_path: str, hint: str = ""
+) -> str:
     """Why *write* cannot be made in a tree that lacks *controller*, and what to do."""
     text = f'the cgroup v2 controller "{controller}" is not available'
-    if write.where.startswith(f"{where}.unified."):
+    if write.where.startswith(f"{json_path}.unified."):
         text = f'unified resource "{write.file}" can\'t be set: controller "{controller}" not available'
     if controller in bound_to_v1:
         return (
@@ -121,55 +123,55 @@ def _is_default(file: str, value: str) -> bool:
     return value.removeprefix("default ") == _KERNEL_DEFAULTS.get(file)
 
 
-def _all_writes(resources: Resources, hugepage_sizes: Collection[str] | None, where: str) -> Iterator[CgroupWrite]:
+def _all_writes(resources: Resources, hugepage_sizes: Collection[str] | None, json_path: str) -> Iterator[CgroupWrite]:
     if resources.pids_limit is not None:
         # 0 cannot be enforced (the init counts) and is not "unlimited" (specification 1.3): the smallest limit there is.
         value = "max" if resources.pids_limit < 0 else str(max(1, resources.pids_limit))
-        yield CgroupWrite("pids.max", value, f"{where}.pids.limit")
+        yield CgroupWrite("pids.max", value, f"{json_path}.pids.limit")
     if resources.memory is not None:
-        yield from _memory(resources.memory, f"{where}.memory")
+        yield from _memory(resources.memory, f"{json_path}.memory")
     if resources.block_io is not None:
-        yield from _block_io(resources.block_io, f"{where}.blockIO")
+        yield from _block_io(resources.block_io, f"{json_path}.blockIO")
     if resources.cpu is not None:
-        yield from _cpu(resources.cpu, f"{where}.cpu")
+        yield from _cpu(resources.cpu, f"{json_path}.cpu")
         for name, value in (("cpus", resources.cpu.cpus), ("mems", resources.cpu.mems)):
             if "\n" in value.rstrip("\n"):  # the kernel would take only the first line
-                raise ConfigError(f"{where}.cpu.{name}", f'"{value}" has several lines, it must be a list like 0-3,8')
+                raise ConfigError(f"{json_path}.cpu.{name}", f'"{value}" has several lines, it must be a list like 0-3,8')
             if value:
-                yield CgroupWrite(f"cpuset.{name}", value, f"{where}.cpu.{name}")
+                yield CgroupWrite(f"cpuset.{name}", value, f"{json_path}.cpu.{name}")
     for index, limit in enumerate(resources.hugepage_limits):
-        yield from _hugepages(limit, hugepage_sizes, f"{where}.hugepageLimits[{index}]")
+        yield from _hugepages(limit, hugepage_sizes, f"{json_path}.hugepageLimits[{index}]")
     for device, rdma in resources.rdma.items():
-        yield from _rdma(device, rdma, f"{where}.rdma.{device}")
+        yield from _rdma(device, rdma, f"{json_path}.rdma.{device}")
     for file, value in resources.unified.items():
         # A value of several lines is one write for each: the kernel reads one setting from a write.
         for line in value.split("\n"):
             if line.strip():
-                yield CgroupWrite(file, line, f"{where}.unified.{file}")
+                yield CgroupWrite(file, line, f"{json_path}.unified.{file}")
 
 
 def _number(value: int) -> str:
     return "max" if value == UNLIMITED else str(value)
 
 
-def _memory(memory: Memory, where: str) -> Iterator[CgroupWrite]:
-    swap = memory_swap_max(memory.limit, memory.swap, f"{where}.swap")
+def _memory(memory: Memory, json_path: str) -> Iterator[CgroupWrite]:
+    swap = memory_swap_max(memory.limit, memory.swap, f"{json_path}.swap")
     if swap is not None:
         # Before memory.max: lowering both on a live container must never leave a moment with more swap than asked for.
         # A kernel without swap has no such file; there "none" and "all there is" are true already.
         ignore = (ENOENT,) if swap in ("0", "max") else ()
-        yield CgroupWrite("memory.swap.max", swap, f"{where}.swap", ignore)
+        yield CgroupWrite("memory.swap.max", swap, f"{json_path}.swap", ignore)
     if memory.limit:
-        yield CgroupWrite("memory.max", _number(memory.limit), f"{where}.limit")
+        yield CgroupWrite("memory.max", _number(memory.limit), f"{json_path}.limit")
     if memory.reservation:
-        yield CgroupWrite("memory.low", _number(memory.reservation), f"{where}.reservation")
+        yield CgroupWrite("memory.low", _number(memory.reservation), f"{json_path}.reservation")
 
 
-def memory_swap_max(limit: int, swap: int, where: str) -> str | None:
+def memory_swap_max(limit: int, swap: int, json_path: str) -> str | None:
     """``memory.swap.max`` (only swap) from *limit* and *swap* (memory and swap together); None is not to be written.
 
-    All are bytes; 0 is "not given", -1 "no limit".  Raises :class:`ConfigError` at *where* for a swap limit that is below
-    the memory limit, or without one.
+    All are bytes; 0 is "not given", -1 "no limit".  Raises :class:`ConfigError` at *json_path* for a swap limit that is
+    below the memory limit, or without one.
     """
     if limit == UNLIMITED and swap == 0:
         return "max"
@@ -178,28 +180,28 @@ def memory_swap_max(limit: int, swap: int, where: str) -> str | None:
     if UNLIMITED in (swap, limit):
         return _number(swap)
     if limit == 0:
-        raise ConfigError(where, "unable to set swap limit without memory limit")
+        raise ConfigError(json_path, "unable to set swap limit without memory limit")
     if swap < limit:
-        raise ConfigError(where, "memory+swap limit should be >= memory limit")
+        raise ConfigError(json_path, "memory+swap limit should be >= memory limit")
     return str(swap - limit)
 
 
-def _cpu(cpu: Cpu, where: str) -> Iterator[CgroupWrite]:
+def _cpu(cpu: Cpu, json_path: str) -> Iterator[CgroupWrite]:
     if cpu.idle is not None:
-        yield CgroupWrite("cpu.idle", str(cpu.idle), f"{where}.idle", () if cpu.idle else (ENOENT,))
+        yield CgroupWrite("cpu.idle", str(cpu.idle), f"{json_path}.idle", () if cpu.idle else (ENOENT,))
     if cpu.shares and cpu.idle != 1:
         # The kernel refuses a weight for an idle cgroup (it has one of its own, the lowest).
-        yield CgroupWrite("cpu.weight", str(cpu_weight(cpu.shares)), f"{where}.shares")
+        yield CgroupWrite("cpu.weight", str(cpu_weight(cpu.shares)), f"{json_path}.shares")
     limited = bool(cpu.quota or cpu.period)
     if cpu.burst is not None:
         # A burst must not exceed the quota in force: raised with the quota it fits only after cpu.max, lowered with the
         # quota only before.  So it is written on both sides, and before may fail.
-        burst = CgroupWrite("cpu.max.burst", str(cpu.burst), f"{where}.burst")
+        burst = CgroupWrite("cpu.max.burst", str(cpu.burst), f"{json_path}.burst")
         yield CgroupWrite(burst.file, burst.value, burst.where, (EINVAL,)) if limited else burst
     if limited:
         quota = str(cpu.quota) if cpu.quota > 0 else "max"
         yield CgroupWrite(
-            "cpu.max", f"{quota} {cpu.period or DEFAULT_PERIOD}", f"{where}.{'quota' if cpu.quota else 'period'}"
+            "cpu.max", f"{quota} {cpu.period or DEFAULT_PERIOD}", f"{json_path}.{'quota' if cpu.quota else 'period'}"
         )
         if cpu.burst is not None:
             yield burst
@@ -239,37 +241,37 @@ def io_weight(weight: int) -> int:
     return 1 + (weight - 10) * 9999 // 990
 
 
-def _block_io(block_io: BlockIO, where: str) -> Iterator[CgroupWrite]:
+def _block_io(block_io: BlockIO, json_path: str) -> Iterator[CgroupWrite]:
     if block_io.weight:
-        yield _io_weight("", block_io.weight, f"{where}.weight")
+        yield _io_weight("", block_io.weight, f"{json_path}.weight")
     for index, device in enumerate(block_io.weight_devices):
         if device.weight:
-            yield _io_weight(f"{device.major}:{device.minor} ", device.weight, f"{where}.weightDevice[{index}]")
+            yield _io_weight(f"{device.major}:{device.minor} ", device.weight, f"{json_path}.weightDevice[{index}]")
     for member, key, field in _THROTTLES:
         for index, throttle in enumerate(getattr(block_io, field)):
             value = f"{throttle.major}:{throttle.minor} {key}={throttle.rate or 'max'}"
-            yield CgroupWrite("io.max", value, f"{where}.{member}[{index}]")
+            yield CgroupWrite("io.max", value, f"{json_path}.{member}[{index}]")
 
 
-def _io_weight(device: str, weight: int, where: str) -> CgroupWrite:
+def _io_weight(device: str, weight: int, json_path: str) -> CgroupWrite:
     """BFQ takes the weight as it is; without BFQ it is the weight of the io.cost model, converted."""
-    io_cost = CgroupWrite("io.weight", f"{device}{io_weight(weight)}", where)
-    return CgroupWrite("io.bfq.weight", f"{device}{weight}", where, otherwise=io_cost)
+    io_cost = CgroupWrite("io.weight", f"{device}{io_weight(weight)}", json_path)
+    return CgroupWrite("io.bfq.weight", f"{device}{weight}", json_path, otherwise=io_cost)
 
 
-def _hugepages(limit: HugepageLimit, sizes: Collection[str] | None, where: str) -> Iterator[CgroupWrite]:
+def _hugepages(limit: HugepageLimit, sizes: Collection[str] | None, json_path: str) -> Iterator[CgroupWrite]:
     if sizes is not None and limit.size not in sizes:
         have = ", ".join(sorted(sizes)) or "none"
-        raise ConfigError(f"{where}.pageSize", f"this kernel has no huge pages of {limit.size} (it has: {have})")
+        raise ConfigError(f"{json_path}.pageSize", f"this kernel has no huge pages of {limit.size} (it has: {have})")
     # Clients write "no limit" as the largest number; the kernel's counters hold less than 2**63.
     value = "max" if limit.limit >= (1 << 63) - 1 else str(limit.limit)
-    yield CgroupWrite(f"hugetlb.{limit.size}.max", value, f"{where}.limit")
-    yield CgroupWrite(f"hugetlb.{limit.size}.rsvd.max", value, f"{where}.limit", (ENOENT,))
+    yield CgroupWrite(f"hugetlb.{limit.size}.max", value, f"{json_path}.limit")
+    yield CgroupWrite(f"hugetlb.{limit.size}.rsvd.max", value, f"{json_path}.limit", (ENOENT,))
 
 
-def _rdma(device: str, rdma: Rdma, where: str) -> Iterator[CgroupWrite]:
+def _rdma(device: str, rdma: Rdma, json_path: str) -> Iterator[CgroupWrite]:
     limits = [
         f"{key}={value}" for key, value in (("hca_handle", rdma.handles), ("hca_object", rdma.objects)) if value is not None
     ]
     if limits:
-        yield CgroupWrite("rdma.max", f"{device} {' '.join(limits)}", where)
+        yield CgroupWrite("rdma.max", f"{device} {' '.join(limits)}", json_path)

@@ -38,7 +38,7 @@ _OOM_POLICY_SINCE, _IDLE_SINCE = 253, 252
 
 
 class Property(Record):
-    """A property of a unit: *signature* and *value* as :mod:`gpurun.formats.dbus` takes them; *where* asked for it."""
+    """A property of a unit, for :mod:`gpurun.formats.dbus`; *where* is the JSON path that asked for it."""
 
     name: str
     signature: str
@@ -170,24 +170,26 @@ def annotation_properties(annotations: Mapping[str, str]) -> tuple[Property, ...
     for key, text in annotations.items():
         if not key.startswith(SYSTEMD_PROPERTY):
             continue
-        where = f"annotations.{key}"
+        json_path = f"annotations.{key}"
         name = key[len(SYSTEMD_PROPERTY) :]
         if len(name) < 3 or not (name.isascii() and name.isalpha()):
-            raise ConfigError(where, f'"{name}" cannot be a property of a systemd unit: it must be three letters or more')
+            raise ConfigError(
+                json_path, f'"{name}" cannot be a property of a systemd unit: it must be three letters or more'
+            )
         from gpurun.formats.gvariant import parse_variant
 
         try:
             signature, value = parse_variant(text)
         except ValueError as e:
-            raise ConfigError(where, f"is not a value in GVariant text format: {e}") from None
+            raise ConfigError(json_path, f"is not a value in GVariant text format: {e}") from None
         if name.endswith("Sec") and not name.endswith("USec"):
             # People write seconds, D-Bus carries microseconds.
             if signature not in tuple("nqiuxtd") or value < 0:
-                raise ConfigError(where, f"must be a number of seconds, not {text}")
+                raise ConfigError(json_path, f"must be a number of seconds, not {text}")
             if not value * 1_000_000 < _UINT64_MAX:
-                raise ConfigError(where, f"{text} is more seconds than systemd can count")
+                raise ConfigError(json_path, f"{text} is more seconds than systemd can count")
             name, signature, value = f"{name[:-3]}USec", "t", int(value * 1_000_000)
-        found.append(Property(name, signature, value, where))
+        found.append(Property(name, signature, value, json_path))
     return tuple(found)
 
 
@@ -201,28 +203,28 @@ def limit_properties(writes: tuple[CgroupWrite, ...]) -> tuple[Property, ...]:
 
 
 def _properties_of(write: CgroupWrite) -> Iterator[Property]:
-    file, value, where = write.file, write.value.strip(), write.where
+    file, value, json_path = write.file, write.value.strip(), write.where
     if file in _NUMBERS:
         number = _number(value)
         if number is not None:
-            yield Property(_NUMBERS[file], "t", number, where)
+            yield Property(_NUMBERS[file], "t", number, json_path)
     elif file == "cpu.idle":
         if value == "1":
-            yield Property("CPUWeight", "t", 0, where, _IDLE_SINCE)
+            yield Property("CPUWeight", "t", 0, json_path, _IDLE_SINCE)
     elif file == "cpu.max":
         quota, length = _number(value.partition(" ")[0]), _number(value.partition(" ")[2] or "100000")
         if quota is not None and length:
-            yield Property("CPUQuotaPerSecUSec", "t", quota if quota == _UINT64_MAX else cpu_quota(quota, length), where)
-            yield Property("CPUQuotaPeriodUSec", "t", length, where)
+            yield Property("CPUQuotaPerSecUSec", "t", quota if quota == _UINT64_MAX else cpu_quota(quota, length), json_path)
+            yield Property("CPUQuotaPeriodUSec", "t", length, json_path)
     elif file in ("cpuset.cpus", "cpuset.mems"):
         numbers = number_list(value)
         if numbers is None:
-            raise ConfigError(where, f'"{value}" is not a list of numbers like 0-3,8')
-        yield Property("AllowedCPUs" if file == "cpuset.cpus" else "AllowedMemoryNodes", "ay", bit_mask(numbers), where)
+            raise ConfigError(json_path, f'"{value}" is not a list of numbers like 0-3,8')
+        yield Property("AllowedCPUs" if file == "cpuset.cpus" else "AllowedMemoryNodes", "ay", bit_mask(numbers), json_path)
     elif file == "io.weight" and ":" not in value:
         weight = _number(value.removeprefix("default "))
         if weight is not None:
-            yield Property("IOWeight", "t", weight, where)
+            yield Property("IOWeight", "t", weight, json_path)
     elif write.otherwise is not None:
         yield from _properties_of(write.otherwise)
 
@@ -276,16 +278,16 @@ def device_properties(devices: DeviceFilter) -> tuple[Property, ...]:
     systemd knows lists of what is allowed, whole major numbers among them, and nothing else: what it cannot say
     (all but some; one minor of every major) is left to the container's own program, which a reload does not touch.
     """
-    where = "linux.resources.devices"
+    json_path = "linux.resources.devices"
     allowed = tuple([_device_allow(one) for one in devices.exceptions])
     inexpressible = devices.default_allow or any(one.major is None and one.minor is not None for one in devices.exceptions)
     if inexpressible:
-        return (Property("DevicePolicy", "s", "auto", where), Property("DeviceAllow", "a(ss)", (), where))
+        return (Property("DevicePolicy", "s", "auto", json_path), Property("DeviceAllow", "a(ss)", (), json_path))
     # The empty list first: a list that is set is added to the one that is there.
     return (
-        Property("DevicePolicy", "s", "strict", where),
-        Property("DeviceAllow", "a(ss)", (), where),
-        Property("DeviceAllow", "a(ss)", allowed, where),
+        Property("DevicePolicy", "s", "strict", json_path),
+        Property("DeviceAllow", "a(ss)", (), json_path),
+        Property("DeviceAllow", "a(ss)", allowed, json_path),
     )
 
 

@@ -174,8 +174,8 @@ def _dmem(read: Read) -> dict[str, dict[str, int]]:
     """The memory of GPUs by region of the dmem controller, which runc does not have: bytes."""
     limits = _read_keyed(read("dmem.max"))
     used = _read_keyed(read("dmem.current"))
-    told = [name for name, size in used.items() if size or name in limits]
-    return {name: _with_limit({"usage": used[name]}, limits.get(name, 0)) for name in told}
+    regions = [name for name, size in used.items() if size or name in limits]
+    return {name: _with_limit({"usage": used[name]}, limits.get(name, 0)) for name in regions}
 
 
 def _hugetlb(read: Read, size: str) -> dict[str, int]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpurun.oci.models import Config
 from gpurun.oci.reader import type_name
-from gpurun.oci.schema import Problem, mistakes, unknown
+from gpurun.oci.schema import Problem, mistakes, unknown_members
 
 
 def problems(document: Any) -> tuple[Problem, ...]:
@@ -14,7 +14,7 @@ def problems(document: Any) -> tuple[Problem, ...]:
     if not isinstance(document, dict):
         return (Problem("", f"must be an object, not {type_name(document)}"),)
     document = _without_nulls(document)
-    return (*mistakes(Config, document), *unknown(Config, document))
+    return (*mistakes(Config, document), *unknown_members(Config, document))
 
 
 def _without_nulls(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Models of documents, declared as classes with annotations, and every mistake of a document by them.
 
 A model says what one of pydantic's would, in the same notation.  pydantic itself is a compiled library for one Python, and
-cannot be in the one-file program, which is to tell all mistakes wherever it is.  Values are strict: an integer is no float
+cannot be in the one-file program, which has to find all mistakes on every host.  Values are strict: an integer is no float
 and no boolean.
 """
 
@@ -79,67 +79,69 @@ class Model:
 _PLAIN = {str: "a string", int: "an integer", bool: "true or false"}
 
 
-def mistakes(kind: Any, value: Any, where: str = "") -> list[Problem]:
+def mistakes(kind: Any, value: Any, json_path: str = "") -> list[Problem]:
     """What is wrong with *value* as a *kind* (a type, a model, or an annotation of these), in the order of the fields."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return []
     if origin is typing.Annotated:
-        found = mistakes(arguments[0], value, where)
+        found = mistakes(arguments[0], value, json_path)
         for rule in arguments[1:]:
             if not found and (what := rule.wrong(value)):
-                found = [Problem(where, what)]
+                found = [Problem(json_path, what)]
         return found
     if origin in (typing.Union, types.UnionType):
-        tried = [mistakes(branch, value, where) for branch in arguments if branch is not type(None)]
+        tried = [mistakes(branch, value, json_path) for branch in arguments if branch is not type(None)]
         return min(tried, key=bool)  # the first that has none, else the first
     if origin is Literal:
-        return _of_literal(arguments, value, where)
+        return _of_literal(arguments, value, json_path)
     if origin is list:
         if not isinstance(value, list):
-            return [Problem(where, f"must be an array, not {type_name(value)}")]
-        return [problem for i, entry in enumerate(value) for problem in mistakes(arguments[0], entry, f"{where}[{i}]")]
+            return [Problem(json_path, f"must be an array, not {type_name(value)}")]
+        return [problem for i, entry in enumerate(value) for problem in mistakes(arguments[0], entry, f"{json_path}[{i}]")]
     if origin is dict or (isinstance(kind, type) and issubclass(kind, Model)):
         if not isinstance(value, dict):
-            return [Problem(where, f"must be an object, not {type_name(value)}")]
+            return [Problem(json_path, f"must be an object, not {type_name(value)}")]
         if origin is dict:
-            return [p for name, entry in value.items() for p in mistakes(arguments[1], entry, child(where, name))]
-        return _of_model(kind, value, where)
+            return [p for name, entry in value.items() for p in mistakes(arguments[1], entry, child(json_path, name))]
+        return _of_model(kind, value, json_path)
     if type(value) is not kind:
-        return [Problem(where, f"must be {_PLAIN[kind]}, not {type_name(value)}")]
+        return [Problem(json_path, f"must be {_PLAIN[kind]}, not {type_name(value)}")]
     return []
 
 
-def _of_literal(words: tuple[str, ...], value: Any, where: str) -> list[Problem]:
+def _of_literal(words: tuple[str, ...], value: Any, json_path: str) -> list[Problem]:
     if value in words and isinstance(value, str):
         return []
     if not isinstance(value, str):
-        return [Problem(where, f"must be a string, not {type_name(value)}")]
+        return [Problem(json_path, f"must be a string, not {type_name(value)}")]
     names = [word for word in words if word] or ['""']
     known = " or ".join([*filter(None, [", ".join(names[:-1])]), names[-1]])
-    return [Problem(where, f'"{value}" is unknown, it must be one of {known}{likely(value, words)}')]
+    return [Problem(json_path, f'"{value}" is unknown, it must be one of {known}{likely(value, words)}')]
 
 
-def _of_model(model: type[Model], value: dict[str, Any], where: str) -> list[Problem]:
+def _of_model(model: type[Model], value: dict[str, Any], json_path: str) -> list[Problem]:
     found = []
     for name, member in model.members().items():
         if name in value:
-            found += mistakes(member.annotation, value[name], child(where, name))
+            found += mistakes(member.annotation, value[name], child(json_path, name))
         elif member.required:
-            found.append(Problem(child(where, name), "is missing"))
+            found.append(Problem(child(json_path, name), "is missing"))
     return found
 
 
-def unknown(kind: Any, value: Any, where: str = "") -> list[Problem]:
+def unknown_members(kind: Any, value: Any, json_path: str = "") -> list[Problem]:
     """Members of *value* that *kind* does not have: typing mistakes, most often.  What has another type is left out."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Annotated, typing.Union, types.UnionType):
         branches = arguments[:1] if origin is typing.Annotated else arguments
-        return [problem for branch in branches for problem in unknown(branch, value, where)]
+        return [problem for branch in branches for problem in unknown_members(branch, value, json_path)]
     if origin is list and isinstance(value, list):
-        return [problem for i, entry in enumerate(value) for problem in unknown(arguments[0], entry, f"{where}[{i}]")]
+        return [
+            problem for i, entry in enumerate(value) for problem in unknown_members(arguments[0], entry, f"{json_path}[{i}]")
+        ]
     if origin is dict and isinstance(value, dict):
-        return [p for name, entry in value.items() for p in unknown(arguments[1], entry, child(where, name))]
+        return [p for name, entry in value.items() for p in unknown_members(arguments[1], entry, child(json_path, name))]
     if not (isinstance(kind, type) and issubclass(kind, Model) and isinstance(value, dict)):
         return []
     members = kind.members()
@@ -147,10 +149,10 @@ def unknown(kind: Any, value: Any, where: str = "") -> list[Problem]:
     for name in value:
         if name not in members:
             what = f"is not in the specification and ignored{likely(name, tuple(members))}"
-            found.append(Problem(child(where, name), what, fatal=False))
+            found.append(Problem(child(json_path, name), what, fatal=False))
     for name, member in members.items():
         if name in value:
-            found += unknown(member.annotation, value[name], child(where, name))
+            found += unknown_members(member.annotation, value[name], child(json_path, name))
     return found
 
 

@@ -36,19 +36,21 @@ def _first(path: str) -> bytes:
         return b""  # no such module
 
 
-def check_apparmor(profile: str, where: str, enabled: bool) -> str:
+def check_apparmor(profile: str, json_path: str, enabled: bool) -> str:
     """*profile* if it can be applied; raises :class:`ConfigError`."""
     if profile and not enabled:
-        raise ConfigError(where, f'"{profile}" cannot be applied: AppArmor is not enabled on this host; remove the field')
+        raise ConfigError(
+            json_path, f'"{profile}" cannot be applied: AppArmor is not enabled on this host; remove the field'
+        )
     if "\n" in profile:
-        raise ConfigError(where, "contains a line break, which no profile's name has")
+        raise ConfigError(json_path, "contains a line break, which no profile's name has")
     return profile
 
 
-def check_selinux(label: str, where: str, enabled: bool) -> str:
+def check_selinux(label: str, json_path: str, enabled: bool) -> str:
     """*label* if it can be applied; raises :class:`ConfigError` with runc's text."""
     if label and not enabled:
-        raise ConfigError(where, "selinux label is specified in config, but selinux is disabled or not supported")
+        raise ConfigError(json_path, "selinux label is specified in config, but selinux is disabled or not supported")
     return label
 
 

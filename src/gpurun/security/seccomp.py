@@ -111,36 +111,36 @@ class SeccompPlan(Record):
 
 def plan_seccomp(profile: Seccomp, machine: str) -> SeccompPlan | None:
     """The plan of *profile* on *machine* (``uname -m``), None for an empty one; raises :class:`ConfigError`."""
-    where = "linux.seccomp"
+    json_path = "linux.seccomp"
     if not profile.default_action and not profile.syscalls:
         return None
-    default = _action(profile.default_action, profile.default_errno_ret, where, "defaultAction", "defaultErrnoRet")
+    default = _action(profile.default_action, profile.default_errno_ret, json_path, "defaultAction", "defaultErrnoRet")
     if default == _NOTIFY:
-        raise ConfigError(f"{where}.defaultAction", "SCMP_ACT_NOTIFY cannot be used as default action")
+        raise ConfigError(f"{json_path}.defaultAction", "SCMP_ACT_NOTIFY cannot be used as default action")
     rules: list[Rule] = []
     skipped: list[str] = []
     for i, syscall in enumerate(profile.syscalls):
-        rule = _rule(syscall, f"{where}.syscalls[{i}]")
+        rule = _rule(syscall, f"{json_path}.syscalls[{i}]")
         if rule.action == default:
             skipped += rule.names  # libseccomp refuses a rule that changes nothing
         else:
             rules.append(rule)
     notify = any(rule.action == _NOTIFY for rule in rules)
     if notify and not profile.listener_path:
-        raise ConfigError(f"{where}.listenerPath", "seccomp listenerPath is not set, but a rule has SCMP_ACT_NOTIFY")
+        raise ConfigError(f"{json_path}.listenerPath", "seccomp listenerPath is not set, but a rule has SCMP_ACT_NOTIFY")
     if notify and not profile.listener_path.startswith("/"):
-        raise ConfigError(f"{where}.listenerPath", f'"{profile.listener_path}" must be an absolute path')
+        raise ConfigError(f"{json_path}.listenerPath", f'"{profile.listener_path}" must be an absolute path')
     # An agent without a rule for it gets the listener if it is there, as crun does; runc ignores the path, and so it may
     # also name nothing.
     agent = notify or profile.listener_path.startswith("/")
     return SeccompPlan(
-        where=where,
+        where=json_path,
         default_action=default,
-        architectures=_architectures(profile.architectures, machine, f"{where}.architectures"),
+        architectures=_architectures(profile.architectures, machine, f"{json_path}.architectures"),
         rules=tuple(rules),
         enosys=default & _ACTION_MASK not in _PERMISSIVE and profile.default_errno_ret != ENOSYS,
         skipped=tuple(skipped),
-        flags=_flags(profile.flags, agent, f"{where}.flags"),
+        flags=_flags(profile.flags, agent, f"{json_path}.flags"),
         default_flags=profile.flags is None,
         listener_path=profile.listener_path if agent else "",
         listener_metadata=profile.listener_metadata if agent else "",
@@ -197,40 +197,40 @@ def _matches_clone(conditions: tuple[tuple[int, int, int, int], ...]) -> bool:
     return all(index == 0 and operator == _MASKED_EQ and _CLONE_PARENT & a == b for index, operator, a, b in conditions)
 
 
-def _action(name: str, errno_ret: int | None, where: str, key: str, errno_key: str) -> int:
+def _action(name: str, errno_ret: int | None, json_path: str, key: str, errno_key: str) -> int:
     """The action's word, with the number that it gives back."""
     if name not in ACTIONS:
         what = f'"{name}" is unknown' if name else "is missing"
-        raise ConfigError(f"{where}.{key}", f"{what}, it must be one of {', '.join(ACTIONS)}")
+        raise ConfigError(f"{json_path}.{key}", f"{what}, it must be one of {', '.join(ACTIONS)}")
     action = ACTIONS[name]
     if action not in (_ERRNO, _TRACE):
         return action  # a number given with another action means nothing; engines do give one
     number = EPERM if errno_ret is None else errno_ret
     limit = _MAX_ERRNO - 1 if action == _ERRNO else 0xFFFF
     if number > limit:
-        raise ConfigError(f"{where}.{errno_key}", f"{number} is out of range, it must be from 0 to {limit}")
+        raise ConfigError(f"{json_path}.{errno_key}", f"{number} is out of range, it must be from 0 to {limit}")
     return action | number
 
 
-def _rule(syscall: SeccompSyscall, where: str) -> Rule:
+def _rule(syscall: SeccompSyscall, json_path: str) -> Rule:
     if not syscall.names:
-        raise ConfigError(f"{where}.names", "must name at least one system call")
-    action = _action(syscall.action, syscall.errno_ret, where, "action", "errnoRet")
+        raise ConfigError(f"{json_path}.names", "must name at least one system call")
+    action = _action(syscall.action, syscall.errno_ret, json_path, "action", "errnoRet")
     if action == _NOTIFY and "write" in syscall.names:
         # The init tells its listener's number by write(2); until it has, no agent could answer.
-        raise ConfigError(f"{where}.names", "SCMP_ACT_NOTIFY cannot be used for the write syscall")
-    conditions = tuple([_condition(arg, f"{where}.args[{k}]") for k, arg in enumerate(syscall.args)])
+        raise ConfigError(f"{json_path}.names", "SCMP_ACT_NOTIFY cannot be used for the write syscall")
+    conditions = tuple([_condition(arg, f"{json_path}.args[{k}]") for k, arg in enumerate(syscall.args)])
     alternatives: tuple[tuple[tuple[int, int, int, int], ...], ...] = (conditions,) if conditions else ()
     if len({condition[0] for condition in conditions}) < len(conditions):
         # An argument that occurs twice: profiles mean "one of these values", and libseccomp takes it once in a rule.
         alternatives = tuple([(condition,) for condition in conditions])
-    return Rule(syscall.names, action, alternatives, where)
+    return Rule(syscall.names, action, alternatives, json_path)
 
 
-def _condition(arg: SeccompArg, where: str) -> tuple[int, int, int, int]:
+def _condition(arg: SeccompArg, json_path: str) -> tuple[int, int, int, int]:
     if arg.op not in OPERATORS:
         what = f'"{arg.op}" is unknown' if arg.op else "is missing"
-        raise ConfigError(f"{where}.op", f"{what}, it must be one of {', '.join(OPERATORS)}")
+        raise ConfigError(f"{json_path}.op", f"{what}, it must be one of {', '.join(OPERATORS)}")
     return arg.index, OPERATORS[arg.op], arg.value, arg.value_two
 
 
@@ -239,27 +239,31 @@ def native_architecture(machine: str) -> int:
     return AARCH64 if machine == "aarch64" else X86_64
 
 
-def _architectures(names: tuple[str, ...], machine: str, where: str) -> tuple[int, ...]:
+def _architectures(names: tuple[str, ...], machine: str, json_path: str) -> tuple[int, ...]:
     native = native_architecture(machine)
     tokens = [native]
     for i, name in enumerate(names):
         token = ARCHITECTURES.get(name)
         if token is None:
-            raise ConfigError(f"{where}[{i}]", f'"{name}" is unknown, it must be one of {", ".join(ARCHITECTURES)}')
+            raise ConfigError(f"{json_path}[{i}]", f'"{name}" is unknown, it must be one of {", ".join(ARCHITECTURES)}')
         if (token ^ native) & _LITTLE_ENDIAN:
-            raise ConfigError(f"{where}[{i}]", f"{name} has the other byte order than this machine ({machine}), remove it")
+            raise ConfigError(
+                f"{json_path}[{i}]", f"{name} has the other byte order than this machine ({machine}), remove it"
+            )
         if token not in tokens:
             tokens.append(token)
     return tuple(tokens)
 
 
-def _flags(names: tuple[str, ...] | None, notify: bool, where: str) -> int:
+def _flags(names: tuple[str, ...] | None, notify: bool, json_path: str) -> int:
     flags = ls.SECCOMP_FILTER_FLAG_NEW_LISTENER if notify else 0
     if names is None:
         return flags | ls.SECCOMP_FILTER_FLAG_SPEC_ALLOW
     for i, name in enumerate(names):
         if name not in FLAGS:
-            raise ConfigError(f"{where}[{i}]", f"seccomp flag {name} is not known to gpurun, known are {', '.join(FLAGS)}")
+            raise ConfigError(
+                f"{json_path}[{i}]", f"seccomp flag {name} is not known to gpurun, known are {', '.join(FLAGS)}"
+            )
         flags |= FLAGS[name]
     if not notify:
         # The kernel refuses it where no agent is notified, and then it would change nothing.

@@ -167,7 +167,7 @@ def update_container(root: str, container_id: str, new: Resources, schemata: dic
     old_obj = get_object(linux, "resources", "linux") or {}
     merged = merge(read_resources(old_obj, "linux.resources"), new)
     found = tree.find_tree()
-    writes = plan_resources(to_write(new, merged), found.controllers, found.bound_to_v1, where="resources")
+    writes = plan_resources(to_write(new, merged), found.controllers, found.bound_to_v1, json_path="resources")
     writes += _follow_limit(root, document, merged, writes)
     if state.unit:
         from gpurun.cgroup.scope import as_systemd_rounds
