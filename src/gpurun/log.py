@@ -14,7 +14,7 @@ from gpurun.errors import GpurunError, escape, oserror_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from gpurun.invocation import Globals
 
@@ -102,6 +102,12 @@ def warning(message: str) -> None:
         _Log.waiting = [*_Log.waiting, record("warning", message)]
     else:
         _put("warning", message)
+
+
+def warnings(messages: Iterable[str]) -> None:
+    """:func:`warning` for each of *messages*."""
+    for message in messages:
+        warning(message)
 
 
 def info(message: str) -> None:

@@ -320,7 +320,13 @@ def test_config_linux_readonly_paths(runtime: Runtime, bundle: MakeBundle, path:
 
 @must("config-linux.md: Sysctl")
 @pytest.mark.parametrize(
-    ("name", "value"), [("net.ipv4.ip_forward", "1"), ("kernel.msgmax", "9000"), ("kernel.shm_rmid_forced", "1")]
+    ("name", "value"),
+    [
+        ("net.ipv4.ip_forward", "1"),
+        ("net.ipv4.ping_group_range", "0\t2147483647"),
+        ("kernel.msgmax", "9000"),
+        ("kernel.shm_rmid_forced", "1"),
+    ],
 )
 def test_config_linux_sysctl(runtime: Runtime, bundle: MakeBundle, name: str, value: str) -> None:
     """`sysctl` modifies kernel parameters at runtime for the container, and for it alone"""

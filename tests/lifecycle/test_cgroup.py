@@ -168,12 +168,6 @@ def test_pids_limit_holds(runtime: Runtime, bundle: MakeBundle) -> None:
     assert "Resource temporarily unavailable" in runtime.run(b).err
 
 
-def test_unified_key_of_a_controller_that_is_not_there(runtime: Runtime, bundle: MakeBundle) -> None:
-    b = bundle()
-    b.linux["resources"]["unified"] = {"nosuch.max": "1"}
-    runtime.refused(b)
-
-
 @pytest.mark.parametrize("key", ["../cgroup.procs", "a/b", "/x"])
 def test_unified_key_is_a_file_name(runtime: Runtime, bundle: MakeBundle, key: str) -> None:
     b = bundle()

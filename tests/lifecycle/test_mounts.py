@@ -85,13 +85,6 @@ def test_type_is_ignored_with_bind(runtime: Runtime, bundle: MakeBundle, source:
     assert runtime.output(b) == "content\n"
 
 
-def test_relative_source_is_of_the_bundle(runtime: Runtime, bundle: MakeBundle) -> None:
-    b = bundle().args("cat", "/tmp/file").mount("/tmp", "beside", "bind")
-    (b.directory / "beside").mkdir()
-    (b.directory / "beside/file").write_text("beside\n")
-    assert runtime.output(b) == "beside\n"
-
-
 def test_missing_source(runtime: Runtime, bundle: MakeBundle) -> None:
     text = runtime.refused(bundle().mount("/tmp", "/nonexistent/source", "bind"))
     assert "/nonexistent/source" in text
@@ -300,11 +293,6 @@ def test_a_writable_sysfs_is_never_the_hosts(runtime: Runtime, bundle: MakeBundl
     mount["options"].remove("ro")
     text = runtime.refused(b)
     assert 'error mounting "sysfs" to rootfs at "/sys": operation not permitted' in text
-
-
-def test_later_mounts_cover_earlier_ones(runtime: Runtime, bundle: MakeBundle, source: Path) -> None:
-    b = bundle().sh("ls /tmp").mount("/tmp", str(source), "bind").mount("/tmp", "tmpfs", kind="tmpfs")
-    assert runtime.output(b) == ""
 
 
 @pytest.mark.parametrize("kind", ["private", "slave", "shared", "unbindable"])

@@ -136,25 +136,6 @@ def test_paths_that_are_no_such_namespace(runtime: Runtime, bundle: MakeBundle, 
     assert says in runtime.refused(bundle().namespace(kind, path))
 
 
-def test_hostname_and_domainname(runtime: Runtime, bundle: MakeBundle) -> None:
-    b = bundle().sh("hostname; cat /proc/sys/kernel/domainname")
-    b.config["hostname"] = "frog"
-    if runtime.name == "gpurun":
-        b.config["domainname"] = "pond.example"
-    host = os.uname().nodename
-    assert runtime.output(b).splitlines() == ["frog", "pond.example" if runtime.name == "gpurun" else "(none)"]
-    assert os.uname().nodename == host
-
-
-def test_sysctl(runtime: Runtime, bundle: MakeBundle) -> None:
-    files = {"net.ipv4.ip_forward": "1", "kernel.msgmax": "9000", "net.ipv4.ping_group_range": "0\t2147483647"}
-    b = bundle().args("cat", *[f"/proc/sys/{name.replace('.', '/')}" for name in files])
-    b.linux["sysctl"] = files
-    before = Path("/proc/sys/kernel/msgmax").read_text()
-    assert runtime.output(b).splitlines() == [*files.values()]
-    assert Path("/proc/sys/kernel/msgmax").read_text() == before
-
-
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("name", "left_out"),

@@ -87,12 +87,6 @@ def test_umask_is_not_the_callers(runtime: Runtime, bundle: MakeBundle) -> None:
     assert runtime.output(bundle().sh("umask"), preexec=lambda: os.umask(0o027) and None) == "0022\n"
 
 
-def test_working_directory(runtime: Runtime, bundle: MakeBundle) -> None:
-    b = bundle().args("pwd")
-    b.process["cwd"] = "/usr"
-    assert runtime.output(b) == "/usr\n"
-
-
 def test_missing_working_directory_is_made(runtime: Runtime, bundle: MakeBundle, leaks: Leaks) -> None:
     leaks.allow_rootfs_changes()
     b = bundle().args("stat", "-c", "%n %a %u", "/new/deep/dir", ".")

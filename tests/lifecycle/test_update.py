@@ -19,13 +19,6 @@ FOREVER = "echo up; while :; do sleep 0.02; done"
 
 
 @pytest.fixture
-def container(runtime: Runtime, bundle: MakeBundle) -> Container:
-    made = runtime.start(bundle().sh(FOREVER))
-    made.wait_for("up")
-    return made
-
-
-@pytest.fixture
 def cgroup(container: Container, bed: Bed) -> Path:
     return bed.cgroup(container.cgroup())
 

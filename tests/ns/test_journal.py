@@ -6,7 +6,6 @@ import errno
 import os
 import resource
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,19 +30,6 @@ from gpurun.ns.journal import (
 )
 from gpurun.ns.path import make_dirs, make_target
 from gpurun.ns.undo import digest, undo
-
-
-@pytest.fixture
-def rootfs(tmp_path: Path) -> Path:
-    (tmp_path / "rootfs/etc").mkdir(parents=True)
-    return tmp_path / "rootfs"
-
-
-@pytest.fixture
-def root_fd(rootfs: Path) -> Iterator[int]:
-    fd = os.open(rootfs, os.O_PATH | os.O_DIRECTORY)
-    yield fd
-    os.close(fd)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,19 +12,6 @@ from gpurun.ns.journal import DIRECTORY, FILE, LINK, REWRITTEN, TEMPORARY, TIMES
 from gpurun.ns.undo import digest, undo
 
 OURS = b"ours"
-
-
-@pytest.fixture
-def rootfs(tmp_path: Path) -> Path:
-    (tmp_path / "rootfs/etc").mkdir(parents=True)
-    return tmp_path / "rootfs"
-
-
-@pytest.fixture
-def root_fd(rootfs: Path) -> Iterator[int]:
-    fd = os.open(rootfs, os.O_PATH | os.O_DIRECTORY)
-    yield fd
-    os.close(fd)
 
 
 def rewritten(original: Original, path: str = "etc/c", stamp: int = 2) -> Trace:

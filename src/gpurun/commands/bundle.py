@@ -30,8 +30,7 @@ def bundle(invocation: Invocation) -> int:
         Limits(_bytes(size)) if size else Limits(), site_labels(os.environ),
     )  # fmt: skip
     signal.signal(signal.SIGTERM, _exit_on_signal)
-    for warning in make_bundle(asked, os.environ):
-        log.warning(warning)
+    log.warnings(make_bundle(asked, os.environ))
     return 0
 
 

@@ -49,8 +49,7 @@ def checkpoint(invocation: Invocation) -> int:
         page_server=invocation.option("page-server"),
         pre_dump=invocation.flag("pre-dump"),
     )
-    for warning in save(options):
-        log.warning(warning)
+    log.warnings(save(options))
     return 0
 
 
@@ -72,8 +71,7 @@ def restore(invocation: Invocation) -> int:
         lsm_mount_context=invocation.option("lsm-mount-context"),
     )
     made = make(options)
-    for warning in made.plan.warnings:
-        log.warning(warning)
+    log.warnings(made.plan.warnings)
     if options.create.detached:
         return 0
     root, container_id = options.create.root, options.create.id
@@ -81,5 +79,4 @@ def restore(invocation: Invocation) -> int:
     try:
         return wait_foreground(made.state.pid, made.pidfd, made.master)
     finally:
-        for warning in delete(root, container_id, force=True):
-            log.warning(warning)
+        log.warnings(delete(root, container_id, force=True))

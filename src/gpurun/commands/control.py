@@ -144,8 +144,7 @@ def update(invocation: Invocation) -> int:
     if gpus:
         from gpurun.engine.gpus.attach import set_gpus
 
-        for warning in set_gpus(invocation.globals.root, invocation.args[0], gpus):
-            log.warning(warning)
+        log.warnings(set_gpus(invocation.globals.root, invocation.args[0], gpus))
     return 0
 
 

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 def attach(words: tuple[str, ...], invocation: Invocation) -> int:
     """``gpu attach CONTAINER DEVICE...``; returns the exit code."""
     root, container_id, devices = _arguments("attach", words, invocation)
-    _tell(engine.attach(root, container_id, devices, invocation.option("capabilities")))
+    log.warnings(engine.attach(root, container_id, devices, invocation.option("capabilities")))
     return 0
 
 
 def detach(words: tuple[str, ...], invocation: Invocation) -> int:
     """``gpu detach CONTAINER DEVICE...``; returns the exit code."""
     root, container_id, devices = _arguments("detach", words, invocation)
-    _tell(engine.detach(root, container_id, devices, invocation.flag("force")))
+    log.warnings(engine.detach(root, container_id, devices, invocation.flag("force")))
     return 0
 
 
@@ -37,8 +37,3 @@ def _arguments(what: str, words: tuple[str, ...], invocation: Invocation) -> tup
     root, container_id = find(words[0], roots)
     devices = tuple([part.strip() for word in words[1:] for part in word.split(",") if part.strip()])
     return root, container_id, devices
-
-
-def _tell(warnings: tuple[str, ...]) -> None:
-    for warning in warnings:
-        log.warning(warning)

@@ -11,10 +11,9 @@ import stat
 
 from gpurun.engine import state as store
 from gpurun.errors import GpurunError
-from gpurun.gpu.leases.container_nodes import cgroup_of, containers_with_nodes, mount_namespace, nodes_of
+from gpurun.gpu.leases.container_nodes import cgroup_of, command_of, containers_with_nodes, mount_namespace, nodes_of
 from gpurun.gpu.leases.grants import Grants
 from gpurun.gpu.nvidia.cdi.stale import library_version
-from gpurun.linux.files import read_file
 from gpurun.linux.mountinfo import mounts
 from gpurun.linux.procfs import cgroups
 from gpurun.record import Record
@@ -116,13 +115,12 @@ def with_another_driver(held: tuple[Held, ...], loaded: str) -> tuple[tuple[str,
 
 
 def holders(devices: tuple[tuple[int, int], ...], held: tuple[Held, ...]) -> dict[tuple[int, int], tuple[Holder, ...]]:
-    """GpuDevice → the processes that have it open, of all that may be seen."""
+    """Device → the processes that have it open, of all that may be seen."""
     wanted = {posix.makedev(*device): device for device in devices}
     found: dict[tuple[int, int], list[Holder]] = {}
-    for name in sorted([n for n in posix.listdir("/proc") if n.isdigit()], key=int):
-        opened = _open_devices(int(name)) & set(wanted)
-        for number in opened:
-            found.setdefault(wanted[number], []).append(Holder(int(name), _command(int(name)), _container(int(name), held)))
+    for pid in sorted([int(name) for name in posix.listdir("/proc") if name.isdigit()]):
+        for number in _open_devices(pid) & set(wanted):
+            found.setdefault(wanted[number], []).append(Holder(pid, command_of(pid), _container(pid, held)))
     return {device: tuple(processes) for device, processes in found.items()}
 
 
@@ -140,13 +138,6 @@ def _open_devices(pid: int) -> set[int]:
     except OSError:
         pass  # another user's, or gone
     return numbers
-
-
-def _command(pid: int) -> str:
-    try:
-        return read_file(f"/proc/{pid}/comm", 64).decode("utf-8", "replace").strip()
-    except OSError:
-        return ""
 
 
 def _cgroup(pid: int, directory: str) -> str:

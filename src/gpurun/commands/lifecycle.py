@@ -63,7 +63,7 @@ def _make(invocation: Invocation) -> Created:
 
 def create(invocation: Invocation) -> int:
     """``create``: returns when the container waits for ``start``."""
-    _tell(_make(invocation).plan.warnings)
+    log.warnings(_make(invocation).plan.warnings)
     return 0
 
 
@@ -82,11 +82,6 @@ def _tell_oom(created: Created) -> None:
     text = describe_oom(facts)
     if text:
         log.warning(text)
-
-
-def _tell(warnings: tuple[str, ...]) -> None:
-    for warning in warnings:
-        log.warning(warning)
 
 
 def start(invocation: Invocation) -> int:
@@ -109,7 +104,7 @@ def run(invocation: Invocation) -> int:
     from gpurun.engine.signals import block_signals
 
     options = create_options(invocation)
-    _tell(created.plan.warnings)
+    log.warnings(created.plan.warnings)
     if not options.detached:
         block_signals()  # from now on they are the container's
     try:
@@ -122,13 +117,13 @@ def run(invocation: Invocation) -> int:
         _tell_oom(created)
     except BaseException:
         try:
-            _tell(delete_own(options.root, created.state))
+            log.warnings(delete_own(options.root, created.state))
         except (GpurunError, OSError) as e:
             log.warning(f"container {options.id} could not be removed (`gpurun delete --force` removes it): {_reason(e)}")
         raise
     if not invocation.flag("keep"):
         try:
-            _tell(delete_own(options.root, created.state, oom_reported=True))
+            log.warnings(delete_own(options.root, created.state, oom_reported=True))
         except (GpurunError, OSError) as e:
             if not code:
                 raise
@@ -178,11 +173,11 @@ def delete(invocation: Invocation) -> int:
 
     root, name, force = invocation.globals.root, invocation.args[0], invocation.flag("force")
     if not invocation.flag("regex"):
-        _tell(remove(root, name, force))
+        log.warnings(remove(root, name, force))
         return 0
 
     for container_id in matching_ids(root, name):
-        _tell(remove(root, container_id, force))
+        log.warnings(remove(root, container_id, force))
     return 0
 
 

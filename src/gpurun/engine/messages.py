@@ -287,6 +287,12 @@ def receive(fd: int) -> tuple[Any, ...] | None:
     return message
 
 
+def expect_go(channel: int) -> None:
+    """Wait for the parent's ``go``; ends the process where the parent gave up (and has said why) or was killed."""
+    if receive(channel) != ("go",):
+        posix._exit(1)
+
+
 def _read_exactly(fd: int, size: int) -> bytes | None:
     data = b""
     while len(data) < size:

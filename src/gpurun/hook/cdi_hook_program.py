@@ -24,6 +24,7 @@ from gpurun.launcher.fresh_interpreter import end_imports
 from gpurun.linux.files import O_CLOEXEC, read_fd, read_file
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.process import PR_SET_DUMPABLE, prctl
+from gpurun.linux.procfs import in_user_namespace
 from gpurun.ns.journal import Journal
 from gpurun.ns.mount import import_stand_ins
 from gpurun.ns.path import UNUSABLE
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 
 _HELP = ("-h", "--help", "-help")
 _LIMIT = 64 << 20
-_INITIAL_MAP = ["0", "0", "4294967295"]
 
 
 class Container(Record):
@@ -146,7 +146,7 @@ def _run(call: HookCall) -> None:
     edits = hook_work(call, container.hooks, container.mounts, container.devices, env, container.libraries)
     if edits == ContainerEdits():
         return
-    user_namespace = read_file("/proc/self/uid_map").decode().split() != _INITIAL_MAP
+    user_namespace = in_user_namespace()
     # From here on there is only the container: nothing may be imported from a tree that an image may have a hand in.
     import_stand_ins()
     end_imports()

@@ -26,7 +26,7 @@ from gpurun.launcher.fresh_interpreter import end_imports
 from gpurun.linux.files import O_CLOEXEC, Fd, mkdir_p, read_fd, read_file
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.process import PR_SET_DUMPABLE, prctl
-from gpurun.linux.procfs import parse_cgroups
+from gpurun.linux.procfs import in_user_namespace, parse_cgroups
 from gpurun.ns.devices import take_nodes
 from gpurun.ns.helper_process import join_container, run_in_child
 from gpurun.ns.journal import Journal
@@ -268,7 +268,7 @@ def apply_here(rootfs: str, edits: ContainerEdits) -> None:
     if _namespace("self", "mnt") == _namespace_of_init():
         raise GpuError("this is the mount namespace of the host: call it in the container's, or give --pid")
     with Fd(posix.open(rootfs, O_PATH | O_DIRECTORY | O_CLOEXEC)) as root_fd:
-        apply_edits(edits, Target(root_fd, Journal(root_fd), _in_user_namespace()))
+        apply_edits(edits, Target(root_fd, Journal(root_fd), in_user_namespace()))
 
 
 def _namespace_of_init() -> str:
@@ -276,10 +276,6 @@ def _namespace_of_init() -> str:
         return _namespace(1, "mnt")
     except OSError:
         return ""  # not ours to see: then it is not ours either
-
-
-def _in_user_namespace() -> bool:
-    return read_file("/proc/self/uid_map").split() != [b"0", b"0", b"4294967295"]
 
 
 def _namespace(pid: int | str, kind: str) -> str:

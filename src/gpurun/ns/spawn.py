@@ -31,6 +31,7 @@ from gpurun.linux.process import (
     CLONE_PARENT,
     SIGKILL,
     BornElsewhere,
+    become_root,
     clone3,
     has_capabilities,
     setns,
@@ -278,7 +279,7 @@ def _in_child(
             if new & CLONE_NEWUSER:
                 unshare(CLONE_NEWUSER)
                 ask("maps")
-                _become_root()
+                become_root()
             if new & CLONE_NEWTIME:
                 unshare(CLONE_NEWTIME)
                 if plan.time_offsets:
@@ -291,7 +292,7 @@ def _in_child(
         else:
             if new & CLONE_NEWUSER:
                 ask("maps")
-                _become_root()
+                become_root()
             _join(joins)
         late = new & _late(plan, helper)
         if late:
@@ -305,12 +306,6 @@ def _in_child(
     except BaseException as e:  # whatever it is, this copy of the caller must not go on as the caller
         posix.write(ask_w, b"error " + error_text(e).encode("utf-8", "replace").replace(b"\n", b" ") + b"\n")
     posix._exit(1)
-
-
-def _become_root() -> None:
-    """Take the ids of the user namespace's root; the caller's groups mean nothing in it."""
-    posix.setresgid(0, 0, 0)
-    posix.setresuid(0, 0, 0)
 
 
 def _join(joins: tuple[tuple[Join, int], ...]) -> None:
@@ -331,7 +326,7 @@ def _join(joins: tuple[tuple[Join, int], ...]) -> None:
     for join, fd in user:
         with Step("join the namespace", join.path):
             setns(fd, join.flag)
-        _become_root()
+        become_root()
     for join, fd in failed:
         with Step("join the namespace", join.path):
             setns(fd, join.flag)

@@ -143,10 +143,5 @@ def restrict(plan: Plan, program_fd: int, directory: str, rollback: Rollback) ->
     if plan.cgroup.memory_limits:
         from gpurun.engine.gpus import memory_limits
 
-        rollback.add(CGROUP, lambda: _warn(memory_limits.take_away(directory)))
+        rollback.add(CGROUP, lambda: log.warnings(memory_limits.take_away(directory)))
         memory_limits.set_limits(plan.cgroup.root, plan.cgroup.path, plan.cgroup.memory_limits, directory)
-
-
-def _warn(warnings: tuple[str, ...]) -> None:
-    for warning in warnings:
-        log.warning(warning)

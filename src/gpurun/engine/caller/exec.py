@@ -79,8 +79,7 @@ class _Exec:
                 dismiss(self.started)
             end_all_children()
             raise
-        for warning in warnings:
-            log.warning(warning)
+        log.warnings(warnings)
         posix.close(self.channel)
         return 0 if self.options.detach else wait_foreground(self.made[-1], pidfd, master)
 

@@ -70,8 +70,7 @@ def _run_poststart(root: str, state: store.State, hooks: tuple[OciHook, ...], fi
             warnings = delete_own(root, state)
         except (GpurunError, OSError) as e:  # the hook's error is the one to report; what is left, delete can remove
             warnings = (f"cannot delete the container: {oserror_text(e) if isinstance(e, OSError) else e}",)
-        for warning in warnings:
-            log.warning(warning)
+        log.warnings(warnings)
         raise
 
 

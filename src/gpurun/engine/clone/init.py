@@ -58,7 +58,7 @@ def clone_init(
     for join, fd in joins:
         if join.flag == lp.CLONE_NEWNS:
             fds = replace(fds, mount_namespace=fd)
-    lent = init_module.lent(namespaces)
+    lent = init_module.set_by_parent(namespaces)
 
     def clone() -> int:
         return spawn(namespaces, joins, files.get("cgroup", -1), made, 0)

@@ -79,7 +79,7 @@ def become_setter(setter: Setter) -> NoReturn:
     plan, fds = setter.plan, setter.fds
     try:
         lp.set_name("gpurun:[exec]")
-        expect_go(fds)  # the parent accepts no message from a process that it does not know
+        messages.expect_go(fds.channel)  # the parent accepts no message from a process that it does not know
         posix.umask(0)
         for fd in (fds.cgroup, fds.other_cgroup):
             if fd >= 0:
@@ -91,7 +91,7 @@ def become_setter(setter: Setter) -> NoReturn:
         join(fds.init, setter.late & (lp.CLONE_NEWUSER | lp.CLONE_NEWCGROUP))
         posix.close(fds.init)
         if plan.namespaces & lp.CLONE_NEWUSER:  # not before: the cgroup may be the caller's, whose ids these are no more
-            _become_root()
+            lp.become_root()
         env, path, peer = _set(plan, fds, setter.proc_fd, setter.root_fd)
         filtered = filtered_early(plan.process)
         _clone_process(fds, filtered)
@@ -110,12 +110,6 @@ def import_all(process: ProcessPlan) -> None:
         import gpurun.security.lsm  # noqa: F401
     if process.seccomp is not None:
         import gpurun.linux.seccomp  # noqa: F401
-
-
-def _become_root() -> None:
-    """Take the ids of the root of the user namespace that was joined."""
-    posix.setresgid(0, 0, 0)
-    posix.setresuid(0, 0, 0)
 
 
 def join(init: int, namespaces: int) -> None:
@@ -197,7 +191,7 @@ def _set(plan: ExecPlan, fds: ExecDescriptors, proc_fd: int, root_fd: int) -> tu
 
         apply_knobs(process.knobs, born_with=True)
     messages.report(fds.channel, "ready")
-    expect_go(fds)
+    messages.expect_go(fds.channel)
     path = become_process(process, env)
     lp.prctl(lp.PR_SET_DUMPABLE, 0)  # a change of the user has set it to what fs.suid_dumpable says
     return env, path, peer
@@ -233,7 +227,7 @@ def _clone_process(fds: ExecDescriptors, filtered: bool) -> None:
 def _become(plan: ExecPlan, fds: ExecDescriptors, env: dict[str, str], path: str, peer: int, filtered: bool) -> NoReturn:
     process = plan.process
     seccomp = None if filtered else process.seccomp
-    expect_go(fds)
+    messages.expect_go(fds.channel)
     for resource, soft, hard in process.rlimits:
         if resource == lp.RLIMIT_NPROC:  # only now: the setter would have counted as well
             lp.set_limit(0, resource, soft, hard)
@@ -245,15 +239,9 @@ def _become(plan: ExecPlan, fds: ExecDescriptors, env: dict[str, str], path: str
     if seccomp is not None and seccomp[1] & _NEW_LISTENER:
         listener, become = notify_first(path, process.args, env, plan.preserved, seccomp)
         messages.report(fds.channel, "created", listener)
-        expect_go(fds)
+        messages.expect_go(fds.channel)
         close_listener(listener, seccomp[1])
         become()
     messages.report(fds.channel, "created")
-    expect_go(fds)
+    messages.expect_go(fds.channel)
     execute(path, process.args, env, plan.preserved, seccomp)
-
-
-def expect_go(fds: ExecDescriptors) -> None:
-    """Wait for the parent's ``go``; ends the process when the parent is gone."""
-    if messages.receive(fds.channel) != ("go",):
-        posix._exit(1)  # the parent gave up (and has said why) or was killed

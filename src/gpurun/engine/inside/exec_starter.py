@@ -14,7 +14,6 @@ from gpurun.engine.inside.exec_init import (
     Setter,
     become_setter,
     clone_into_cgroup,
-    expect_go,
     import_all,
     join,
     open_host,
@@ -78,6 +77,6 @@ def _clone_setter(fds: ExecDescriptors, names: tuple[str, ...]) -> int:
 
     def move(name: str, pid: int, dead: int) -> None:
         messages.report(fds.channel, "move", pid, dead, names.index(name))
-        expect_go(fds)
+        messages.expect_go(fds.channel)
 
     return clone_into_cgroup(fds, lp.CLONE_PARENT, move)

@@ -61,7 +61,7 @@ def become_init(plan: InitPlan, fds: messages.Descriptors, opened: Opened | None
     is told.  *opened* is what the device edits bring from the host, opened already."""
     try:
         lp.set_name("gpurun:[init]")
-        _expect_go(fds)
+        messages.expect_go(fds.channel)
         _Init(plan, fds, opened).run()
     except BaseException as e:  # nothing may leave here but by _exit
         fail(fds.channel, "init", e)
@@ -82,11 +82,11 @@ def open_edits(
     return root, open_sources(edits, label)
 
 
-def lent(namespaces: NamespacePlan) -> int:
-    """Those of the new namespaces for which the parent writes files of the init's in /proc: id maps and clock offsets.
+def set_by_parent(namespaces: NamespacePlan) -> int:
+    """The new namespaces for which the parent writes files of the init in /proc: id maps and clock offsets.
 
-    Of an init that may not be looked into, not even its parent could.  Without them it is made so before it is born: a user
-    namespace that is joined may hold a process that waits for the moment in which it can look into this one.
+    The parent cannot write them for an init that is not dumpable.  An init without them is not dumpable from its birth: a
+    user namespace that it joins may hold a process that waits for a moment in which it can look into the init.
     """
     return namespaces.new & (lp.CLONE_NEWUSER | lp.CLONE_NEWTIME)
 
@@ -131,7 +131,7 @@ class _Init:
         env = self._leave_descriptors()
         self._set_attributes()
         messages.report(self.fds.channel, "ready")
-        _expect_go(self.fds)
+        messages.expect_go(self.fds.channel)
         self._become_the_program(become_process(self.plan.process, env), env)
 
     def _begin_session(self) -> None:
@@ -196,7 +196,7 @@ class _Init:
         """Let the caller run prestart and createRuntime, then run createContainer."""
         if self.plan.parent_hooks:
             messages.report(self.fds.channel, "hooks")
-            _expect_go(self.fds)
+            messages.expect_go(self.fds.channel)
         if self.plan.create_container:
             hooks, text = self.plan.create_container, state_json(self.state, "creating")
             run_hooks("createContainer", hooks, text, {}, lambda: posix.fchdir(self.root_fd), self.outputs)
@@ -337,11 +337,6 @@ def _join_keyring(plan: InitPlan, proc_fd: int) -> None:
     apply_selinux(proc_fd, label, "keycreate")
     make_session_keyring(plan.session_keyring)
     apply_selinux(proc_fd, "", "keycreate")
-
-
-def _expect_go(fds: messages.Descriptors) -> None:
-    if messages.receive(fds.channel) != ("go",):
-        posix._exit(1)  # the parent gave up (and has said why) or was killed
 
 
 def _receive_trees(fds: messages.Descriptors) -> dict[int, int]:

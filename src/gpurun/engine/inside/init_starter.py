@@ -10,7 +10,7 @@ import posix
 
 from gpurun.engine import messages
 from gpurun.engine.inside.enter_process import begin_starter, fail, set_oom_score_adj
-from gpurun.engine.inside.init import become_init, import_for_edits, lent, open_edits
+from gpurun.engine.inside.init import become_init, import_for_edits, open_edits, set_by_parent
 from gpurun.errors import GpurunError
 from gpurun.linux import process as lp
 from gpurun.ns.namespaces import NamespacePlan
@@ -62,13 +62,13 @@ def _make_init(channel: int) -> tuple[InitPlan, messages.Descriptors, Opened | N
     joins = tuple([(join, named.pop(f"{join.type} namespace")) for join in namespaces.joins])
     cgroup = named.pop("cgroup", -1)
     set_oom_score_adj(oom_score_adj)
-    if not lent(namespaces):
+    if not set_by_parent(namespaces):
         lp.prctl(lp.PR_SET_DUMPABLE, 0)
     pid = spawn(namespaces, joins, cgroup, lambda pid: messages.report(channel, "child", pid))
     if pid:
         messages.report(channel, "spawned", pid)
         posix._exit(0)
-    if lent(namespaces):
+    if set_by_parent(namespaces):
         lp.prctl(lp.PR_SET_DUMPABLE, 0)
     for join, fd in joins:
         if join.flag == lp.CLONE_NEWNS:

@@ -10,6 +10,7 @@ from _stat import S_ISCHR
 
 from gpurun.cdi.document import CdiDevice, CdiEdits, CdiMount, CdiNode, CdiSpec, minimum_version
 from gpurun.errors import GpuError
+from gpurun.gpu.host.reads import exists
 from gpurun.gpu.nvidia.cdi.generate import check_options, unused_options
 from gpurun.gpu.nvidia.cdi.generated import Generated, GenerateOptions, union
 from gpurun.record import Record, replace
@@ -66,7 +67,7 @@ def generate_mode(mode: str, dev_root: str, options: GenerateOptions, common: Cd
         if options.all_device:
             devices.append(CdiDevice("all", union([device.edits for device in devices])))
     else:
-        mounts = [CdiMount(dev_root + path, path, options) for path, options in what.files if _exists(dev_root + path)]
+        mounts = [CdiMount(dev_root + path, path, options) for path, options in what.files if exists(dev_root + path)]
         devices = [CdiDevice("all", CdiEdits(device_nodes=tuple(nodes), mounts=tuple(mounts)))]
     shared = CdiEdits(env=("NVIDIA_VISIBLE_DEVICES=void",))
     if common is not None:
@@ -105,11 +106,3 @@ def _nodes(dev_root: str, prefix: str) -> list[CdiNode]:
             if S_ISCHR(posix.lstat(dev_root + path).st_mode):
                 found.append(CdiNode(path, dev_root + path if dev_root else "", permissions="rw"))
     return found
-
-
-def _exists(path: str) -> bool:
-    try:
-        posix.stat(path)
-    except OSError:
-        return False
-    return True
