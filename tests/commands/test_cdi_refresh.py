@@ -12,7 +12,7 @@ import pytest
 from gpurun.__main__ import main
 from gpurun.cdi.files import read_spec_file
 from gpurun.commands import cdi_refresh
-from gpurun.gpu.vendors import named
+from gpurun.gpu.vendors import find_vendor
 from tests.needs_nodes import require_nodes
 from tests.simcards import amd, intel
 from tests.simdriver import Options, make
@@ -129,7 +129,7 @@ def called(*words: str) -> int:
 
 
 def driver_of(maker: str, host: Path) -> list[Path]:
-    return [host / probe.lstrip("/") for probe in named(maker).probes]
+    return [host / probe.lstrip("/") for probe in find_vendor(maker).probes]
 
 
 def test_a_file_for_each_maker(all_makers: Path, capfd: pytest.CaptureFixture[str]) -> None:

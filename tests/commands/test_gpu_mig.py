@@ -12,7 +12,7 @@ import pytest
 
 from gpurun.cli.parse import parse
 from gpurun.gpu.nvidia.mig.config import read_configs
-from gpurun.gpu.nvidia.mig.export import as_yaml, exported
+from gpurun.gpu.nvidia.mig.export import as_yaml, export_config
 from gpurun.gpu.nvidia.mig.plan import plan_config
 from gpurun.gpu.nvidia.mig.state import Instance, MigGpu
 from gpurun.record import replace
@@ -61,7 +61,7 @@ def test_apply_assert_export(tmp_path: Path) -> None:
     assert gpurun(host, "apply", *chosen).stdout == "divided anew: GPU 0\n"
     assert host.devices() == {"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2} and host.log()
     variables = {"MIG_PARTED_CONFIG_FILE": str(file), "MIG_PARTED_SELECTED_CONFIG": "balanced"}
-    assert gpurun(host, "apply", **variables).stdout == "the GPUs were divided so already\n"
+    assert gpurun(host, "apply", **variables).stdout == "the GPUs were already divided like this\n"
     assert gpurun(host, "assert", *chosen).returncode == 0
     assert not (host.driver.path / "var/lib/gpurun/mig/change.json").exists()
     out = gpurun(host, "export").stdout
@@ -136,9 +136,9 @@ ONE, TWO = Instance(2, 0, 4, (3,), 1), Instance(0, 4, 1, (1,), 2)
     ],
 )
 def test_exported(gpus: tuple[MigGpu, ...], listed: list[tuple[object, bool, object]]) -> None:
-    document = exported(gpus, "it")
+    document = export_config(gpus, "it")
     found = document["mig-configs"]["it"]
     assert [(one["devices"], one["mig-enabled"], one.get("device-filter")) for one in found] == listed
     for label in ("it", "null", "a: b", "1", "x\n- y"):
-        read = read_configs(as_yaml(exported(gpus, label)).encode(), "f")
+        read = read_configs(as_yaml(export_config(gpus, label)).encode(), "f")
         assert list(read) == [label] and len(read[label]) == len(listed)

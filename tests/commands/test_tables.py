@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gpurun.commands.tables import aligned, fitting_table, size, table
+from gpurun.commands.tables import align, fitting_table, size, table
 
 ROWS = [("ID", "STATUS", "PID"), ("a-long-name", "running", "7"), ("b", "stopped", "0")]
 
 
 def test_columns_line_up() -> None:
-    assert aligned(ROWS, 0) == ["ID            STATUS    PID", "a-long-name   running   7", "b             stopped   0"]
+    assert align(ROWS, 0) == ["ID            STATUS    PID", "a-long-name   running   7", "b             stopped   0"]
     assert table(ROWS[:1]) == "ID          STATUS      PID\n", "as wide as runc's, where nothing is wider"
 
 

@@ -11,7 +11,7 @@ from gpurun.errors import GpuError
 from gpurun.gpu.amd.doctor import examine
 from gpurun.gpu.offers import generate_advice, idle_cards, no_card, offers_text
 from gpurun.gpu.resolve import Inquiry, gpu_edits
-from gpurun.gpu.vendors import named
+from gpurun.gpu.vendors import find_vendor
 from tests.simcards import Host, amd, intel
 from tests.simdriver import Options, make
 
@@ -112,8 +112,8 @@ def test_cards_that_no_driver_has(tmp_path: Path) -> None:
 
 
 def test_which_cdi_file_is_to_be_made() -> None:
-    assert generate_advice(("/etc/cdi", "/run/cdi"), named("nvidia")).endswith("/nvidia.yaml` describes NVIDIA's GPUs")
-    text = generate_advice(("/etc/cdi", "/run/cdi"), named("amd"))
+    assert generate_advice(("/etc/cdi", "/run/cdi"), find_vendor("nvidia")).endswith("/nvidia.yaml` describes NVIDIA's GPUs")
+    text = generate_advice(("/etc/cdi", "/run/cdi"), find_vendor("amd"))
     assert text.startswith("`gpurun cdi generate --mode amd --output=") and text.endswith("/amd.yaml` describes AMD's GPUs")
 
 

@@ -22,12 +22,12 @@ from gpurun.gpu.request.free import read_free_request
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from gpurun.gpu.survey_process import look
 from gpurun.gpu.surveys import SurveyQuestion, limited_survey, parse, words_of
-from gpurun.gpu.vendors import named
+from gpurun.gpu.vendors import find_vendor
 from gpurun.launcher.fresh_interpreter import SURVEY_ENTRY, Child, child_command
 from tests.simcards import amd, intel
 from tests.simcards.held import hang, open_fifos
 
-AMD, INTEL = named("amd"), named("intel")
+AMD, INTEL = find_vendor("amd"), find_vendor("intel")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpurun.gpu.amd.cluster import LABELS, cluster_gpus, family
-from gpurun.gpu.cluster import counted, is_label, label_value
+from gpurun.gpu.cluster import count_labels, is_label, label_value
 from gpurun.gpu.intel.cluster import cluster_gpus as intel_gpus
 from gpurun.kubernetes.labels import others_of, patch_of
 from tests.cli.test_main import gpurun
@@ -118,7 +118,10 @@ def test_what_is_no_file_holds_nobody_up(tmp_path: Path) -> None:
 
 def test_values_and_counts() -> None:
     assert label_value(" AMD Radeon (TM) RX™ ") == "AMD_Radeon_TM_RX" and label_value("-_.") == ""
-    assert counted("amd.com/gpu.x", ["a", "b", "a", "c d", "", "z" * 60]) == {"amd.com/gpu.x.a": "2", "amd.com/gpu.x.b": "1"}
+    assert count_labels("amd.com/gpu.x", ["a", "b", "a", "c d", "", "z" * 60]) == {
+        "amd.com/gpu.x.a": "2",
+        "amd.com/gpu.x.b": "1",
+    }
 
 
 def test_whose_labels_are_whose() -> None:

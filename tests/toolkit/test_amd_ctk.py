@@ -13,7 +13,7 @@ import pytest
 
 from gpurun.gpu.amd.cdi import amd_ctk_text, generate
 from gpurun.toolkit.amd_ctk import program
-from gpurun.toolkit.amd_docker import removed, without_default
+from gpurun.toolkit.amd_docker import remove_runtime, without_default
 from tests.needs_nodes import require_nodes
 from tests.simcards import Host, amd
 
@@ -122,7 +122,7 @@ def test_what_others_have_written_stays(ctk: Ctk, file: Path) -> None:
     ],
 )
 def test_removing_what_is_not_there_changes_nothing(before: str, after: str) -> None:
-    assert removed(before, "daemon.json") == after
+    assert remove_runtime(before, "daemon.json") == after
 
 
 def test_a_default_that_is_somebody_elses() -> None:

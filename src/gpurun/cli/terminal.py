@@ -29,7 +29,7 @@ def width() -> int:
     return max(columns or _USUAL, _LEAST)
 
 
-def coloured(text: str, colour: str) -> str:
+def colour_text(text: str, colour: str) -> str:
     """*text* in *colour* (the number of SGR, console_codes(4); "" for none) where stdout is a terminal that wants it."""
     if not colour or not posix.isatty(_STDOUT) or posix.environ.get(b"NO_COLOR") or posix.environ.get(b"TERM") == b"dumb":
         return text

@@ -21,7 +21,7 @@ from gpurun.gpu.nvidia.cdi.stale import stale_files
 from gpurun.gpu.nvidia.host.roots import roots_from_environment
 from gpurun.gpu.nvidia.platforms.platform import detect
 from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
-from gpurun.gpu.offers import counted, generate_advice, offers_text
+from gpurun.gpu.offers import generate_advice, offers_text
 from gpurun.gpu.vendors import VENDORS
 from gpurun.output import write_lines, write_stderr, write_stdout
 
@@ -104,7 +104,7 @@ def _looked_in(dirs: tuple[str, ...], env: Mapping[str, str]) -> str:
 
 def _advice(dirs: tuple[str, ...], env: Mapping[str, str]) -> str:
     """What writes the file of each maker's GPUs that this host has."""
-    makers = [vendor for vendor, *_ in counted(env)]
+    makers = [vendor for vendor, *_ in count_gpus(env)]
     if not makers and detect(roots_from_environment(env)):
         makers = [VENDORS[0]]  # whose GPU is no PCI card there
     said = [generate_advice(dirs, vendor) for vendor in makers]

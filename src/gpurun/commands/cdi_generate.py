@@ -21,7 +21,6 @@ from gpurun.gpu.nvidia.host.gpus import has_cards_alone
 from gpurun.gpu.nvidia.host.roots import Roots, dev_root, roots_from_environment
 from gpurun.gpu.nvidia.platforms.platform import detect
 from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
-from gpurun.gpu.offers import counted
 from gpurun.gpu.vendors import VENDORS, module
 from gpurun.linux.files import write_atomically
 from gpurun.output import write_document, write_stderr
@@ -141,7 +140,7 @@ def generate_as_asked(invocation: Invocation, env: Mapping[str, str]) -> tuple[G
 def _other_modes(mode: str, env: Mapping[str, str]) -> str:
     """Which mode writes the GPUs that this host has, where *mode* has found none of its maker's; the end of a sentence."""
     asked = mode if mode in MAKERS else VENDORS[0].name
-    there = [vendor for vendor, *_ in counted(env)]
+    there = [vendor for vendor, *_ in count_gpus(env)]
     if asked in [vendor.name for vendor in there]:
         return ""
     said = [

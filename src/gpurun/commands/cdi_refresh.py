@@ -11,8 +11,7 @@ from gpurun.gpu.nvidia.cdi.stale import driver_versions
 from gpurun.gpu.nvidia.host.driver import module_version
 from gpurun.gpu.nvidia.host.roots import roots_from_environment
 from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
-from gpurun.gpu.offers import counted
-from gpurun.gpu.vendors import module, named, present
+from gpurun.gpu.vendors import find_vendor, module, present
 from gpurun.linux.files import read_file
 from gpurun.output import write_stderr
 
@@ -43,7 +42,7 @@ def refresh(invocation: Invocation, env: Mapping[str, str]) -> int:
     if not output.endswith((".json", ".yaml")):
         raise UsageError(f"--output={output}: no runtime reads it: the name must end in .json or .yaml")
     if mode in MAKERS:
-        return _of_maker(named(mode), output, format_asked(invocation), env)
+        return _of_maker(find_vendor(mode), output, format_asked(invocation), env)
     if mode != "auto" or "output" in invocation.options:
         return _nvidias(invocation, env, output)
     failed = []
@@ -51,8 +50,8 @@ def refresh(invocation: Invocation, env: Mapping[str, str]) -> int:
         try:
             if name == "nvidia":
                 _nvidias(invocation, env, output)
-            elif named(name) in present(env) or posix.access(_usual(name), posix.F_OK):
-                _of_maker(named(name), _usual(name), format_asked(invocation), env)
+            elif find_vendor(name) in present(env) or posix.access(_usual(name), posix.F_OK):
+                _of_maker(find_vendor(name), _usual(name), format_asked(invocation), env)
         except GpurunError as e:
             failed.append(str(e))
         except OSError as e:
@@ -82,7 +81,7 @@ def _elsewhere(invocation: Invocation, env: Mapping[str, str]) -> str:
     """Which modes write the GPUs of other makers into the file that is asked for: without one each has a file of its own."""
     if "output" not in invocation.options:
         return ""
-    said = [f"{vendor.title}'s GPUs are written by --mode {vendor.name}" for vendor, *_ in counted(env)]
+    said = [f"{vendor.title}'s GPUs are written by --mode {vendor.name}" for vendor, *_ in count_gpus(env)]
     return f"; {', '.join(said)}" if said else ""
 
 

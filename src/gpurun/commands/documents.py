@@ -50,7 +50,7 @@ def features(invocation: Invocation) -> int:
     """
     from gpurun.oci.features import features_document
 
-    form, document = invocation.form("json"), features_document(built())
+    form, document = invocation.form("json"), features_document(read_build())
     if form == "json":
         write_stdout(dumps(document, 4) + "\n")
     else:
@@ -76,7 +76,7 @@ def members(document: Mapping[str, Any], path: str = "") -> list[tuple[str, str]
     return found
 
 
-def built() -> Built:
+def read_build() -> Built:
     """What this build does, read from the tables that do it."""
     from gpurun.engine.plan.scheduling import MEMORY_POLICIES, MEMORY_POLICY_FLAGS
     from gpurun.ns.namespaces import NAMESPACES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posix
 
-from gpurun.cli.terminal import coloured, fold, width, write_wrapped
+from gpurun.cli.terminal import colour_text, fold, width, write_wrapped
 from gpurun.commands.explain_gpus import accelerators_of_container, driver_of_container, gpu_lines, gpus_of_container
 from gpurun.decimals import decimal
 from gpurun.engine import kept
@@ -141,7 +141,7 @@ def _diff(one: Plan, other: Plan, form: str) -> int:
         lines += [] if first or second else ["  (the same, in another order)"]
     text = fold("".join([f"{one_line(line)}\n" for line in lines]), width())
     colours = {"-": "31", "+": "32"}
-    write_document("".join([coloured(line, colours.get(line.strip()[:1], "")) + "\n" for line in text.splitlines()]))
+    write_document("".join([colour_text(line, colours.get(line.strip()[:1], "")) + "\n" for line in text.splitlines()]))
     return 1
 
 

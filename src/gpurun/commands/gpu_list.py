@@ -18,7 +18,6 @@ from gpurun.commands.all_containers import of_gpurun, short_id
 from gpurun.commands.gpu_leases import row as lease_row
 from gpurun.commands.gpu_list_makers import add_readings, maker_row, other_makers
 from gpurun.commands.gpu_use import Held, Holder, containers_of, holders, other_containers
-from gpurun.commands.tables import aligned
 from gpurun.engine.gpus.leases import open_store
 from gpurun.errors import GpurunError, clean
 from gpurun.formats.jsontext import dumps
@@ -208,7 +207,7 @@ def _holder(one: Held) -> Row:
     return {"id": one.id or None, "name": name or None, "engine": engine or None, "pid": one.pid}
 
 
-def _called(holders: list[Row]) -> str:
+def _container_names(holders: list[Row]) -> str:
     """The names of containers, for people: by name, else by as much of the id as engines show."""
     names = [one["name"] or short_id(one["id"] or "") or f"process {one['pid']}" for one in holders]
     return ",".join([clean(name) for name in names])
@@ -270,7 +269,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     """What stands below :data:`_COLUMNS`."""
     numa = str(row["numaNode"]) if row["numaNode"] != -1 else "-"
     index = f"{row['vendor']}:{row['index']}" if "vendor" in row else str(row["index"])
-    cells = (index, row["uuid"], row["busId"], row["node"], numa, row["model"], _called(row["holders"]))
+    cells = (index, row["uuid"], row["busId"], row["node"], numa, row["model"], _container_names(row["holders"]))
     return tuple([one_line(cell) for cell in cells])
 
 
@@ -294,7 +293,7 @@ def _nvml_line(answer: Row) -> str:
 
 def table(answer: Row) -> str:
     """A line for each GPU, below it its MIG devices and processes."""
-    head, *lines = aligned([_columns(answer), *[_cells(row) for row in answer["gpus"]]], 0)
+    head, *lines = align([_columns(answer), *[_cells(row) for row in answer["gpus"]]], 0)
     text = f"{head}\n"
     for row, line in zip(answer["gpus"], lines, strict=True):
         text += "".join([f"{line}\n", *[f"        {note}\n" for note in _notes(row)]])
@@ -303,7 +302,7 @@ def table(answer: Row) -> str:
 
 def _mig_line(mig: Row) -> str:
     name = " ".join([str(mig[k]) for k in ("profile", "uuid") if mig[k]])
-    used = f"   {_called(mig['holders'])}" if mig["holders"] else ""
+    used = f"   {_container_names(mig['holders'])}" if mig["holders"] else ""
     return f"MIG device {mig['gpuInstance']}/{mig['computeInstance']}{f' {name}' if name else ''}{used}"
 
 

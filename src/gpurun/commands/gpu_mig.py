@@ -9,10 +9,10 @@ from gpurun.formats.jsontext import dumps
 from gpurun.gpu.nvidia.host.nvml import find_nvml
 from gpurun.gpu.nvidia.mig import change_record
 from gpurun.gpu.nvidia.mig.apply import MigHost, apply_config
-from gpurun.gpu.nvidia.mig.busy import held
+from gpurun.gpu.nvidia.mig.busy import hold_gpus
 from gpurun.gpu.nvidia.mig.config import load, select
-from gpurun.gpu.nvidia.mig.export import as_yaml, exported
-from gpurun.gpu.nvidia.mig.generate import generated, silent, untold
+from gpurun.gpu.nvidia.mig.export import as_yaml, export_config
+from gpurun.gpu.nvidia.mig.generate import generate_config, silent, untold
 from gpurun.gpu.nvidia.mig.plan import plan_config
 from gpurun.gpu.nvidia.mig.state import read_state
 from gpurun.gpu.nvidia.mps.programs import find_driver_program
@@ -69,15 +69,15 @@ def _apply(env: Mapping[str, str], name: str, entries: tuple[MigEntry, ...], mod
     roots = roots_of(env, site_settings(env))
 
     def hold(changes: tuple[MigChange, ...]) -> AbstractContextManager[None]:
-        return held(changes, env, site_policy(), open_store(env))
+        return hold_gpus(changes, env, site_policy(), open_store(env))
 
     host = MigHost(
         find_nvml(roots), f"{roots.sysroot}{change_record.DIRECTORY}",
         find_driver_program("nvidia-smi", f"{roots.sysroot}{roots.driver_root}".rstrip("/")), hold,
     )  # fmt: skip
     changes = apply_config(host, name, entries, mode_only, reset)
-    told = ", ".join([f"GPU {change.index}" for change in changes])
-    write_stdout(f"divided anew: {told}\n" if told else "the GPUs were divided so already\n")
+    changed = ", ".join([f"GPU {change.index}" for change in changes])
+    write_stdout(f"divided anew: {changed}\n" if changed else "the GPUs were already divided like this\n")
     return 0
 
 
@@ -97,11 +97,11 @@ def _print(what: str, invocation: Invocation, env: Mapping[str, str]) -> int:
         raise UsageError(f'gpu mig {what}: unknown --output-format "{clean(form)}", use yaml or json')
     gpus = read_state(find_nvml(roots_of(env, site_settings(env))))
     if what == "generate-config":
-        document = generated(gpus)
+        document = generate_config(gpus)
         if silent(gpus):
             log.warning(untold(gpus))
     else:
-        document = exported(gpus, _text(invocation, env, "config-label") or "current")
+        document = export_config(gpus, _text(invocation, env, "config-label") or "current")
     write_document(as_yaml(document) if form == "yaml" else dumps(document, 2) + "\n")
     return 0
 

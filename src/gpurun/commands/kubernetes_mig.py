@@ -13,7 +13,7 @@ from gpurun.gpu.leases.policy import LeasePolicy
 from gpurun.gpu.leases.store import Store, directory, other_directories
 from gpurun.gpu.nvidia.host.nvml import find_nvml
 from gpurun.gpu.nvidia.mig.apply import MigHost
-from gpurun.gpu.nvidia.mig.busy import held
+from gpurun.gpu.nvidia.mig.busy import hold_gpus
 from gpurun.gpu.nvidia.mig.change_record import DIRECTORY
 from gpurun.invocation import Invocation
 from gpurun.kubernetes.kubelet import KUBELET_DIR
@@ -81,7 +81,7 @@ def _host(invocation: Invocation, root: str) -> MigHost:
 
     def hold(changes: tuple[MigChange, ...]) -> AbstractContextManager[None]:
         path = directory(env)
-        return held(changes, env, LeasePolicy(), Store(path, other_directories(path, env)))
+        return hold_gpus(changes, env, LeasePolicy(), Store(path, other_directories(path, env)))
 
     # In a pod the node's directory is mounted at its own place, for its root is read-only.
     record = DIRECTORY if root else f"{sysroot}{DIRECTORY}"

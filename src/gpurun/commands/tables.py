@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 CLEAR = "\x1b[H\x1b[J"
 
 
-def aligned(rows: Sequence[tuple[str, ...]], least: int) -> list[str]:
+def align(rows: Sequence[tuple[str, ...]], least: int) -> list[str]:
     """*rows* as lines, columns at least *least* wide and 3 apart, as runc prints them.
 
     What a terminal would obey is escaped.
@@ -25,7 +25,7 @@ def aligned(rows: Sequence[tuple[str, ...]], least: int) -> list[str]:
 
 def table(rows: Sequence[tuple[str, ...]], least: int = 12) -> str:
     """The lines of :func:`aligned` as a text."""
-    return "\n".join(aligned(rows, least)) + "\n"
+    return "\n".join(align(rows, least)) + "\n"
 
 
 def fitting_table(rows: Sequence[tuple[str, ...]], columns: int, fewest: int) -> str:
@@ -33,10 +33,10 @@ def fitting_table(rows: Sequence[tuple[str, ...]], columns: int, fewest: int) ->
 
     *fewest* of them always stay.
     """
-    lines = aligned(rows, 0)
+    lines = align(rows, 0)
     while columns and len(rows[0]) > fewest and max(map(len, lines)) > columns:
         rows = [row[:-1] for row in rows]
-        lines = aligned(rows, 0)
+        lines = align(rows, 0)
     return "\n".join(lines) + "\n"
 
 

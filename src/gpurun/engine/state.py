@@ -221,7 +221,7 @@ def load(root: str, container_id: str) -> State:
             values = {}
         return _parse_values(values)
     except (KeyError, ValueError):
-        raise DamagedState(path, _left(container_id, values)) from None
+        raise DamagedState(path, _readable_part(container_id, values)) from None
 
 
 def _parse_values(values: dict[str, str]) -> State:
@@ -235,7 +235,7 @@ def _parse_values(values: dict[str, str]) -> State:
     return State(**typed)
 
 
-def _left(container_id: str, values: dict[str, str]) -> State:
+def _readable_part(container_id: str, values: dict[str, str]) -> State:
     """What *values* tell of a container all the same; that killing its init kills all of it is not believed."""
     known: dict[str, Any] = {
         name: values.get(name, "") for name in ("bundle", "rootfs", "cgroup", "unit", "manager", "created")

@@ -54,7 +54,7 @@ def is_label(name: str, labels: tuple[str, ...]) -> bool:
     return any(name == label or name.startswith(f"{label}.") for label in labels)
 
 
-def counted(name: str, values: list[str]) -> dict[str, str]:
+def count_labels(name: str, values: list[str]) -> dict[str, str]:
     """``name.VALUE`` → how many of *values* are that; values that cannot be a part of a name are left out."""
     found: dict[str, int] = {}
     for value in values:

@@ -134,8 +134,8 @@ def _read(roots: Roots, capabilities: tuple[str, ...]) -> Driver | str:
 def _libraries(driver: Driver | str) -> Finding:
     if isinstance(driver, str):
         return Finding("libraries", "fail", driver)
-    where = driver.libraries[0].host_path if driver.libraries else ""
-    return Finding("libraries", "ok", f"version {driver.version}, {where.rpartition('/')[0]}")
+    library = driver.libraries[0].host_path if driver.libraries else ""
+    return Finding("libraries", "ok", f"version {driver.version}, {library.rpartition('/')[0]}")
 
 
 def _gpus(roots: Roots) -> list[Finding]:

@@ -46,7 +46,7 @@ def cards(sysroot: str, vendors: tuple[Vendor, ...] = VENDORS) -> tuple[Card, ..
     return tuple(found)
 
 
-def counted(own_env: Mapping[str, str]) -> tuple[tuple[Vendor, int, int], ...]:
+def count_gpus(own_env: Mapping[str, str]) -> tuple[tuple[Vendor, int, int], ...]:
     """(maker, how many GPUs of it containers can have, in how many parts) for each maker of which this host has some.
 
     The parts are 0 where no GPU is divided, and of those that are divided alone.
@@ -78,7 +78,7 @@ def offers(own_env: Mapping[str, str]) -> tuple[str, ...]:
     """What this host has, each with the variable that asks for it: ``8 GPUs of AMD's (ask with AMD_VISIBLE_DEVICES)``."""
     gpus = [
         f"{number_text(count, 'GPU')} of {vendor.title}'s{parts_text(parts)} (ask with {vendor.variable})"
-        for vendor, count, parts in counted(own_env)
+        for vendor, count, parts in count_gpus(own_env)
     ]
     others = [
         f"{number_text(count, 'accelerator')} of {vendor.title}'s that {'is not a GPU' if count == 1 else 'are not GPUs'} "
@@ -96,9 +96,9 @@ def offers_text(own_env: Mapping[str, str]) -> str:
 
 def generate_advice(dirs: tuple[str, ...], vendor: Vendor) -> str:
     """What to do where no CDI file in *dirs* has the GPUs of *vendor*."""
-    where = dirs[-1] if posix.geteuid() else dirs[0]
+    directory = dirs[-1] if posix.geteuid() else dirs[0]
     mode = f" --mode {vendor.name}" if vendor is not VENDORS[0] else ""
-    return f"`gpurun cdi generate{mode} --output={where}/{vendor.name}.yaml` describes {vendor.title}'s GPUs"
+    return f"`gpurun cdi generate{mode} --output={directory}/{vendor.name}.yaml` describes {vendor.title}'s GPUs"
 
 
 def no_card(sysroot: str) -> str:

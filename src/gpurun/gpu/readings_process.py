@@ -12,7 +12,7 @@ import time
 from gpurun.gpu.device import Measured, Reading, ReadingSource
 from gpurun.gpu.host.fdinfo import Clients, OpenNodes, clients_at, open_nodes
 from gpurun.gpu.host.tasks import Task, answer, silence
-from gpurun.gpu.vendors import module, named
+from gpurun.gpu.vendors import find_vendor, module
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -81,7 +81,9 @@ def look(question: ReadingsQuestion) -> Readings:
     problems: list[str] = []
     for name, finder in finders.items():
         if not finder.is_done(deadline) or finder.error:
-            problems.append(f"the GPUs of {named(name).title} cannot be read: {finder.error or silence(question.seconds)}")
+            problems.append(
+                f"the GPUs of {find_vendor(name).title} cannot be read: {finder.error or silence(question.seconds)}"
+            )
             silent.append(name)
             continue
         reads += finder.value

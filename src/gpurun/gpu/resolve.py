@@ -128,7 +128,7 @@ def gpu_edits(asked: Inquiry) -> ContainerEdits | None:
 
 def _with_offers(text: str, vendor: Vendor, asked: Inquiry) -> str:
     """*text*, an error about GPUs of *vendor*; where this host has nothing of the kind at all, with what it has instead."""
-    from gpurun.gpu.offers import accelerators, counted, idle_cards, offers_text
+    from gpurun.gpu.offers import accelerators, idle_cards, offers_text
     from gpurun.gpu.surveys import is_silence
 
     if is_silence(text):
@@ -136,7 +136,7 @@ def _with_offers(text: str, vendor: Vendor, asked: Inquiry) -> str:
     accelerator = vendor.accelerators[0]
     if accelerator and any(e.startswith(f"{accelerator}=") for e in asked.env):
         return text if vendor in [row for row, _ in accelerators(asked.own_env)] else text + offers_text(asked.own_env)
-    if vendor in [row for row, *_ in counted(asked.own_env)]:
+    if vendor in [row for row, *_ in count_gpus(asked.own_env)]:
         return text
     return f"{text}{''.join([f'; {idle}' for idle in idle_cards(asked.own_env, (vendor,))])}{offers_text(asked.own_env)}"
 

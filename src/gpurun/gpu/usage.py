@@ -129,11 +129,11 @@ def of_measured(one: Measured, pids: Collection[int]) -> dict[str, Any]:
     made["memory"] = {key: value for key, value in memory.items() if value is not None}
     if reading.load is not None:
         made["utilization"] = {"gpu": reading.load}
-    told = (
+    figures = (
         ("temperature", reading.temperature), ("power", reading.power), ("powerLimit", reading.power_limit),
         ("clock", reading.clock),
     )  # fmt: skip
-    return made | {key: value for key, value in told if value is not None}
+    return made | {key: value for key, value in figures if value is not None}
 
 
 def _own(made: dict[str, Any], processes: list[tuple[int, int | None]], pids: Collection[int]) -> int | None:

@@ -179,7 +179,7 @@ ASKING = tuple([prefix for vendor in VENDORS for prefix in vendor.prefixes])
 NAMES = tuple([vendor.name for vendor in VENDORS])
 
 
-def named(name: str) -> Vendor:
+def find_vendor(name: str) -> Vendor:
     """The row of *name*; raises ValueError for one that is not there."""
     return VENDORS[NAMES.index(name)]
 
@@ -238,4 +238,6 @@ def is_free(device: str) -> bool:
 
 def not_known(vendor: str) -> str:
     """That something of a GPU of *vendor* is not known, and who would know it."""
-    return f"not known without {asked}" if (asked := named(vendor).library) else "not known: its driver does not tell it"
+    return (
+        f"not known without {asked}" if (asked := find_vendor(vendor).library) else "not known: its driver does not tell it"
+    )

@@ -55,7 +55,7 @@ def with_names(
     """
     values = dict([entry.partition("=")[::2] for entry in (*words, *(made.env if made is not None else ()))])
     before = dict([entry.partition("=")[::2] for entry in env])
-    told, names = [], []
+    set_here, names = [], []
     for vendor in VENDORS:
         said = before.get(vendor.variable, "")
         value = values.get(vendor.variable, "")
@@ -63,13 +63,13 @@ def with_names(
             value = "void"
         value = value or ("void" if said not in ("", *_NONE) else "")
         if value and vendor.variable != EVERY_MAKER and value != said:
-            told.append(f"{vendor.variable}={value}")
+            set_here.append(f"{vendor.variable}={value}")
         if value not in ("", *_NONE):
             names.append(value)
-    if made is None and not told:  # nothing but this variable, which says none
+    if made is None and not set_here:  # nothing but this variable, which says none
         return None
     kept = tuple([entry for entry in (made.env if made is not None else ()) if not entry.startswith(f"{EVERY_MAKER}=")])
-    added = [entry for entry in told if entry not in kept]
+    added = [entry for entry in set_here if entry not in kept]
     return replace(made or ContainerEdits(), env=(*kept, *added, f"{EVERY_MAKER}={','.join(names) or 'none'}"))
 
 

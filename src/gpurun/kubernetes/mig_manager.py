@@ -17,7 +17,7 @@ from gpurun.errors import GpurunError, clean
 from gpurun.gpu.nvidia.mig.apply import MigHost, MigPending, apply_config
 from gpurun.gpu.nvidia.mig.config import MigEntry, load, read_configs, select
 from gpurun.gpu.nvidia.mig.export import as_yaml
-from gpurun.gpu.nvidia.mig.generate import generated, silent, untold
+from gpurun.gpu.nvidia.mig.generate import generate_config, silent, untold
 from gpurun.gpu.nvidia.mig.plan import plan_config
 from gpurun.gpu.nvidia.mig.state import MigGpu, read_state
 from gpurun.kubernetes.api import Api
@@ -118,7 +118,7 @@ class MigManager:
     def _entries(self, gpus: tuple[MigGpu, ...], name: str) -> tuple[MigEntry, ...]:
         if self._places.file:
             return select(load(self._places.file), name, self._places.file)[1]
-        configs = read_configs(as_yaml(generated(gpus)).encode(), _HERE)
+        configs = read_configs(as_yaml(generate_config(gpus)).encode(), _HERE)
         if name not in configs and silent(gpus):
             raise GpurunError(untold(gpus))
         return select(configs, name, _HERE)[1]

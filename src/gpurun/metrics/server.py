@@ -42,7 +42,7 @@ class Server(ThreadingMixIn, WSGIServer):
         self._open: dict[int, tuple[socket.socket, float]] = {}
         self._count = 0
         super().__init__(address, _Handler)
-        self.set_app(guarded(application, lambda: web().config))
+        self.set_app(guard(application, lambda: web().config))
 
     def server_bind(self) -> None:
         """As WSGIServer, whose own asks DNS for the host's name."""
@@ -113,7 +113,7 @@ class _Handler(WSGIRequestHandler):
         """A scrape every few seconds is not worth a line."""
 
     def get_stderr(self) -> Any:
-        """Where wsgiref writes tracebacks, of clients that go away too; our own errors are reported by :func:`guarded`."""
+        """Where wsgiref writes tracebacks, of clients that go away too; our own errors are reported by :func:`guard`."""
         return io.StringIO()
 
 
@@ -143,7 +143,7 @@ def names_in(certificate: dict[str, Any]) -> list[str]:
     return [str(name) for kind, name in certificate.get("subjectAltName", ()) if kind in kinds]
 
 
-def guarded(application: Callable[..., Any], config: Callable[[], WebConfig]) -> Callable[..., Any]:
+def guard(application: Callable[..., Any], config: Callable[[], WebConfig]) -> Callable[..., Any]:
     """*application* for those who have a password, where *config* wants one, with its headers.
 
     /healthz needs none: the kubelet has no password, and it says ``ok`` and nothing else.

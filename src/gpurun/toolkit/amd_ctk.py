@@ -14,7 +14,7 @@ from gpurun import __version__
 from gpurun.errors import GpurunError, oserror_text
 from gpurun.gpu.amd.host import AmdGpu, amd_gpus
 from gpurun.gpu.nvidia.host.roots import roots_from_environment
-from gpurun.gpu.vendors import named
+from gpurun.gpu.vendors import find_vendor
 from gpurun.output import write_stdout
 from gpurun.toolkit import amd_docker
 from gpurun.toolkit.go_words import go_words
@@ -191,7 +191,7 @@ def _sysroot() -> str:
 
 def _gpus() -> tuple[AmdGpu, ...]:
     """The GPUs of this host.  Raises :class:`GpurunError` where the driver is not loaded."""
-    probe = _sysroot() + named("amd").probes[0]
+    probe = _sysroot() + find_vendor("amd").probes[0]
     if not os.path.isdir(probe):
         raise GpurunError(f"failed to list AMD devices: amdgpu driver unavailable: {probe}: no such file or directory")
     return amd_gpus(_sysroot())

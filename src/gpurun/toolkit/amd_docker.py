@@ -26,7 +26,7 @@ def configure(path: str, remove: bool, default: bool, unset: bool) -> list[str]:
     if unset:
         after, more = without_default(before or "", path)
     elif remove:
-        after, more = removed(before or "", path), []
+        after, more = remove_runtime(before or "", path), []
     else:
         after, more = docker.add_runtime(before, path, RuntimeEntry(RUNTIME, PROGRAM, default, True)), []
     said += more
@@ -51,7 +51,7 @@ def without_default(text: str, path: str) -> tuple[str, list[str]]:
     return without_member(text, ("default-runtime",)), [f"Removed {RUNTIME} as the default runtime"]
 
 
-def removed(text: str, path: str) -> str:
+def remove_runtime(text: str, path: str) -> str:
     """The daemon.json *text* without AMD's runtime; CDI is turned off again where no runtime is left that may need it.
 
     Raises :class:`ConfigError` for a text that dockerd could not read.

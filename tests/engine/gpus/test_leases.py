@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpurun.engine.gpus.leases import GrantedLease, bind
+from gpurun.engine.gpus.leases import StoredLease, bind
 from gpurun.engine.state import State
 from gpurun.gpu.leases.lease import Leased
 from gpurun.gpu.leases.store import Store, new_lease
@@ -33,7 +33,7 @@ def test_a_release_meanwhile_stays(tmp_path: Path, state: State) -> None:
     with store:
         store.save(lease)
         store.save(replace(lease, kind="released"))
-    bind(GrantedLease(lease, str(tmp_path)), state)
+    bind(StoredLease(lease, str(tmp_path)), state)
     (now,) = store.leases()
     assert (now.kind, now.pid, now.start_time) == ("released", state.pid, state.start_time)
 
@@ -44,7 +44,7 @@ def test_it_waits_for_the_lock(tmp_path: Path, state: State) -> None:
     with within(60):
         with store:
             store.save(lease)
-            other = threading.Thread(target=bind, args=(GrantedLease(lease, str(tmp_path)), state))
+            other = threading.Thread(target=bind, args=(StoredLease(lease, str(tmp_path)), state))
             other.start()
             # Whatever the other thread does meanwhile, what the holder of the lock writes last is what it finds.
             store.save(replace(lease, kind="released"))
@@ -55,5 +55,5 @@ def test_it_waits_for_the_lock(tmp_path: Path, state: State) -> None:
 
 def test_a_lease_that_is_gone_is_written_anew(tmp_path: Path, state: State) -> None:
     lease = new_lease("web", "/root", (Leased("0000:01:00.0", "GPU-1", 0, 0),))
-    bind(GrantedLease(lease, str(tmp_path / "made")), state)
+    bind(StoredLease(lease, str(tmp_path / "made")), state)
     assert [one.pid for one in Store(str(tmp_path / "made")).leases()] == [state.pid]

@@ -11,7 +11,7 @@ import pytest
 from gpurun.cdi.edits import ContainerEdits, EditMount, FileEdit, ProcTree
 from gpurun.errors import GpuError
 from gpurun.gpu.amd import resolve
-from gpurun.gpu.amd.topology import PLACE, KfdTopology, TopologyNode, filtered, read_topology
+from gpurun.gpu.amd.topology import PLACE, KfdTopology, TopologyNode, filter_topology, read_topology
 from gpurun.gpu.explain import edit_items
 from gpurun.gpu.resolve import Inquiry, gpu_edits
 from gpurun.linux.mount import MS_BIND, MS_SHARED, mount
@@ -24,7 +24,7 @@ NODES = f"{PLACE}/nodes"
 
 def tree_of(host: Host, *chosen: int) -> ProcTree:
     numbers = frozenset(chosen)
-    return filtered(read_topology(str(host.path), numbers), numbers)
+    return filter_topology(read_topology(str(host.path), numbers), numbers)
 
 
 def files_of(tree: ProcTree) -> dict[str, str]:
@@ -95,7 +95,7 @@ def test_the_plan_is_pure_and_keeps_words_that_it_does_not_know() -> None:
             7, "123", "ip discovery", "simd_count 1\nodd\nio_links_count 2\np2p_links_count 3", (away, link), (away,)
         ),
     )
-    tree = filtered(KfdTopology("/nowhere", (), nodes), frozenset([7]))
+    tree = filter_topology(KfdTopology("/nowhere", (), nodes), frozenset([7]))
     assert files_of(tree) == {
         "nodes/0/gpu_id": "0\n",
         "nodes/0/name": "\n",
@@ -111,7 +111,7 @@ def test_the_plan_is_pure_and_keeps_words_that_it_does_not_know() -> None:
 @pytest.mark.parametrize("text", ["", "node_from 7", "node_from x\nnode_to 4", "node_from 7\nnode_to -4", "node_to 4"])
 def test_a_link_without_both_ends_is_left_out(text: str) -> None:
     nodes = (TopologyNode(4, "0", "", "cpu_cores_count 8"), TopologyNode(7, "1", "", "io_links_count 1", (text,)))
-    files = files_of(filtered(KfdTopology("/nowhere", (), nodes), frozenset([7])))
+    files = files_of(filter_topology(KfdTopology("/nowhere", (), nodes), frozenset([7])))
     assert files["nodes/1/properties"] == "io_links_count 0\n" and not links_of(files, 1)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpurun.errors import ConfigError, GpuError
 from gpurun.gpu.host.drm_edits import drm_edits
-from gpurun.gpu.intel.gaudi import accelerators, gaudi_edits, selected
+from gpurun.gpu.intel.gaudi import accelerators, gaudi_edits, select
 from gpurun.gpu.intel.host import intel_gpus
 from tests.needs_nodes import require_nodes
 from tests.simcards import GIB, intel
@@ -70,10 +70,10 @@ def test_gaudi_nodes_and_no_network(tmp_path: Path) -> None:
     host = intel.gaudi(tmp_path)
     known = accelerators(str(tmp_path))
     assert [(one.index, one.pci) for one in known] == [(0, "0000:19:00.0"), (1, "0000:1a:00.0")]
-    assert selected("all", known) == known
-    assert selected("1,1", known) == known[1:]
-    assert selected(" 1 , 0", known) == (known[1], known[0])
-    assert selected("", known) == selected("void", known) == ()
+    assert select("all", known) == known
+    assert select("1,1", known) == known[1:]
+    assert select(" 1 , 0", known) == (known[1], known[0])
+    assert select("", known) == select("void", known) == ()
     if host.real_nodes:
         made = gaudi_edits(known[1:])
         assert [n.path for n in made.device_nodes] == [
@@ -98,5 +98,5 @@ def test_gaudi_nodes_and_no_network(tmp_path: Path) -> None:
 def test_gaudi_that_is_not_there(tmp_path: Path, text: str, error: type[Exception]) -> None:
     intel.gaudi(tmp_path)
     with pytest.raises(error) as raised:
-        selected(text, accelerators(str(tmp_path)))
+        select(text, accelerators(str(tmp_path)))
     assert len(str(raised.value)) < 400

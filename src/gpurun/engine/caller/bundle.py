@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gpurun.engine.caller.start_init import Started
-    from gpurun.engine.gpus.leases import GrantedLease
+    from gpurun.engine.gpus.leases import StoredLease
     from gpurun.engine.gpus.shares import Sharing
     from gpurun.gpu.request.free import FreeRequest
 
@@ -148,13 +148,13 @@ def plan_bundle(
     options: CreateOptions,
     check: Callable[[Plan], None] | None = None,
     started: Started | None = None,
-    granted: list[GrantedLease] | None = None,
+    own_leases: list[StoredLease] | None = None,
 ) -> tuple[bytes, Plan]:
     """Read everything and plan; touches nothing.
 
     Only with *check*, which raises for a plan that cannot be carried out, may the host's missing device nodes be made on the
     way: when the plan, as far as it is known without them, has passed.  *started*, which waits for the plan, is told to
-    import meanwhile what a container with devices needs.  GPUs that are leased to the container are added to *granted*.
+    import meanwhile what a container with devices needs.  GPUs that are leased to the container are added to *own_leases*.
     Returns (text of the config, plan).
     """
     data, config = read_bundle(options.bundle, options.config)
@@ -163,9 +163,9 @@ def plan_bundle(
 
         tell(started, "devices")
 
-    if check is None or granted is None:
+    if check is None or own_leases is None:
         return plan_config(options, data, config)
-    return plan_checked(options, data, config, check, granted)
+    return plan_checked(options, data, config, check, own_leases)
 
 
 def _has_gpus(config: Config) -> bool:
@@ -178,10 +178,10 @@ def plan_checked(
     data: bytes,
     config: Config,
     check: Callable[[Plan], None],
-    granted: list[GrantedLease],
+    own_leases: list[StoredLease],
     had: frozenset[str] = frozenset(),
 ) -> tuple[bytes, Plan]:
-    """:func:`plan_bundle` for *config*, whose text is *data*, with *check* and *granted*.
+    """:func:`plan_bundle` for *config*, whose text is *data*, with *check* and *own_leases*.
 
     *had* are the names of the GPUs that a restored container had: of free ones it gets these before others.  Returns (text
     of the config, plan).
@@ -199,7 +199,7 @@ def plan_checked(
         from gpurun.engine.gpus import leases
 
         names, made = leases.grant(request, own_environment(), config, options.id, options.root, had)
-        granted.append(made)
+        own_leases.append(made)
         return names, ()
 
     def check_edits(edits: ContainerEdits) -> None:
@@ -210,14 +210,14 @@ def plan_checked(
     planned = _plan_with(edits, options, data, config)
     check(planned[1])
     if sharing is not None:
-        granted += sharing.granted
+        own_leases += sharing.own_leases
         sharing.start()
     init = planned[1].init
     given = given_gpus((*init.edits.device_nodes, *init.devices))
-    if granted == [] and given and posix.access(site_path(posix.environ), posix.F_OK):
+    if own_leases == [] and given and posix.access(site_path(posix.environ), posix.F_OK):
         from gpurun.engine.gpus.leases import record_named_gpus
 
-        return planned[0], record_named_gpus(planned[1], config, options.root, own_environment(), granted)
+        return planned[0], record_named_gpus(planned[1], config, options.root, own_environment(), own_leases)
     return planned
 
 

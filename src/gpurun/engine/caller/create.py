@@ -35,7 +35,7 @@ from gpurun.record import Record, replace, to_wire
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.engine.caller.start_init import Started
-    from gpurun.engine.gpus.leases import GrantedLease
+    from gpurun.engine.gpus.leases import StoredLease
     from gpurun.ns.namespaces import Join
 
 
@@ -63,12 +63,11 @@ def create(options: CreateOptions, started: Started | None) -> Created:
 
         def check(plan: Plan) -> None:
             check_rootfs(plan)
-            for warning in undo_earlier_boots(plan.rootfs):  # before anything of the image is looked at
-                log.warning(warning)
+            log.warnings(undo_earlier_boots(plan.rootfs))  # before anything of the image is looked at
             _check_console(options, plan)
 
-        granted: list[GrantedLease] = []
-        data, plan = plan_bundle(options, check, started, granted)
+        own_leases: list[StoredLease] = []
+        data, plan = plan_bundle(options, check, started, own_leases)
         if started is None and not can_clone_init(plan):
             from gpurun.engine.caller.start_init import start_child
 
@@ -80,7 +79,7 @@ def create(options: CreateOptions, started: Started | None) -> Created:
             tell(started, "edits", to_wire(plan.init.edits), plan.rootfs, plan.init.propagation, plan.init.mount_label)
         plan = with_secret_keyring(with_filter(plan, options.root))
         log.debug(f"planned: rootfs {plan.rootfs}, cgroup {plan.cgroup.path or 'of the caller'}")
-        return _Creation(options, plan, started, rollback).apply(data, granted)
+        return _Creation(options, plan, started, rollback).apply(data, own_leases)
     except BaseException:
         rollback.take_back(options.id)
         raise
@@ -103,8 +102,8 @@ class _Creation:
         self.channel = -1 if started is None else started.channel
         self.directory = store.directory(options.root, options.id)
 
-    def apply(self, data: bytes, granted: list[GrantedLease]) -> Created:
-        """Make it; *data* is its config.json, *granted* are the leases that it takes over."""
+    def apply(self, data: bytes, own_leases: list[StoredLease]) -> Created:
+        """Make it; *data* is its config.json, *own_leases* are the leases that it takes over."""
         options = self.options
         state = record(options, self.plan, data, self.rollback)
         journal = self._open_journal()
@@ -125,7 +124,7 @@ class _Creation:
             placeholder = 0
         state = replace(state, pid=pid, start_time=_start_time(pid), keeper=placeholder)
         store.save(options.root, state)
-        for one in granted:
+        for one in own_leases:
             from gpurun.engine.gpus.leases import bind
 
             bind(one, state)
@@ -150,8 +149,7 @@ class _Creation:
         from gpurun.ns.journal_store import open_journal, undo_traces
 
         def leave_rootfs_as_it_was() -> None:
-            for warning in undo_traces(self.options.root, self.options.id):
-                log.warning(warning)
+            log.warnings(undo_traces(self.options.root, self.options.id))
 
         self.rollback.add(ROOTFS, leave_rootfs_as_it_was)
         return open_journal(self.options.root, self.options.id, self.plan.rootfs)

@@ -24,7 +24,7 @@ from gpurun.gpu.leases.survey import survey
 from gpurun.gpu.nvidia.host.driver import module_version
 from gpurun.gpu.nvidia.request.settings import roots_of, site_settings
 from gpurun.gpu.request.share import read_share
-from gpurun.gpu.vendors import named
+from gpurun.gpu.vendors import find_vendor
 from gpurun.linux.files import O_CLOEXEC, Fd, read_file
 from gpurun.linux.fs import O_DIRECTORY, O_PATH
 from gpurun.linux.mountinfo import MountEntry, mounts
@@ -87,13 +87,13 @@ def saved_devices(root: str, state: store.State, config: Config, foreign: Outsid
 
 def require_saved_by_criu(pids: tuple[int, ...], units: tuple[GpuDevice, ...]) -> None:
     """Raises :class:`GpuError` where one of *pids* has one of *units* open whose programs gpurun cannot have CRIU save."""
-    for vendor in dict.fromkeys([unit.vendor for unit in units if not named(unit.vendor).saved]):
+    for vendor in dict.fromkeys([unit.vendor for unit in units if not find_vendor(unit.vendor).saved]):
         numbers = frozenset([number for unit in units if unit.vendor == vendor for number in unit.numbers])
         computing = _computing(pids, frozenset(), numbers)
         if computing:
             raise GpuError(
-                f"{computing}: gpurun cannot save programs that use GPUs of {named(vendor).title}: end the program, or have "
-                "it close the GPU, before the checkpoint"
+                f"{computing}: gpurun cannot save programs that use GPUs of {find_vendor(vendor).title}: end the program, "
+                "or have it close the GPU, before the checkpoint"
             )
 
 

@@ -57,7 +57,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpurun.engine.gpus.leases import GrantedLease
+    from gpurun.engine.gpus.leases import StoredLease
     from gpurun.engine.plan.container import Plan
 
 LOG = "restore.log"
@@ -75,9 +75,9 @@ def restore(options: RestoreOptions) -> Created:
     own = (create.root, create.id)
     data, config = read_bundle(create.bundle, create.config)
     asking = restore_request(data, config, saved, options.gpu_map, own)
-    granted: list[GrantedLease] = []
+    own_leases: list[StoredLease] = []
     had = frozenset([name for _, name in saved.gpus] if saved is not None else ())
-    data, plan = plan_checked(create, *asking, check_rootfs, granted, had)
+    data, plan = plan_checked(create, *asking, check_rootfs, own_leases, had)
     plan = with_moved(plan, config, asking[1])
     config = read_config(data)
     if saved is not None or plan.init.edits != ContainerEdits():
@@ -96,7 +96,7 @@ def restore(options: RestoreOptions) -> Created:
     try:
         request = _request(options, config, plan.init.rootfs, foreign, tuple(namespaces), streams)
         asked = _Asked(criu, tuple(namespaces.values()), request)
-        return _apply(options, plan, data, asked, rollback, RestoredDevices(saved, tuple(granted)))
+        return _apply(options, plan, data, asked, rollback, RestoredDevices(saved, tuple(own_leases)))
     except BaseException:
         rollback.take_back(create.id)
         raise
@@ -240,8 +240,7 @@ def _mount_points(
         return prepare_mount_points(plan)
 
     def leave_rootfs_as_it_was() -> None:
-        for warning in undo_traces(create.root, create.id):
-            log.warning(warning)
+        log.warnings(undo_traces(create.root, create.id))
 
     rollback.add(ROOTFS, leave_rootfs_as_it_was)
     with Fd(open_journal(create.root, plan.id, plan.rootfs)) as journal:

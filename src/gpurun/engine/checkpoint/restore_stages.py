@@ -28,15 +28,15 @@ from gpurun.record import replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpurun.engine.checkpoint.criu_options import RestoreOptions
-    from gpurun.engine.gpus.leases import GrantedLease
+    from gpurun.engine.gpus.leases import StoredLease
     from gpurun.engine.plan.container import Plan
 
 
 class RestoredDevices:
     """What is known of a container's devices: what its images say of them, and what has been leased to it now."""
 
-    def __init__(self, saved: SavedDevices | None, granted: tuple[GrantedLease, ...]) -> None:
-        self.saved, self.granted = saved, granted
+    def __init__(self, saved: SavedDevices | None, own_leases: tuple[StoredLease, ...]) -> None:
+        self.saved, self.own_leases = saved, own_leases
         self.stale: tuple[str, ...] = ()  # mount points of placeholders
 
 
@@ -125,7 +125,7 @@ class Stages:
         root = self.options.create.root
         self.state = replace(self.state, pid=pid, start_time=found[1], created=store.rfc3339_now())
         _save_config(root, self.plan.id, pid)
-        for one in self.devices.granted:
+        for one in self.devices.own_leases:
             from gpurun.engine.gpus.leases import bind
 
             bind(one, self.state)

@@ -16,7 +16,7 @@ from gpurun.engine.gpus import leases
 from gpurun.engine.gpus.attach_view import Running, find_unit, is_called
 from gpurun.engine.gpus.attached import Attached, AttachedGpu, ExecFacts, GpuChange
 from gpurun.engine.gpus.groups import group_map, groups_inside, overflow_group
-from gpurun.engine.gpus.leases import GrantedLease
+from gpurun.engine.gpus.leases import StoredLease
 from gpurun.engine.gpus.open_devices import check_unused
 from gpurun.errors import ConfigError, GpuError, GpurunError, clean
 from gpurun.gpu.device import GpuDevice
@@ -27,7 +27,7 @@ from gpurun.gpu.nvidia.request.records import DRIVER_CAPABILITIES
 from gpurun.gpu.request.free import read_free_request
 from gpurun.gpu.request.share import read_share
 from gpurun.gpu.resolve import Inquiry, gpu_edits, may_share, no_check
-from gpurun.gpu.vendors import EVERY_MAKER, VENDORS, Vendor, given_gpus, is_free, named, place
+from gpurun.gpu.vendors import EVERY_MAKER, VENDORS, Vendor, find_vendor, given_gpus, is_free, place
 from gpurun.hook.running import not_there
 from gpurun.linux.files import Fd
 from gpurun.record import replace
@@ -76,18 +76,18 @@ def set_gpus(root: str, container_id: str, listed: str) -> tuple[str, ...]:
 
 
 def _attach(one: Running, devices: tuple[str, ...], capabilities: str = "") -> tuple[str, ...]:
-    granted: list[GrantedLease] = []
+    own_leases: list[StoredLease] = []
     try:
-        edits = _edits(one, devices, capabilities, granted)
+        edits = _edits(one, devices, capabilities, own_leases)
         numbers = frozenset([(node.major, node.minor) for node in edits.device_nodes])
         warnings = edits.warnings
-        if not granted:
+        if not own_leases:
             text, made = leases.note_more(tuple(numbers), one.own_env, one.config, one.state, one.root)
-            granted += [made] if made is not None else []
+            own_leases += [made] if made is not None else []
             warnings += (_as_typed(text),) if text else ()
-        _attach_edits(one, edits, one.units(numbers), granted)
+        _attach_edits(one, edits, one.units(numbers), own_leases)
     except BaseException as e:
-        for lease in granted:
+        for lease in own_leases:
             Store(lease.path).remove(lease.lease)
         if isinstance(e, GpurunError):
             e.args = (_as_typed(str(e)),)
@@ -95,7 +95,7 @@ def _attach(one: Running, devices: tuple[str, ...], capabilities: str = "") -> t
     return warnings
 
 
-def _attach_edits(one: Running, edits: ContainerEdits, units: tuple[GpuDevice, ...], granted: list[GrantedLease]) -> None:
+def _attach_edits(one: Running, edits: ContainerEdits, units: tuple[GpuDevice, ...], own_leases: list[StoredLease]) -> None:
     """Make the change that *edits* with *units* are, all of it or nothing.  Raises :class:`GpurunError`."""
     before = one.attached
     have = one.having()
@@ -113,11 +113,11 @@ def _attach_edits(one: Running, edits: ContainerEdits, units: tuple[GpuDevice, .
             nodes,
             entries,
             size,
-            tuple([(lease.path, lease.lease.file) for lease in granted]),
+            tuple([(lease.path, lease.lease.file) for lease in own_leases]),
         )
         steps.begin(one, begun)
         try:
-            for lease in granted:  # until here it ends with this process, from here on detach can give it back
+            for lease in own_leases:  # until here it ends with this process, from here on detach can give it back
                 leases.bind(lease, one.state)
             steps.put_in(one, edits, journal)
             steps.tell_systemd(one, edits.device_nodes)
@@ -168,8 +168,8 @@ def _detach(one: Running, devices: tuple[str, ...], force: bool = False) -> tupl
     return ()
 
 
-def _edits(one: Running, devices: tuple[str, ...], capabilities: str, granted: list[GrantedLease]) -> ContainerEdits:
-    """What *devices* bring into the container; a lease of free ones is put into *granted*."""
+def _edits(one: Running, devices: tuple[str, ...], capabilities: str, own_leases: list[StoredLease]) -> ContainerEdits:
+    """What *devices* bring into the container; a lease of free ones is put into *own_leases*."""
     env = one.env()
     if may_share(one.config.process.env, one.config.annotations) and read_share(
         one.config.process.env, one.config.annotations
@@ -186,7 +186,7 @@ def _edits(one: Running, devices: tuple[str, ...], capabilities: str, granted: l
 
     def allocate(request: FreeRequest) -> tuple[tuple[str, ...], tuple[str, ...]]:
         names, made = leases.grant_more(request, one.own_env, one.config, one.state, one.root)
-        granted.append(made)
+        own_leases.append(made)
         return names, ()
 
     sets = one.config.process.capabilities
@@ -219,7 +219,7 @@ def _vendor_of(one: Running, devices: tuple[str, ...]) -> Vendor:
     if is_free(devices[0]):
         asked = read_free_request(devices[0], VENDORS[0].variable).vendor
         if asked:
-            return named(asked)
+            return find_vendor(asked)
     units = survey(one.own_env, ask=False).units
     makers = {unit.vendor for unit in units for word in devices if not word.isdecimal() and is_called(unit, word)}
     if len(makers) > 1:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gpurun.oci.config import Config
 
 
-class GrantedLease(Record):
+class StoredLease(Record):
     """A lease, and where it is kept."""
 
     lease: Lease
@@ -73,7 +73,7 @@ def grant(
     container_id: str,
     root: str,
     had: frozenset[str] = frozenset(),
-) -> tuple[tuple[str, ...], GrantedLease]:
+) -> tuple[tuple[str, ...], StoredLease]:
     """The GPUs that the container gets for *request*, rather those that it *had*.
 
     Raises :class:`GpurunError`.  Returns (names, lease).
@@ -82,7 +82,7 @@ def grant(
     requester = replace(requester_of(config, container_id, root, request.source), had=had)
     expire(store, policy, send_signal)
     lease, names = allocator.allocate(request, own_env, policy, store, requester)
-    return names, GrantedLease(lease, store.path)
+    return names, StoredLease(lease, store.path)
 
 
 def preview(
@@ -99,23 +99,23 @@ def preview(
     return tuple([unit.name for unit in choice.chosen]), (allocator.preview_text(request, choice),)
 
 
-def bind(granted: GrantedLease, state: State) -> None:
+def bind(stored: StoredLease, state: State) -> None:
     """From now on the lease is that of the container *state*, which has an init, and no more that of this process.
 
     Raises :class:`GpurunError`.
     """
     cgroup = "" if state.private_pid else state.cgroup
     inode = cgroup_inode(cgroup) if cgroup else 0
-    store = Store(granted.path)
+    store = Store(stored.path)
     with store:
         # It may have been released meanwhile, and stays so.
-        now = store.current(granted.lease) or granted.lease
+        now = store.current(stored.lease) or stored.lease
         store.save(replace(now, pid=state.pid, start_time=state.start_time, cgroup=cgroup, cgroup_inode=inode))
 
 
 def grant_more(
     request: FreeRequest, own_env: Mapping[str, str], config: Config, state: State, root: str
-) -> tuple[tuple[str, ...], GrantedLease]:
+) -> tuple[tuple[str, ...], StoredLease]:
     """As :func:`grant`, for a container that runs: beside what it has.  It is this process' until :func:`bind`.
 
     Returns (names, lease).
@@ -123,7 +123,7 @@ def grant_more(
     store = open_store(own_env)
     requester = replace(requester_of(config, state.id, root, request.source, parent(state.pid)), part=_new_part())
     lease, names = allocator.allocate(request, own_env, site_policy(), store, requester)
-    return names, GrantedLease(lease, store.path)
+    return names, StoredLease(lease, store.path)
 
 
 def note_more(
@@ -132,7 +132,7 @@ def note_more(
     config: Config,
     state: State,
     root: str,
-) -> tuple[str, GrantedLease | None]:
+) -> tuple[str, StoredLease | None]:
     """What the site says to a container that runs and gets GPUs by name: a warning or "", and what was noted, which is this
     process' until :func:`bind`.
 
@@ -144,7 +144,7 @@ def note_more(
     store = open_store(own_env)
     requester = replace(requester_of(config, state.id, root, "", parent(state.pid)), part=_new_part())
     text, made = allocator.record_named(nodes, own_env, policy, store, requester)
-    return text, GrantedLease(made, store.path) if made is not None else None
+    return text, StoredLease(made, store.path) if made is not None else None
 
 
 def _new_part() -> str:
@@ -189,9 +189,10 @@ def give_back(state: State, keys: frozenset[str], own_env: Mapping[str, str]) ->
 
 
 def record_named_gpus(
-    plan: Plan, config: Config, root: str, own_env: Mapping[str, str], granted: list[GrantedLease]
+    plan: Plan, config: Config, root: str, own_env: Mapping[str, str], own_leases: list[StoredLease]
 ) -> Plan:
-    """*plan* of a container that has GPUs without a lease, with what the site says to that; what is noted is in *granted*.
+    """*plan* of a container that has GPUs without a lease, with what the site says to that.  What is noted is added to
+    *own_leases*.
 
     Raises :class:`GpurunError` where it says no.
     """
@@ -204,5 +205,5 @@ def record_named_gpus(
     requester = requester_of(config, plan.id, root, "")
     text, made = allocator.record_named(tuple(nodes), own_env, policy, store, requester)
     if made is not None:
-        granted.append(GrantedLease(made, store.path))
+        own_leases.append(StoredLease(made, store.path))
     return replace(plan, warnings=(*plan.warnings, text)) if text else plan

@@ -9,7 +9,7 @@ import posix
 
 from gpurun.cdi.edits import ContainerEdits, MemoryLimit
 from gpurun.cgroup.tree import UNIFIED_MOUNTPOINT, dmem_capacity, find_tree
-from gpurun.engine.gpus.leases import GrantedLease, open_store, requester_of, site_policy
+from gpurun.engine.gpus.leases import StoredLease, open_store, requester_of, site_policy
 from gpurun.engine.site_config import read_shares, site_path
 from gpurun.errors import ConfigError, GpuError
 from gpurun.gpu import vendors
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Sharing:
     """A container that asks for a share, being planned; *mounts* are the (source, destination) of its config's.
 
-    Without *note* nothing is noted and nothing started: it is only looked.  What is noted is added to *granted*.
+    Without *note* nothing is noted and nothing started: it is only looked.  What is noted is added to *own_leases*.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Sharing:
     ) -> None:
         self.share = share
         self.requester, self.own_env, self.mounts, self.note = requester, own_env, mounts, note
-        self.granted: list[GrantedLease] = []
+        self.own_leases: list[StoredLease] = []
         self.service: Service | None = None
         self._given: shares.GivenShare | None = None
 
@@ -86,7 +86,7 @@ class Sharing:
             text = shares.preview_text(share, given, store.leases())
             made = replace(made, warnings=(*made.warnings, text))
         made = replace(made, warnings=(*made.warnings, given.warning)) if given.warning else made
-        if not vendors.named(given.unit.vendor).limits:
+        if not vendors.find_vendor(given.unit.vendor).limits:
             return self._limited_by_kernel(share, given, made)
         keeper = _keeper(share, given, policy)
         if not self.note and share.memory:
@@ -134,7 +134,7 @@ class Sharing:
 
     def _grant(self, given: shares.GivenShare, path: str) -> None:
         if given.lease is not None:
-            self.granted.append(GrantedLease(given.lease, path))
+            self.own_leases.append(StoredLease(given.lease, path))
 
     def _policy(self, share: Share) -> SharePolicy:
         """What the site says of shares; raises :class:`ConfigError` where it says no, or where none can be given."""

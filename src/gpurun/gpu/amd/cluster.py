@@ -11,7 +11,7 @@ from gpurun.gpu.amd.health import unwell
 from gpurun.gpu.amd.host import DRIVER, amd_gpus, kfd_node
 from gpurun.gpu.amd.resolve import device_edits
 from gpurun.gpu.amd.survey import as_device
-from gpurun.gpu.cluster import ClusterGpu, ClusterGpus, counted, label_value
+from gpurun.gpu.cluster import ClusterGpu, ClusterGpus, count_labels, label_value
 from gpurun.gpu.host.drm_cdi import cdi_edits
 from gpurun.gpu.host.reads import exists, read_attribute
 
@@ -139,8 +139,8 @@ def _kind(kind: str, values: list[str]) -> dict[str, str]:
     """Of one value the label has it, of several there is one for each with how many have it; of beta.amd.com both."""
     plain, beta = f"{_PREFIX}.{kind}", f"{_BETA}.{kind}"
     if len(set(values)) != 1:
-        return counted(plain, values) | counted(beta, values)
-    return {plain: values[0], beta: values[0]} | counted(beta, values)
+        return count_labels(plain, values) | count_labels(beta, values)
+    return {plain: values[0], beta: values[0]} | count_labels(beta, values)
 
 
 def _gibibytes(size: int) -> int:

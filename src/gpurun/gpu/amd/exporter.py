@@ -82,7 +82,7 @@ def labels_of(gpu: AmdGpu, path: str) -> tuple[tuple[str, str], ...]:
     )
 
 
-def figures_of(gpu: AmdGpu, path: str, told: Sensors, reading: Reading, first: bool) -> tuple[Figure, ...]:
+def figures_of(gpu: AmdGpu, path: str, sensors: Sensors, reading: Reading, first: bool) -> tuple[Figure, ...]:
     """The figures of *gpu*, in the order of FIELDS; the *first* of a board tells what is of all of it."""
     found = dict(_memory(path)) if gpu.partition < 0 else {}
     found["gpu_health"] = float(not reading.unwell)
@@ -90,7 +90,7 @@ def figures_of(gpu: AmdGpu, path: str, told: Sensors, reading: Reading, first: b
         found |= _amounts("vram", reading.memory_total, reading.memory_used)
     clocks: list[Figure] = []
     if first:
-        found |= dict(_of_board(path, told, reading, gpu.partition < 0))
+        found |= dict(_of_board(path, sensors, reading, gpu.partition < 0))
         kinds = (("system", reading.clock), ("memory", reading.memory_clock))
         clocks = [
             Figure("gpu_clock", float(value), (("clock_index", str(index)), ("clock_type", kind)))
@@ -102,13 +102,13 @@ def figures_of(gpu: AmdGpu, path: str, told: Sensors, reading: Reading, first: b
     return tuple(sorted([*made, *clocks], key=lambda figure: order.index(figure.name)))
 
 
-def _of_board(path: str, told: Sensors, reading: Reading, whole: bool) -> Iterator[tuple[str, float]]:
+def _of_board(path: str, sensors: Sensors, reading: Reading, whole: bool) -> Iterator[tuple[str, float]]:
     numbers = {
         "gpu_gfx_activity": reading.load if whole else None,
         "gpu_umc_activity": decimal(read_attribute(f"{path}/mem_busy_percent", 64), 100) if whole else None,
-        "gpu_power_usage": told.power,
-        "gpu_average_package_power": told.power_average,
-        "gpu_package_power": told.power_now,
+        "gpu_power_usage": sensors.power,
+        "gpu_average_package_power": sensors.power_average,
+        "gpu_package_power": sensors.power_now,
         "pcie_speed": _speed(f"{path}/current_link_speed"),
         "pcie_max_speed": _speed(f"{path}/max_link_speed"),
         "pcie_replay_count": decimal(read_attribute(f"{path}/pcie_replay_count", 64)),
@@ -116,7 +116,7 @@ def _of_board(path: str, told: Sensors, reading: Reading, whole: bool) -> Iterat
     clocks = _clocks(f"{path}/pp_dpm_sclk")
     if clocks:
         numbers |= {"gpu_min_clock": min(clocks), "gpu_max_clock": max(clocks)}
-    numbers |= {_TEMPERATURES[label]: value for label, value in told.temperatures if label in _TEMPERATURES}
+    numbers |= {_TEMPERATURES[label]: value for label, value in sensors.temperatures if label in _TEMPERATURES}
     for kind in ("correct", "uncorrect"):
         counts = {key.removeprefix(f"{kind}_"): count for key, count in reading.errors if key.startswith(f"{kind}_")}
         numbers |= {f"gpu_ecc_{kind}_{name}": counts[block] for block, name in _BLOCKS.items() if block in counts}

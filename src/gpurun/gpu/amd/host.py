@@ -187,12 +187,12 @@ def _profiles(paths: list[str]) -> dict[str, tuple[str, str]]:
         return dict.fromkeys(paths, ("", ""))
     from gpurun.gpu.host.driver_reads import last_told, read_in_time, silence
 
-    told = read_in_time(asked)
+    answers = read_in_time(asked)
     found = dict.fromkeys(paths, ("", ""))
     for path, pair in files.items():
         if pair in asked:
-            lacking = [one for one in pair if one not in told]
-            words = [told.get(one, last_told(one)).lower() for one in pair]
+            lacking = [one for one in pair if one not in answers]
+            words = [answers.get(one, last_told(one)).lower() for one in pair]
             known = all(word.isascii() and word.isalnum() for word in words)
             found[path] = ("_".join(words) if known else "", silence(lacking[0]) if lacking else "")
     return found

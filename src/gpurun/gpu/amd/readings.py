@@ -76,8 +76,8 @@ def _reader(
         for gpu in gpus:
             one = _reading(gpu, board, found.clients if found is not None else (), kfd.get(gpu.key, {}))
             if figures:
-                told = figures_of(gpu, board.path, board.sensors, one, first=gpu is gpus[0])
-                one = replace(one, labels=labels_of(gpu, board.path), figures=told)
+                found_figures = figures_of(gpu, board.path, board.sensors, one, first=gpu is gpus[0])
+                one = replace(one, labels=labels_of(gpu, board.path), figures=found_figures)
             made.append(one)
         return tuple(made)
 
@@ -105,15 +105,15 @@ def _reading(gpu: AmdGpu, board: Board, clients: tuple[DrmClient, ...], kfd: dic
     used = memory_by_pid(mine)
     # KFD's memory is in fdinfo as well on newer kernels: the larger of both is what the process has.
     processes = {pid: max(used.get(pid, 0), kfd.get(pid, 0)) for pid in sorted({*used, *kfd})}
-    whole, told = gpu.partition < 0, board.sensors
+    whole, sensors = gpu.partition < 0, board.sensors
     return Reading(
         gpu.key,
         load=board.load if whole else None,
         memory_used=board.memory_used if whole else sum(processes.values()),
         memory_total=board.memory_total if whole else (gpu.memory if gpu.memory > 0 else None),
-        temperature=told.temperature,
-        power=told.power,
-        power_limit=told.power_limit,
+        temperature=sensors.temperature,
+        power=sensors.power,
+        power_limit=sensors.power_limit,
         clock=board.clock,
         memory_clock=board.memory_clock,
         errors=board.errors,

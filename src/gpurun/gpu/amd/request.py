@@ -59,7 +59,7 @@ def _is_of_amd(value: str, gpus: tuple[AmdGpu, ...], ignore_unknown: bool, by_in
         return bool(gpus)
     words = value.split(",") if len(value) <= MAX_VALUE else []
     devices = [word for word in words if _is_unique_id(word) or ":" in word or (by_index and _is_index(word))]
-    there = [bool(_meant(word, gpus)) for word in devices]
+    there = [bool(_find_gpus(word, gpus)) for word in devices]
     return len(there) == len(words) and (any(there) if ignore_unknown else bool(there) and all(there))
 
 
@@ -73,7 +73,7 @@ def select(request: AmdRequest, gpus: tuple[AmdGpu, ...], ignore_unknown: bool =
         return gpus
     found: list[AmdGpu] = []
     for word in request.value.split(","):
-        meant = _meant(word if ignore_unknown else word.strip(), gpus)
+        meant = _find_gpus(word if ignore_unknown else word.strip(), gpus)
         if not meant and not ignore_unknown:
             from gpurun.gpu.host.naming import short_list
 
@@ -92,10 +92,10 @@ def wants_all(request: AmdRequest) -> bool:
 def passed_over(request: AmdRequest, gpus: tuple[AmdGpu, ...]) -> tuple[str, ...]:
     """The words of *request* that :func:`select` passes over with *ignore_unknown*, each once."""
     words = () if request.value in _ALL else tuple(dict.fromkeys(request.value.split(",")))
-    return tuple([word for word in words if not _meant(word, gpus)])
+    return tuple([word for word in words if not _find_gpus(word, gpus)])
 
 
-def _meant(word: str, gpus: tuple[AmdGpu, ...]) -> list[AmdGpu]:
+def _find_gpus(word: str, gpus: tuple[AmdGpu, ...]) -> list[AmdGpu]:
     """The GPUs that one *word* names; none for a word that names none, or a part of a range that this host lacks."""
     if word.startswith("amd:"):
         word = word[4:] or "-"  # as where several makers' GPUs are named

@@ -15,7 +15,7 @@ from gpurun.gpu.amd.request import VARIABLE, passed_over, read_request, select, 
 from gpurun.gpu.host.access import NOT_OF_THE_JOB, closed_by_job, is_confined
 from gpurun.gpu.host.drm_edits import drm_edits, groups, host_device
 from gpurun.gpu.resolve import NO_LESSOR
-from gpurun.gpu.vendors import AMD_UNKNOWN, IGNORE_UNKNOWN, is_free, module, named, place
+from gpurun.gpu.vendors import AMD_UNKNOWN, IGNORE_UNKNOWN, find_vendor, is_free, module, place
 from gpurun.record import replace
 
 TYPE_CHECKING = False
@@ -44,7 +44,7 @@ def edits_of(asked: Inquiry) -> ContainerEdits | None:
 
         free = read_free_request(request.value, request.source, "amd")
         return module(free.vendor, "resolve").free_edits(asked, free)  # type: ignore[no-any-return]
-    if not gpus and not (ignore and posix.access(f"{sysroot}{named('amd').probes[0]}", posix.F_OK)):
+    if not gpus and not (ignore and posix.access(f"{sysroot}{find_vendor('amd').probes[0]}", posix.F_OK)):
         error = GpuError(
             f"process.env {request.source}: this host has no AMD GPU that computes: "
             f"{sysroot}/sys/module/amdgpu and {sysroot}/sys/class/kfd are there while the driver is loaded"
@@ -101,13 +101,13 @@ def _edits(gpus: tuple[AmdGpu, ...], asked: Inquiry, source: str) -> ContainerEd
 
 def _with_topology(edits: ContainerEdits, gpus: tuple[AmdGpu, ...], sysroot: str) -> ContainerEdits:
     """*edits* with a topology of *gpus* alone, where the host has others: without root nothing else hides those."""
-    from gpurun.gpu.amd.topology import filtered, read_topology
+    from gpurun.gpu.amd.topology import filter_topology, read_topology
 
     chosen = frozenset([gpu.kfd.number for gpu in gpus])
     if chosen >= {node.number for node in kfd_nodes(sysroot)}:
         return edits
     try:
-        tree = filtered(read_topology(sysroot, chosen), chosen)
+        tree = filter_topology(read_topology(sysroot, chosen), chosen)
     except (GpuError, OSError) as e:
         why = oserror_text(e) if isinstance(e, OSError) else str(e)
         text = f"the container sees the GPUs of all in KFD's topology, and ROCm may fail: {why}"

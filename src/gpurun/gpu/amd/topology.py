@@ -75,7 +75,7 @@ def read_topology(sysroot: str, chosen: frozenset[int]) -> KfdTopology:
     return KfdTopology(path, tuple(files), tuple(nodes))
 
 
-def filtered(host: KfdTopology, chosen: frozenset[int]) -> ProcTree:
+def filter_topology(host: KfdTopology, chosen: frozenset[int]) -> ProcTree:
     """The tree that is mounted over *host*'s in the container; pure.
 
     *chosen* are the numbers of the container's GPUs.  Raises :class:`GpuError` where one is not there, or says nothing of
@@ -94,7 +94,7 @@ def filtered(host: KfdTopology, chosen: frozenset[int]) -> ProcTree:
         reason = f"node {node.number} of the host"
         counts: dict[str, int] = {}
         for kind, texts in zip(_LINKS, (node.io_links, node.p2p_links), strict=True):
-            left = [text for text in [_renumbered(text, new) for text in texts] if text]
+            left = [text for text in [_renumber(text, new) for text in texts] if text]
             counts[f"{kind}_count"] = len(left)
             files += [
                 FileEdit(f"{place}/{kind}/{i}/properties", _content(text), 0o444, reason) for i, text in enumerate(left)
@@ -106,7 +106,7 @@ def filtered(host: KfdTopology, chosen: frozenset[int]) -> ProcTree:
     return ProcTree(PLACE, tuple(files), tuple(binds), REASON)
 
 
-def _renumbered(text: str, new: dict[int, int]) -> str:
+def _renumber(text: str, new: dict[int, int]) -> str:
     """The properties of a link by the *new* numbers of its ends; empty where one of them is not there."""
     ends = {}
     for line in text.splitlines():

@@ -40,8 +40,8 @@ def host_device(node: HostNode, reason: str, gpu: str = "") -> DeviceNode:
     Raises :class:`GpuError` where it is not there.
     """
     if not node.exists:
-        where = f"{node.host_path} is not the character device {node.major}:{node.minor}"
-        raise GpuError(f"{reason}: {where}: `udevadm trigger` lets udev make it again")
+        wrong = f"{node.host_path} is not the character device {node.major}:{node.minor}"
+        raise GpuError(f"{reason}: {wrong}: `udevadm trigger` lets udev make it again")
     return DeviceNode(
         node.path, node.host_path, "c", node.major, node.minor, file_mode=node.mode, gid=node.gid, reason=reason, gpu=gpu
     )

@@ -109,13 +109,13 @@ def end(pid: int, deadline: float) -> int | None:
 
     It is not reaped before the group is killed: until then no other process can have the number.
     """
-    if not _ended(pid, min(deadline, time.monotonic() + _GRACE_S)):
+    if not _has_ended(pid, min(deadline, time.monotonic() + _GRACE_S)):
         posix.kill(pid, _SIGKILL)
     try:
         posix.killpg(pid, _SIGKILL)  # programs that the helper started, too
     except OSError:
         pass  # all gone
-    return posix.waitpid(pid, 0)[1] if _ended(pid, time.monotonic() + _GRACE_S) else None
+    return posix.waitpid(pid, 0)[1] if _has_ended(pid, time.monotonic() + _GRACE_S) else None
 
 
 def _read_until(fd: int, deadline: float) -> bytes | None:
@@ -136,7 +136,7 @@ def _read_until(fd: int, deadline: float) -> bytes | None:
     return b"".join(chunks)
 
 
-def _ended(pid: int, deadline: float) -> bool:
+def _has_ended(pid: int, deadline: float) -> bool:
     while posix.waitid(posix.P_PID, pid, posix.WEXITED | posix.WNOHANG | posix.WNOWAIT) is None:
         if time.monotonic() >= deadline:
             return False

@@ -40,10 +40,10 @@ def sensors(path: str) -> Sensors:
         return Sensors()
     names = [name for name in _names(base) if name.endswith("_input")]
     return Sensors(
-        _labelled(base, [name for name in names if name.startswith("temp")], _MAX_MILLI, 1000),
-        _labelled(base, [name for name in names if name.startswith("energy")], None, 10**6),
-        _scaled(f"{base}/power1_average", _MAX_MICRO, 10**6),
-        _scaled(f"{base}/power1_input", _MAX_MICRO, 10**6),
+        _read_labelled(base, [name for name in names if name.startswith("temp")], _MAX_MILLI, 1000),
+        _read_labelled(base, [name for name in names if name.startswith("energy")], None, 10**6),
+        _read_scaled(f"{base}/power1_average", _MAX_MICRO, 10**6),
+        _read_scaled(f"{base}/power1_input", _MAX_MICRO, 10**6),
         _first(base, ("power1_cap", "power1_max"), _MAX_MICRO),
     )
 
@@ -52,7 +52,7 @@ def energies(path: str) -> dict[str, float]:
     """Label → joules of the device with the directory *path*, as :func:`sensors` has them, and nothing else read."""
     base = _directory(path)
     names = [name for name in _names(base) if name.startswith("energy") and name.endswith("_input")] if base else []
-    return dict(_labelled(base, names, None, 10**6))
+    return dict(_read_labelled(base, names, None, 10**6))
 
 
 def _directory(path: str) -> str:
@@ -62,10 +62,10 @@ def _directory(path: str) -> str:
     return ""
 
 
-def _labelled(base: str, names: list[str], most: int | None, unit: int) -> tuple[tuple[str, float], ...]:
+def _read_labelled(base: str, names: list[str], most: int | None, unit: int) -> tuple[tuple[str, float], ...]:
     found: dict[str, float] = {}
     for name in names[:_MOST_SENSORS]:
-        value = _scaled(f"{base}/{name}", most, unit)
+        value = _read_scaled(f"{base}/{name}", most, unit)
         sensor = name.removesuffix("_input")
         label = read_attribute(f"{base}/{sensor}_label", _MAX_LABEL)
         if value is not None:
@@ -81,11 +81,11 @@ def _names(path: str) -> list[str]:
 
 
 def _first(base: str, names: tuple[str, ...], most: int) -> float | None:
-    values = [_scaled(f"{base}/{name}", most, 10**6) for name in names]
+    values = [_read_scaled(f"{base}/{name}", most, 10**6) for name in names]
     return next((value for value in values if value is not None), None)
 
 
-def _scaled(path: str, most: int | None, unit: int) -> float | None:
+def _read_scaled(path: str, most: int | None, unit: int) -> float | None:
     text = read_attribute(path, 64)
     value = decimal(text) if most is None else decimal(text, most)
     return None if value is None else value / unit

@@ -6,7 +6,7 @@ The words are those of Intel's device plugin, of its rules for Node Feature Disc
 from __future__ import annotations
 
 from gpurun.errors import GpuError
-from gpurun.gpu.cluster import ClusterGpu, ClusterGpus, counted
+from gpurun.gpu.cluster import ClusterGpu, ClusterGpus, count_labels
 from gpurun.gpu.host.drm_cdi import cdi_edits
 from gpurun.gpu.host.drm_edits import drm_edits
 from gpurun.gpu.host.reads import read_attribute
@@ -88,7 +88,7 @@ def _labels(gpus: tuple[IntelGpu, ...]) -> dict[str, str]:
     """What Intel's rules say: how many of each PCI class and id there are, the family, and the product of servers' GPUs."""
     found: dict[str, str] = {}
     ids = [f"{_class(gpu)}-{gpu.drm.device:04x}" for gpu in gpus]
-    for name, count in counted(f"{_PREFIX}/device-id", ids).items():
+    for name, count in count_labels(f"{_PREFIX}/device-id", ids).items():
         found[f"{name}.present"], found[f"{name}.count"] = "true", count
     families = {_LABELLED.get(_MODELS.get(gpu.drm.device, _UNKNOWN)[1], "") for gpu in gpus} - {""}
     if len(families) == 1:

@@ -40,7 +40,7 @@ def _examine_gpus(sysroot: str, loaded: list[str]) -> list[Finding]:
     found += [
         Finding(_GPUS, "fail", f"{gpu.index} ({gpu.key}) is unhealthy: {ill}") for gpu in gpus if (ill := off_the_bus(gpu))
     ]
-    found += _unbound(sysroot) + _troubled(sysroot, loaded)
+    found += _unbound(sysroot) + _find_trouble(sysroot, loaded)
     found += [
         Finding(_GPUS, "note", f"{one.name} is divided: containers get its virtual functions ({one.functions}), not itself")
         for driver in loaded
@@ -75,7 +75,7 @@ def _unbound(sysroot: str) -> list[Finding]:
     return found
 
 
-def _troubled(sysroot: str, loaded: list[str]) -> list[Finding]:
+def _find_trouble(sysroot: str, loaded: list[str]) -> list[Finding]:
     """What the drivers say of GPUs that do not work: in sysfs, as far as it is there.
 
     Reference: Documentation/gpu/xe/xe_pcode.rst ("Survivability Mode") and devcoredump; i915's ``error``.

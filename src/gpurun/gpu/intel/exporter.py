@@ -51,7 +51,7 @@ def labels_of(gpu: IntelGpu) -> tuple[tuple[str, str], ...]:
 
 
 def figures_of(
-    gpu: IntelGpu, told: Sensors, reading: Reading, watts: Mapping[str, float], loads: Mapping[str, float] | None
+    gpu: IntelGpu, sensors: Sensors, reading: Reading, watts: Mapping[str, float], loads: Mapping[str, float] | None
 ) -> tuple[Figure, ...]:
     """The figures of *gpu*; *watts* are by sensor, *loads* (0 to 1) by engine, None where they are not known."""
     memory = (("hw_name", "mem-1"), ("hw_memory_location", "device"))
@@ -67,19 +67,19 @@ def figures_of(
         made.append(Figure("hw_memory_usage_bytes", float(used), memory))
     if total and used is not None:
         made.append(Figure("hw_memory_utilization_ratio", min(used / total, 1.0), memory))
-    for index, (label, joules) in enumerate(told.energies, 1):
+    for index, (label, joules) in enumerate(sensors.energies, 1):
         place = (("hw_name", f"power-{index}"), ("hw_sensor_location", _POWER_PLACES.get(label, label)))
         made.append(Figure("hw_energy_joules_total", joules, place))
         if label in watts:
             made.append(Figure("hw_power_watts", watts[label], place))
-    if told.power_limit is not None:
+    if sensors.power_limit is not None:
         made.append(
-            Figure("hw_power_limit_watts", told.power_limit, (("hw_name", "power-1"), ("hw_sensor_location", "card")))
+            Figure("hw_power_limit_watts", sensors.power_limit, (("hw_name", "power-1"), ("hw_sensor_location", "card")))
         )
     if reading.clock is not None:
         words = (("hw_name", "freq-1"), ("hw_frequency_domain", "gpu"), ("aggregation", "avg"))
         made.append(Figure("hw_frequency_hertz", reading.clock * 1e6, words))
-    for index, (label, value) in enumerate(told.temperatures, 1):
+    for index, (label, value) in enumerate(sensors.temperatures, 1):
         sensor = (("hw_name", f"temp-{index}"), ("hw_sensor_location", _PLACES.get(label, label)), ("statistic", "max"))
         made.append(Figure("hw_temperature_celsius", value, sensor))
     return tuple(made)

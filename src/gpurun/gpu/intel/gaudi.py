@@ -58,7 +58,7 @@ def accelerators(sysroot: str) -> tuple[Gaudi, ...]:
     return tuple([found[index] for index in sorted(found)])
 
 
-def selected(text: str, known: tuple[Gaudi, ...]) -> tuple[Gaudi, ...]:
+def select(text: str, known: tuple[Gaudi, ...]) -> tuple[Gaudi, ...]:
     """Those that the value *text* means: ``all``, or numbers between commas; none for an empty one.
 
     Raises :class:`ConfigError` for another word, :class:`GpuError` for a number that this host does not have.

@@ -62,12 +62,12 @@ def _reader(gpu: IntelGpu, sysroot: str) -> Callable[[Callable[[], Clients | Non
         if before.energies or before.clients:
             time.sleep(WINDOW_S)
         now = look(clients)
-        return (reading(gpu, before, now, figures, None if now.whole else charged(gpu.key, sysroot)),)
+        return (reading(gpu, before, now, figures, None if now.whole else charged_memory(gpu.key, sysroot)),)
 
     return read
 
 
-def charged(pci: str, sysroot: str) -> int | None:
+def charged_memory(pci: str, sysroot: str) -> int | None:
     """Bytes of the memory of the GPU at *pci* that the kernel counts for all cgroups below the root of their tree.
 
     None where it counts none: no dmem controller, or one that is not on for the first level.
@@ -82,7 +82,7 @@ def charged(pci: str, sysroot: str) -> int | None:
 
 def reading(gpu: IntelGpu, before: CardLook, now: CardLook, figures: bool = False, counted: int | None = None) -> Reading:
     """What *gpu* does, by two looks at it; *counted* is its memory in use where not all processes can be asked."""
-    told, seconds = sensors(gpu.drm.path), now.at - before.at
+    sensed, seconds = sensors(gpu.drm.path), now.at - before.at
     processes = None if now.clients is None else tuple(memory_by_pid(now.clients).items())
     energy = {name: joules - before.energies[name] for name, joules in now.energies.items() if name in before.energies}
     watts = {name: joules / seconds for name, joules in energy.items() if 0 <= joules <= _MAX_WATTS * seconds}
@@ -94,13 +94,13 @@ def reading(gpu: IntelGpu, before: CardLook, now: CardLook, figures: bool = Fals
         load=None if loads is None else round(max(loads.values(), default=0.0) * 100),
         memory_used=sum([client.memory for client in distinct_clients(now.clients or ())]) if now.whole else counted,
         memory_total=gpu.memory if gpu.memory > 0 else None,
-        temperature=told.temperature,
-        power=told.power if told.power is not None else watts.get("card", next(iter(watts.values()), None)),
-        power_limit=told.power_limit,
+        temperature=sensed.temperature,
+        power=sensed.power if sensed.power is not None else watts.get("card", next(iter(watts.values()), None)),
+        power_limit=sensed.power_limit,
         clock=next((clock for clock in clocks if clock is not None), None),
         processes=processes,
         unwell=off_the_bus(gpu),
     )
     if not figures:
         return made
-    return replace(made, labels=labels_of(gpu), figures=figures_of(gpu, told, made, watts, loads))
+    return replace(made, labels=labels_of(gpu), figures=figures_of(gpu, sensed, made, watts, loads))

@@ -12,7 +12,7 @@ from gpurun.gpu.host.drm_edits import drm_edits
 from gpurun.gpu.intel.gaudi import VARIABLE as GAUDI
 from gpurun.gpu.intel.host import intel_gpus
 from gpurun.gpu.resolve import NO_LESSOR, both
-from gpurun.gpu.vendors import EVERY_MAKER, is_free, named, place
+from gpurun.gpu.vendors import EVERY_MAKER, find_vendor, is_free, place
 from gpurun.record import replace
 
 TYPE_CHECKING = False
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpurun.gpu.request.free import FreeRequest
     from gpurun.gpu.resolve import Inquiry
 
-VENDOR = named("intel")
+VENDOR = find_vendor("intel")
 
 
 def edits_of(asked: Inquiry) -> ContainerEdits | None:
@@ -72,7 +72,7 @@ def _gpus(asked: Inquiry, value: str) -> ContainerEdits | None:
 def _accelerators(asked: Inquiry, value: str) -> ContainerEdits | None:
     if not value:
         return None
-    from gpurun.gpu.intel.gaudi import accelerators, gaudi_edits, selected
+    from gpurun.gpu.intel.gaudi import accelerators, gaudi_edits, select
 
-    chosen = selected(value, accelerators(asked.own_env.get("GPURUN_SYSROOT", "").rstrip("/")))
+    chosen = select(value, accelerators(asked.own_env.get("GPURUN_SYSROOT", "").rstrip("/")))
     return gaudi_edits(chosen) if chosen else None

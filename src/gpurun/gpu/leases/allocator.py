@@ -23,7 +23,7 @@ from gpurun.gpu.leases.survey import describe_lease, holders, survey
 from gpurun.gpu.leases.terms import end_time
 from gpurun.gpu.leases.turns import Want, available_units
 from gpurun.gpu.leases.wording import clean_lines, none_here, reasons
-from gpurun.gpu.vendors import VENDORS, named, place
+from gpurun.gpu.vendors import VENDORS, find_vendor, place
 from gpurun.linux import procfs
 from gpurun.record import Record, replace
 
@@ -282,7 +282,7 @@ def _refusal(
 
     *waited*: for how many seconds.
     """
-    maker = named(request.vendor or VENDORS[0].name)
+    maker = find_vendor(request.vendor or VENDORS[0].name)
     part = maker.part if request.profile else "GPU"
     kind = f"{part}{'s' * (request.count > 1)}{f' of profile {request.profile}' if request.profile else ''}"
     free = [v.unit for v in verdicts if not v.why]
@@ -335,7 +335,7 @@ def record_named(
     keys = {unit.key for unit in mine}
     if not keys:
         return "", None
-    requester = replace(requester, source=requester.source or named(mine[0].vendor).variable)
+    requester = replace(requester, source=requester.source or find_vendor(mine[0].vendor).variable)
     with store:
         text = ""
         for one in store.leases():

@@ -90,12 +90,12 @@ def choose(
     if len(free) < request.count or len(fixed) > request.count:
         return ()
     again = tuple([unit for unit in free if unit.name in had])
-    if len(again) == request.count and (not request.nvlink or connected(again)):
+    if len(again) == request.count and (not request.nvlink or are_connected(again)):
         return again
     best: tuple[GpuDevice, ...] = ()
     lowest: tuple[object, ...] = ()
     for chosen in sets_of(free, request.count, fixed):
-        if request.nvlink and not connected(chosen):
+        if request.nvlink and not are_connected(chosen):
             continue
         kept = sum([1 for unit in chosen if unit.name in had])
         score = (-kept, *_score(chosen, free, near, used or {}))
@@ -151,7 +151,7 @@ def _parts(units: Iterable[GpuDevice]) -> dict[str, int]:
     return found
 
 
-def connected(chosen: tuple[GpuDevice, ...]) -> bool:
+def are_connected(chosen: tuple[GpuDevice, ...]) -> bool:
     """Whether NVLink leads from each of *chosen* to each other, over others of them if need be."""
     inside = {unit.index: unit.peers for unit in chosen}
     reached, todo = {chosen[0].index}, [chosen[0].index]

@@ -47,8 +47,8 @@ class Seen(Record):
     devices: frozenset[tuple[int, int]]
 
 
-def containers_with_nodes(granted: Callable[[int], frozenset[tuple[int, int]]] | None = None) -> tuple[Seen, ...]:
-    """All that this process may see; *granted* says which devices a process may open, whatever names they have by now."""
+def containers_with_nodes(may_open: Callable[[int], frozenset[tuple[int, int]]] | None = None) -> tuple[Seen, ...]:
+    """All that this process may see; *may_open* says which devices a process may open, whatever names they have by now."""
     host = _host_dev()
     known = {mount_namespace("self"), mount_namespace("1"), 0}
     found = []
@@ -58,8 +58,8 @@ def containers_with_nodes(granted: Callable[[int], frozenset[tuple[int, int]]] |
             continue
         known.add(namespace)
         devices = nodes_of(pid, host)
-        if granted is not None and _has_own_dev(pid, host):
-            devices |= granted(pid)
+        if may_open is not None and _has_own_dev(pid, host):
+            devices |= may_open(pid)
         if devices:
             found.append(Seen(pid, namespace, devices))
     return tuple(found)

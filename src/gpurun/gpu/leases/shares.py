@@ -110,8 +110,8 @@ def share_free(
     if not note:
         return _share_free(request, share, found, policy, store, requester, tickets(store.path, tidy=False))
     with store:
-        granted = _share_free(request, share, found, policy, store, requester, tickets(store.path))
-        return _record(granted, share, store, requester, request.text)
+        given = _share_free(request, share, found, policy, store, requester, tickets(store.path))
+        return _record(given, share, store, requester, request.text)
 
 
 def _share_free(
@@ -188,8 +188,8 @@ def share_named(
     if not note:
         return _share_named(unit, share, found, policy, store, requester)
     with store:
-        granted = _share_named(unit, share, found, policy, store, requester)
-        return _record(granted, share, store, requester, "")
+        given = _share_named(unit, share, found, policy, store, requester)
+        return _record(given, share, store, requester, "")
 
 
 def _share_named(
@@ -214,21 +214,21 @@ def _share_named(
     return GivenShare(unit, warning=clean_lines(warning), limits=found.limits)
 
 
-def _record(granted: GivenShare, share: Share, store: Store, requester: Requester, request: str) -> GivenShare:
-    """*granted*, written down.  The lock is held."""
-    if granted.lease is not None:
-        return granted
+def _record(given: GivenShare, share: Share, store: Store, requester: Requester, request: str) -> GivenShare:
+    """*given*, written down.  The lock is held."""
+    if given.lease is not None:
+        return given
     limits = {"memory": share.memory, "threads": share.threads}
     made = new_lease(
-        requester.id, requester.root, lease_units((granted.unit,)), **lease_fields(requester, request, _SHARE), **limits
+        requester.id, requester.root, lease_units((given.unit,)), **lease_fields(requester, request, _SHARE), **limits
     )
     store.save(made)
-    store.note_use([granted.unit.key])
-    return replace(granted, lease=made)
+    store.note_use([given.unit.key])
+    return replace(given, lease=made)
 
 
-def preview_text(share: Share, granted: GivenShare, leases: tuple[Lease, ...]) -> str:
+def preview_text(share: Share, given: GivenShare, leases: tuple[Lease, ...]) -> str:
     """What the container would be given, as a sentence, and who has shares of the same GPU."""
-    others = _list_shares(_shares_of(granted.unit, leases))
+    others = _list_shares(_shares_of(given.unit, leases))
     beside = f"beside others: {others}" if others else "which has no other shares"
-    return clean_lines(f"a share of {share.text} would be of {granted.unit.label} ({granted.unit.name}) now, {beside}")
+    return clean_lines(f"a share of {share.text} would be of {given.unit.label} ({given.unit.name}) now, {beside}")

@@ -7,7 +7,7 @@ collects.
 
 from __future__ import annotations
 
-from gpurun.gpu.leases.choice import connected, sets_of
+from gpurun.gpu.leases.choice import are_connected, sets_of
 from gpurun.record import Record
 
 TYPE_CHECKING = False
@@ -53,7 +53,7 @@ def _slots(want: Want, units: tuple[GpuDevice, ...], free: tuple[GpuDevice, ...]
     best: list[str] = []
     for chosen in sets_of(fitting, want.count):
         kept = [unit.key for unit in chosen if unit.key in ready]
-        if len(kept) > len(best) and connected(chosen):
+        if len(kept) > len(best) and are_connected(chosen):
             best = kept
     return [[key] for key in best]
 

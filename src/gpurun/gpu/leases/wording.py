@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpurun.errors import clean
-from gpurun.gpu.vendors import named
+from gpurun.gpu.vendors import find_vendor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def reasons(verdicts: Sequence[Verdict], loads: Mapping[str, str], free: str = "
 def _names(units: list[GpuDevice]) -> str:
     found: dict[str, list[str]] = {}
     for unit in units:
-        kind = "GPU" if not unit.parent else f"{named(unit.vendor).title} GPU"
+        kind = "GPU" if not unit.parent else f"{find_vendor(unit.vendor).title} GPU"
         if unit.parent and unit.label != f"{kind} {unit.index}":
             found[unit.label] = []  # a part with a name of its own
         else:
@@ -46,7 +46,7 @@ def _names(units: list[GpuDevice]) -> str:
 
 def none_here(vendor: str) -> str:
     """That the host has no GPU of the maker *vendor*, which is empty for any."""
-    return f"this host has no GPU of {named(vendor).title}'s" if vendor else "this host has no GPU"
+    return f"this host has no GPU of {find_vendor(vendor).title}'s" if vendor else "this host has no GPU"
 
 
 def clean_lines(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpurun.errors import GpuError
 from gpurun.gpu.request.injected import has_gpus
 from gpurun.gpu.resolve import NO_LESSOR, GpuAnswer, both, has_hooks, has_settings
-from gpurun.gpu.vendors import is_free, module, named
+from gpurun.gpu.vendors import find_vendor, is_free, module
 from gpurun.record import replace
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpurun.gpu.request.injected import Injected
     from gpurun.gpu.resolve import Inquiry
 
-VENDOR = named("nvidia")
+VENDOR = find_vendor("nvidia")
 #: What NVIDIA's hook says where only its runtime can do what is asked.
 WRONG_MODE = (
     "invoking the NVIDIA Container Runtime Hook directly (e.g. specifying the docker --gpus flag) is not supported. "
@@ -191,8 +191,8 @@ def _from_driver(request: GpuRequest, settings: Settings, asked: Inquiry) -> Gpu
     from gpurun.gpu.nvidia.driver_answer import ask_driver
     from gpurun.gpu.nvidia.host.file_names import MPS_REASON
 
-    told = any(e.startswith("CUDA_VISIBLE_DEVICES=") for e in asked.env)
-    tell_cuda = settings.cuda_visible_devices and asked.privileged and not told and bool(request.devices)
+    is_set = any(e.startswith("CUDA_VISIBLE_DEVICES=") for e in asked.env)
+    tell_cuda = settings.cuda_visible_devices and asked.privileged and not is_set and bool(request.devices)
     try:
         answer = ask_driver(request, settings, asked.own_env, asked.prepare, tell_cuda)
     except GpuError as e:

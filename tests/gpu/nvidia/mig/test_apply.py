@@ -19,7 +19,7 @@ from gpurun.gpu.leases.lease import Leased
 from gpurun.gpu.leases.policy import LeasePolicy
 from gpurun.gpu.leases.store import Store, new_lease
 from gpurun.gpu.nvidia.mig.apply import MigHost, MigPending, apply_config
-from gpurun.gpu.nvidia.mig.busy import held
+from gpurun.gpu.nvidia.mig.busy import hold_gpus
 from gpurun.gpu.nvidia.mig.config import MigEntry
 from gpurun.gpu.nvidia.mig.plan import MigChange
 from gpurun.gpu.nvidia.mps.programs import Program
@@ -314,7 +314,7 @@ def test_a_killed_change_that_then_fails_goes_back_to_what_was_before_both(tmp_p
 def holding(host: Divided, changes: tuple[MigChange, ...]) -> Iterator[Store]:
     env = host.sim.driver.env
     store = Store(f"{host.sim.driver.path}/run/gpurun-leases")
-    with held(changes, env, LeasePolicy(), store):
+    with hold_gpus(changes, env, LeasePolicy(), store):
         yield store
 
 

@@ -9,7 +9,7 @@ import pytest
 from gpurun.errors import GpuError
 from gpurun.gpu.nvidia.mig.config import read_configs
 from gpurun.gpu.nvidia.mig.export import as_yaml
-from gpurun.gpu.nvidia.mig.generate import generated, silent
+from gpurun.gpu.nvidia.mig.generate import generate_config, silent
 from gpurun.gpu.nvidia.mig.plan import plan_config
 from gpurun.gpu.nvidia.mig.state import GiProfile, MigGpu
 from gpurun.record import replace
@@ -27,7 +27,7 @@ A30 = MigGpu(
 
 
 def configs(*gpus: MigGpu) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = generated(gpus)["mig-configs"]
+    found: dict[str, list[dict[str, Any]]] = generate_config(gpus)["mig-configs"]
     return found
 
 
@@ -67,7 +67,7 @@ def test_several_models() -> None:
     ]
     assert [one["device-filter"] for one in found["all-1g.6gb"]] == ["0x20B710DE"]
     assert "device-filter" not in found["all-disabled"][0]
-    read = read_configs(as_yaml(generated((A30, GPU))).encode(), "f")
+    read = read_configs(as_yaml(generate_config((A30, GPU))).encode(), "f")
     (change,) = plan_config((replace(GPU, index=0), replace(A30, index=1)), read["all-1g.6gb"])
     assert change.index == 1 and len(change.create) == 4
 

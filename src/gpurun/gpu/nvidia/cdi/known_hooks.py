@@ -12,7 +12,7 @@ import posix
 from gpurun.cdi.edits import Hook
 from gpurun.decimals import decimal
 from gpurun.errors import ConfigError
-from gpurun.gpu.vendors import named
+from gpurun.gpu.vendors import find_vendor
 from gpurun.oci.reader import INT64_MAX
 from gpurun.record import Record
 
@@ -56,7 +56,7 @@ class HookCall(Record):
 def as_known_call(hook: Hook) -> HookCall | None:
     """*hook* as a call that gpurun does itself, ``None`` for any other program, stage, command or argument."""
     program = hook.path.rpartition("/")[2]
-    if hook.stage not in ("createContainer", "createRuntime") or program not in named("nvidia").cdi_programs:
+    if hook.stage not in ("createContainer", "createRuntime") or program not in find_vendor("nvidia").cdi_programs:
         return None
     words = hook.args[1:]
     if program != "nvidia-cdi-hook":

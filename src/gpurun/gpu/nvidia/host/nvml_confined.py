@@ -59,9 +59,9 @@ def _seccomp() -> None:
     refuse = ACTIONS["SCMP_ACT_ERRNO"] | EPERM
     other_families = (((0, OPERATORS["SCMP_CMP_NE"], _AF_UNIX, 0),),)
     rules = (Rule(tuple(_REFUSED.split()), refuse, (), ""), Rule(("socket",), refuse, other_families, ""))
-    where = "NVML's helper process"
-    plan = SeccompPlan(where, ACTIONS["SCMP_ACT_ALLOW"], (), rules, False, (), 0, False)
+    name = "NVML's helper process"
+    plan = SeccompPlan(name, ACTIONS["SCMP_ACT_ALLOW"], (), rules, False, (), 0, False)
     try:
-        seccomp.install(compile_plan(plan, load_library(where)).program, 0)
+        seccomp.install(compile_plan(plan, load_library(name)).program, 0)
     except (GpurunError, OSError):
         pass  # no libseccomp on this host, or no filters in its kernel

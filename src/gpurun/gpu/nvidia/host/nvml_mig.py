@@ -101,7 +101,7 @@ def _gpu(nvml: Nvml, index: int) -> dict[str, Any]:
         "memory": memory.total,
         "mode": mode.value if able else None,
         "pending": pending.value if able else None,
-        "profiles": [told for told, _ in profiles],
+        "profiles": [profile for profile, _ in profiles],
         "instances": instances,
     }
 
@@ -122,7 +122,7 @@ def _profiles(nvml: Nvml, device: c_void_p) -> _Profiles:
         if code != SUCCESS:
             raise NvmlError("nvmlDeviceGetGpuInstanceProfileInfo", code, nvml.error_text(code))
         names = ("multiprocessor", "copyEngine", "decoder", "encoder", "jpeg", "ofa")
-        told = {
+        profile = {
             "number": number,
             "slices": info.sliceCount,
             "memory": info.memorySizeMB,
@@ -130,7 +130,7 @@ def _profiles(nvml: Nvml, device: c_void_p) -> _Profiles:
             "counts": {name: getattr(info, f"{name}Count") for name in names},
             "placements": _placements(nvml, device, info),
         }
-        found.append((told, info.id))
+        found.append((profile, info.id))
     return found
 
 
@@ -148,8 +148,8 @@ def _placements(nvml: Nvml, device: c_void_p, info: GpuInstanceProfileInfo) -> l
 
 def _instances(nvml: Nvml, device: c_void_p, profiles: _Profiles) -> list[dict[str, Any]]:
     found = []
-    for told, profile_id in profiles:
-        count, table = c_uint(), (c_void_p * max(told["instances"], 1))()
+    for profile, profile_id in profiles:
+        count, table = c_uint(), (c_void_p * max(profile["instances"], 1))()
         nvml.check("nvmlDeviceGetGpuInstances", device, c_uint(profile_id), table, byref(count))
         for handle in table[: count.value]:
             instance, info = c_void_p(handle), GpuInstanceInfo()
@@ -157,7 +157,7 @@ def _instances(nvml: Nvml, device: c_void_p, profiles: _Profiles) -> list[dict[s
             found.append(
                 {
                     "id": info.id,
-                    "profile": told["number"],
+                    "profile": profile["number"],
                     "start": info.placement.start,
                     "size": info.placement.size,
                     "compute": _compute(nvml, instance),

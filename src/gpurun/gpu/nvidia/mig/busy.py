@@ -22,7 +22,9 @@ _NAME = "gpurun gpu mig apply"
 
 
 @contextmanager
-def held(changes: tuple[MigChange, ...], own_env: Mapping[str, str], policy: LeasePolicy, store: Store) -> Iterator[None]:
+def hold_gpus(
+    changes: tuple[MigChange, ...], own_env: Mapping[str, str], policy: LeasePolicy, store: Store
+) -> Iterator[None]:
     """Have the GPUs of *changes* leased to this process, so that no other request leases them meanwhile.
 
     Raises :class:`GpuError` where one of them or of its MIG devices is in use, and where that cannot be found out.

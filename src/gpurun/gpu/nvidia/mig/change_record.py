@@ -120,15 +120,15 @@ class ChangeStore:
 
 
 def _gpu(value: Any, where: str) -> MigGpu:
-    told = as_object(value, where)
-    modes = [None if told.get(key) is None else get_bool(told, key, where) for key in ("mode", "pending")]
-    instances = get_array(told, "instances", where, _instance)
-    return MigGpu(as_int(told.get("index"), where), as_string(told.get("uuid"), where), mode=modes[0], pending=modes[1],
+    table = as_object(value, where)
+    modes = [None if table.get(key) is None else get_bool(table, key, where) for key in ("mode", "pending")]
+    instances = get_array(table, "instances", where, _instance)
+    return MigGpu(as_int(table.get("index"), where), as_string(table.get("uuid"), where), mode=modes[0], pending=modes[1],
                   instances=instances)  # fmt: skip
 
 
 def _instance(value: Any, where: str) -> Instance:
-    told = as_object(value, where)
-    numbers = [as_int(told.get(key), f"{where}.{key}", 0, 1 << 16) for key in ("profile", "start", "size")]
-    compute = get_array(told, "compute", where, lambda one, place: as_int(one, place, 1, 1 << 16))
+    table = as_object(value, where)
+    numbers = [as_int(table.get(key), f"{where}.{key}", 0, 1 << 16) for key in ("profile", "start", "size")]
+    compute = get_array(table, "compute", where, lambda one, place: as_int(one, place, 1, 1 << 16))
     return Instance(numbers[0], numbers[1], numbers[2], compute)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gpurun.gpu.nvidia.mig.state import MigGpu
 
 
-def exported(gpus: tuple[MigGpu, ...], label: str) -> dict[str, Any]:
+def export_config(gpus: tuple[MigGpu, ...], label: str) -> dict[str, Any]:
     """The document of a configuration *label* that makes such GPUs be as *gpus* are.
 
     GPUs that are alike are one entry; ``device-filter`` is there where the host has GPUs of several models.  Raises

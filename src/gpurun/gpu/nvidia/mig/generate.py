@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _BALANCED = {7: ((1, 2), (2, 1), (3, 1)), 4: ((1, 2), (2, 1))}
 
 
-def generated(gpus: tuple[MigGpu, ...]) -> dict[str, Any]:
+def generate_config(gpus: tuple[MigGpu, ...]) -> dict[str, Any]:
     """The document of all configurations of *gpus*, as :func:`gpurun.gpu.nvidia.mig.export.as_yaml` takes it.
 
     Models whose profiles the driver does not tell (:func:`silent`) are in none but the first two.  Raises :class:`GpuError`
@@ -45,7 +45,7 @@ def generated(gpus: tuple[MigGpu, ...]) -> dict[str, Any]:
         alone = _alone(gpu)
         for profile, count in alone:
             by_name.setdefault(f"all-{profile.name.replace('+', '.')}", []).append((device, ((profile, count),)))
-        balanced = _balanced(gpu, alone)
+        balanced = _balance(gpu, alone)
         if balanced:
             by_name.setdefault("all-balanced", []).append((device, balanced))
     for name, listed in sorted(by_name.items()):
@@ -81,7 +81,7 @@ def _alone(gpu: MigGpu) -> Devices:
     return tuple(found)
 
 
-def _balanced(gpu: MigGpu, alone: Devices) -> Devices:
+def _balance(gpu: MigGpu, alone: Devices) -> Devices:
     plain = [(profile, count) for profile, count in alone if not profile.has and not profile.lacks]
     wanted = []
     for slices, count in _BALANCED.get(max([profile.slices for profile, _ in plain], default=0), ()):

@@ -88,30 +88,30 @@ class MigGpu(Record):
 
 def read_state(library: str) -> tuple[MigGpu, ...]:
     """The GPUs, in NVML's order, which is that of mig-parted.  Raises :class:`GpuError`."""
-    return tuple([gpu_of(told) for told in query(library, MIG, TIMEOUT_S)["gpus"]])
+    return tuple([gpu_of(answer) for answer in query(library, MIG, TIMEOUT_S)["gpus"]])
 
 
-def gpu_of(told: dict[str, Any]) -> MigGpu:
+def gpu_of(answer: dict[str, Any]) -> MigGpu:
     """A GPU as :func:`gpurun.gpu.nvidia.host.nvml_mig.mig_state` tells of it."""
-    if told.get("error"):
-        return MigGpu(told["index"], problem=str(told["error"]))
+    if answer.get("error"):
+        return MigGpu(answer["index"], problem=str(answer["error"]))
     return MigGpu(
-        told["index"], told["uuid"], told["busId"], told["pciDevice"], told["pciSubsystem"], told["memory"],
-        None if told["mode"] is None else bool(told["mode"]),
-        None if told["pending"] is None else bool(told["pending"]),
-        tuple([_profile_of(one) for one in told["profiles"]]),
-        tuple([instance_of(one) for one in told["instances"]]),
+        answer["index"], answer["uuid"], answer["busId"], answer["pciDevice"], answer["pciSubsystem"], answer["memory"],
+        None if answer["mode"] is None else bool(answer["mode"]),
+        None if answer["pending"] is None else bool(answer["pending"]),
+        tuple([_profile_of(one) for one in answer["profiles"]]),
+        tuple([instance_of(one) for one in answer["instances"]]),
     )  # fmt: skip
 
 
-def _profile_of(told: dict[str, Any]) -> GiProfile:
-    places = tuple([(int(start), int(size)) for start, size in told["placements"]])
+def _profile_of(answer: dict[str, Any]) -> GiProfile:
+    places = tuple([(int(start), int(size)) for start, size in answer["placements"]])
     return GiProfile(
-        told["number"], told["slices"], told["memory"], told["instances"], places, tuple(told["counts"].items())
+        answer["number"], answer["slices"], answer["memory"], answer["instances"], places, tuple(answer["counts"].items())
     )
 
 
-def instance_of(told: dict[str, Any]) -> Instance:
+def instance_of(answer: dict[str, Any]) -> Instance:
     """An instance as NVML tells of it."""
-    compute = tuple([part["slices"] for part in told["compute"]])
-    return Instance(told["profile"], told["start"], told["size"], compute, told["id"])
+    compute = tuple([part["slices"] for part in answer["compute"]])
+    return Instance(answer["profile"], answer["start"], answer["size"], compute, answer["id"])
