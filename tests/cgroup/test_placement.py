@@ -119,7 +119,7 @@ def test_a_controller_that_is_missing() -> None:
 
 
 def test_a_policy_that_does_not_exist() -> None:
-    assert "there is no such policy; the policies are dev.gpurun.memory.high" in refused(gpu_lokal="true")
+    assert "is an unknown policy, it must be one of dev.gpurun.memory.high" in refused(gpu_lokal="true")
 
 
 SITE = "/etc/gpurun/config.toml"
@@ -158,7 +158,7 @@ def test_what_the_site_wants_and_a_container_cannot_have_is_noted() -> None:
 @pytest.mark.parametrize(
     ("policies", "words"),
     [
-        ({"memory.hihg": "true"}, "placement.memory.hihg: there is no such policy; the policies are memory.high, "),
+        ({"memory.hihg": "true"}, "placement.memory.hihg: is an unknown policy, it must be one of memory.high, "),
         ({"memory.high": "2"}, "placement.memory.high: .*share between 0 and 1"),
         ({"gpu.local": "maybe"}, "placement.gpu.local: .*must be one of"),
         ({"cpu.exclusive": "member"}, "placement.cpu.exclusive: .*must be one of"),

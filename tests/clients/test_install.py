@@ -236,7 +236,9 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypa
     assert tree(tmp_path) == {"daemon.json": DAEMON_JSON}
     call("install", "kubernetes", "--runtime-class")
     assert "handler: gpurun" in capfd.readouterr().out
-    with pytest.raises(GpurunError, match='install: no client "rkt": docker, containerd, podman, crio or kubernetes'):
+    with pytest.raises(
+        GpurunError, match='install: unknown client "rkt", it must be one of docker, containerd, podman, crio or kubernetes'
+    ):
         call("install", "rkt", "--path", PROGRAM)
 
 

@@ -152,18 +152,7 @@ def assemble(
     """
     start = base + START
     sources = read_sources() if sources is None else sources
-    codes, graph = compile_gpurun(sources, commit)
-    body = _Body()
-    modules: dict[str, Any] = {}
-    library: dict[str, Any] = {}
-    for name, code in codes.items():
-        at, length = body.add(b"" if code is None else marshal.dumps(code))
-        is_package = f"{name.replace('.', '/')}/__init__.py" in sources
-        (library if name.startswith(LATE) else modules)[name] = (at, length, is_package, graph[name])
-    for name in LIBRARIES:
-        more, which = compile_library(name, sources)
-        library |= {n: (*body.add(marshal.dumps(code)), which[n], ()) for n, code in more.items()}
-
+    body, modules, library = _compile_body(sources, commit)
     carried = pack_sources(sources)
     build = build_name(sources)
     tag = tag or str(sys.implementation.cache_tag)
@@ -197,6 +186,28 @@ def assemble(
     data, tail, any_python, main_code = head(size)
     if len(data) > size:
         raise AssertionError("the index has outgrown its margin")
+    header = _interpreter_lines(python, main_code, tag)
+    return header + data.ljust(size, b"\0") + b"".join(body.blobs) + tail + any_python + carried
+
+
+def _compile_body(sources: Mapping[str, bytes], commit: str) -> tuple[_Body, dict[str, Any], dict[str, Any]]:
+    """(the bytecode of all modules, the entries of gpurun's modules by name, those of the libraries and late modules)."""
+    codes, graph = compile_gpurun(sources, commit)
+    body = _Body()
+    modules: dict[str, Any] = {}
+    library: dict[str, Any] = {}
+    for name, code in codes.items():
+        at, length = body.add(b"" if code is None else marshal.dumps(code))
+        is_package = f"{name.replace('.', '/')}/__init__.py" in sources
+        (library if name.startswith(LATE) else modules)[name] = (at, length, is_package, graph[name])
+    for name in LIBRARIES:
+        more, which = compile_library(name, sources)
+        library |= {n: (*body.add(marshal.dumps(code)), which[n], ()) for n, code in more.items()}
+    return body, modules, library
+
+
+def _interpreter_lines(python: str, main_code: str, tag: str) -> bytes:
+    """The first :data:`START` bytes.  Raises ValueError when the path of *python* is too long for the first line."""
     line = f"#!{python} -ISBc{main_code}\n"
     if len(line) > LINE_MAX:
         raise ValueError(
@@ -205,8 +216,7 @@ def assemble(
     text = f"{line}# gpurun {__version__}: bytecode for {tag} and sources for any other, made by `make build`.\n"
     if len(text) >= START:
         raise ValueError(f"{python} is too long a path")
-    header = text.encode() + b"#" * (START - len(text.encode()) - 1) + b"\n"
-    return header + data.ljust(size, b"\0") + b"".join(body.blobs) + tail + any_python + carried
+    return text.encode() + b"#" * (START - len(text.encode()) - 1) + b"\n"
 
 
 def build_name(sources: Mapping[str, bytes]) -> str:

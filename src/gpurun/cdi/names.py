@@ -29,7 +29,7 @@ class QualifiedName(Record):
 
 
 def parse_qualified(text: str) -> QualifiedName | None:
-    """*text* as a fully qualified device name, ``None`` when it is none."""
+    """*text* as a fully qualified device name, ``None`` when it is not one."""
     kind, equals, device = text.partition("=")
     vendor, slash, cls = kind.partition("/")
     if not equals or not slash or vendor_problem(vendor) or class_problem(cls) or device_problem(device):

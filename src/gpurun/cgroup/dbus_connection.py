@@ -88,7 +88,7 @@ class Bus:
         return line
 
     def close(self) -> None:
-        """Close the connection; its other methods may not be called after that."""
+        """Close the connection; no other method can be called after that."""
         self._socket.close()
 
     def call(

@@ -257,7 +257,7 @@ def _why_missing(fd: int, controller: str) -> str:
 
 
 def check_partition(fd: int, writes: tuple[CgroupWrite, ...]) -> None:
-    """Raise :class:`GpurunError` when a partition of CPUs is none: the kernel takes what is written, and says so after."""
+    """Raise :class:`GpurunError` for an invalid partition of CPUs: the kernel accepts the write, and says so in the file."""
     for write in writes:
         if write.file == "cpuset.cpus.partition":
             content = _read(fd, write.file).strip()

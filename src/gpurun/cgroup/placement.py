@@ -82,12 +82,12 @@ def read_policies(annotations: Mapping[str, str], site: Site) -> tuple[Wanted, .
     for key in annotations:
         if key.startswith(GPURUN) and key[len(GPURUN) :] not in (*POLICIES, *_ELSEWHERE):
             known = ", ".join([GPURUN + name for name in (*POLICIES, *_ELSEWHERE)])
-            raise ConfigError(f"annotations.{key}", f"there is no such policy; the policies are {known}")
+            raise ConfigError(f"annotations.{key}", f"is an unknown policy, it must be one of {known}")
     by_site = dict(site.policies)
     for name in by_site:
         if name not in POLICIES:
             raise ConfigError(
-                f"{site.path}: placement.{name}", f"there is no such policy; the policies are {', '.join(POLICIES)}"
+                f"{site.path}: placement.{name}", f"is an unknown policy, it must be one of {', '.join(POLICIES)}"
             )
     found = []
     for name in POLICIES:

@@ -16,7 +16,7 @@ _LEAST = 40  # in a narrower window the terminal itself may break lines
 
 
 def width() -> int:
-    """Columns of the terminal that stdout is, by COLUMNS or the terminal itself; 0 when it is none."""
+    """Columns of the terminal that stdout is, by COLUMNS or the terminal itself; 0 when stdout is not a terminal."""
     if not posix.isatty(_STDOUT):
         return 0
     said = posix.environ.get(b"COLUMNS", b"")

@@ -93,7 +93,7 @@ def _same(client: str, path: str, before: str | None, after: str | None) -> bool
 
 
 def _is_configured(setup: Setup, change: Change) -> bool:
-    """Whether the file of *change* names gpurun already, and so is none that was there before gpurun."""
+    """Whether the file of *change* already names gpurun, so that it is not the file from before gpurun."""
     if setup.client not in ("docker", "containerd"):
         return True  # a file of our own
     ours = setup.entry.binary

@@ -60,7 +60,7 @@ def new_entry(setup: Setup, program: str, whole: bool) -> Entry:
 
 
 def entries() -> tuple[Entry, ...]:
-    """All notes.  One that cannot be read is none, with a warning."""
+    """All notes that can be read; a warning for each other one."""
     path = _path()
     try:
         return tuple(

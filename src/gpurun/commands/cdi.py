@@ -21,7 +21,7 @@ from gpurun.gpu.nvidia.cdi.stale import stale_files
 from gpurun.gpu.nvidia.host.roots import roots_from_environment
 from gpurun.gpu.nvidia.platforms.platform import detect
 from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
-from gpurun.gpu.offers import generate_advice, offers_text
+from gpurun.gpu.offers import count_gpus, generate_advice, offers_text
 from gpurun.gpu.vendors import VENDORS
 from gpurun.output import write_lines, write_stderr, write_stdout
 

@@ -21,6 +21,7 @@ from gpurun.gpu.nvidia.host.gpus import has_cards_alone
 from gpurun.gpu.nvidia.host.roots import Roots, dev_root, roots_from_environment
 from gpurun.gpu.nvidia.platforms.platform import detect
 from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
+from gpurun.gpu.offers import count_gpus
 from gpurun.gpu.vendors import VENDORS, module
 from gpurun.linux.files import write_atomically
 from gpurun.output import write_document, write_stderr

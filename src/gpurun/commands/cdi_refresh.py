@@ -11,6 +11,7 @@ from gpurun.gpu.nvidia.cdi.stale import driver_versions
 from gpurun.gpu.nvidia.host.driver import module_version
 from gpurun.gpu.nvidia.host.roots import roots_from_environment
 from gpurun.gpu.nvidia.request.settings import read_settings, settings_path
+from gpurun.gpu.offers import count_gpus
 from gpurun.gpu.vendors import find_vendor, module, present
 from gpurun.linux.files import read_file
 from gpurun.output import write_stderr

@@ -1,4 +1,4 @@
-"""gpu leases, gpu lease --release: who has leased which GPU, and how an administrator takes a lease away.
+"""gpu leases, gpu lease --release: the holder of each leased GPU, and how an administrator ends a lease.
 
 The JSON form is for programs and only ever grows: ``leases``, each with ``id``, ``root``, ``name``, ``engine``, ``kind``
 (``lease``, ``share``, ``named`` or ``released``), ``request``, ``since`` and ``until`` (RFC 3339; null: with its container),

@@ -18,6 +18,7 @@ from gpurun.commands.all_containers import of_gpurun, short_id
 from gpurun.commands.gpu_leases import row as lease_row
 from gpurun.commands.gpu_list_makers import add_readings, maker_row, other_makers
 from gpurun.commands.gpu_use import Held, Holder, containers_of, holders, other_containers
+from gpurun.commands.tables import align
 from gpurun.engine.gpus.leases import open_store
 from gpurun.errors import GpurunError, clean
 from gpurun.formats.jsontext import dumps

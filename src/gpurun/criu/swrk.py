@@ -148,7 +148,7 @@ def make_directory(path: str) -> None:
 
 
 def reasons(log: str) -> str:
-    """What CRIU's log file *log* has to say of a failure: its errors in one line, "" if there are none."""
+    """The errors in CRIU's log file *log*, in one line; "" if there are none."""
     from gpurun.linux.files import read_file
 
     try:

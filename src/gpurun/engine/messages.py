@@ -130,7 +130,7 @@ def receive_report(fd: int, senders: Container[int] | None) -> Report | None:
     a message).
 
     Where the read fails nothing of the message is gone, and the next call begins with it again.  Raises
-    :class:`GpurunError` for what is no message, and for one that another process has written.
+    :class:`GpurunError` for bytes that are not a message, and for a message of another process.
     """
     from _socket import MSG_PEEK
 
@@ -185,7 +185,7 @@ def check_child(pid: int) -> int:
 
 
 def _receive(fd: int, size: int, flags: int = 0) -> tuple[bytes, int]:
-    """(up to *size* bytes, the pid of who has written them); none, and pid 0, when the other side is gone."""
+    """(up to *size* bytes, the pid of their writer); no bytes and pid 0 when the other side is gone."""
     from _socket import AF_UNIX, CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_CREDENTIALS, SOCK_STREAM, socket
 
     its = socket(AF_UNIX, SOCK_STREAM, 0, fd)

@@ -73,7 +73,7 @@ class State(Record):
     unit: str = ""  # the systemd unit whose cgroup it is; empty when gpurun has made the cgroup itself
     session_keyring: str = ""  # the name of its processes' own session keyring; "" for none
     manager: str = ""  # where the unit's service manager is reached, if it is not the system's
-    keeper: int = 0  # the placeholder process in the cgroup, which is none of the container's; 0 for none
+    keeper: int = 0  # the placeholder process in the cgroup, not one of the container's; 0 if there is none
     oom_kills: int = -1  # linux.proc.oom_kills when it was made, if it is in a unit: more by now may tell of its end
     streams: str = ""  # what its descriptors 0 to 2 are, if they were the caller's: see own_streams
     owner: str = ""  # the name of the user who made it, whose the state directory is: see user_name
@@ -225,7 +225,7 @@ def load(root: str, container_id: str) -> State:
 
 
 def _parse_values(values: dict[str, str]) -> State:
-    """Raises KeyError for a field that is missing, ValueError for what is no number."""
+    """Raises KeyError for a field that is missing, ValueError for a value that is not a number."""
     typed: dict[str, Any] = {name: values[name] for name in State._fields}
     for name in _NUMBERS:
         typed[name] = _number(name, values[name])

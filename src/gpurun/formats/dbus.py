@@ -192,7 +192,7 @@ def method_call(
 
 
 def take_message(data: bytes) -> tuple[Message, int] | None:
-    """(the first message in *data*, its size), None when it is not all there; ValueError when it is none.
+    """(the first message in *data*, its size), None when it is incomplete; ValueError when it is not a message.
 
     Raises ValueError for damaged data.
     """

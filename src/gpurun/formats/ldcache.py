@@ -97,7 +97,7 @@ def compose(image_cache: bytes | None, added: Sequence[Entry]) -> bytes:
     """The cache *image_cache* with *added* in it, ours first among entries of the same name.
 
     ``None`` (an image without a cache) gives a cache with only our entries: the loader looks in its default directories for
-    the rest, exactly as it did without a cache.  Raises :class:`CacheError` when the image's cache is none.
+    the rest, exactly as it did without a cache.  Raises :class:`CacheError` when the image's file is not a cache.
     """
     table = _read(image_cache) if image_cache is not None else _Table((), b"", ())
     strings = bytearray(table.strings)

@@ -15,7 +15,8 @@ _MAX_DEPTH = 64
 def parse(text: str, source: str) -> dict[str, Any]:
     """``table.key`` → value, for the document *text*: strings, numbers, booleans, and arrays of those and of tables.
 
-    *source* is named in errors.  Raises :class:`ConfigError` for what is no TOML, with its line, and for dates and times.
+    *source* is named in errors.  Raises :class:`ConfigError` for text that is not TOML, with its line, and for dates and
+    times.
     """
     import tomllib  # 10 ms
 

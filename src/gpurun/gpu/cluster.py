@@ -64,6 +64,6 @@ def count_labels(name: str, values: list[str]) -> dict[str, str]:
 
 
 def label_value(text: str) -> str:
-    """*text* as the value of a label: what may not stand there is left out, blanks become underlines."""
+    """*text* as the value of a label: characters that are not allowed are left out, blanks become underlines."""
     kept = "".join([c for c in text if c.isascii() and (c.isalnum() or c in "-_. ")])
     return "_".join(kept.split())[:_MAX_WORD].strip("-_.")

@@ -1,7 +1,7 @@
 """What this host offers to a request for a GPU that it does not have: the end of an error's sentence.
 
-Who asks for NVIDIA's GPUs on a host of AMD's is told by which variable that host's GPUs are asked for, and who has a card
-whose driver is not loaded, which module that is.  Looked at only when something has failed already.
+An error about NVIDIA's GPUs on a host with AMD's names the variable that asks for that host's GPUs; for a card without a
+driver it names the module.  This is looked at only when something has failed already.
 """
 
 from __future__ import annotations

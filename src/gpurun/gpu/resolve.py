@@ -128,7 +128,7 @@ def gpu_edits(asked: Inquiry) -> ContainerEdits | None:
 
 def _with_offers(text: str, vendor: Vendor, asked: Inquiry) -> str:
     """*text*, an error about GPUs of *vendor*; where this host has nothing of the kind at all, with what it has instead."""
-    from gpurun.gpu.offers import accelerators, idle_cards, offers_text
+    from gpurun.gpu.offers import accelerators, count_gpus, idle_cards, offers_text
     from gpurun.gpu.surveys import is_silence
 
     if is_silence(text):

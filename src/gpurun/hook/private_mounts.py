@@ -170,8 +170,8 @@ def _tree_target(target: Target, path: str) -> tuple[int, str]:
 def _place_in_sys(target: Target, path: str) -> int:
     """The directory *path* of the container's /sys; negative where there is none, or where it cannot be covered.
 
-    The container works without the cover, so that is no error.  Links are not followed: they could lead to a directory that
-    the host shares.
+    The container works without the cover, so this is not an error.  Links are not followed: they could lead to a directory
+    that the host shares.
     """
     try:
         with Fd(openat2(target.root_fd, "sys", O_PATH | O_DIRECTORY | O_NOFOLLOW, _ON_PROC & ~RESOLVE_NO_XDEV)) as sys:

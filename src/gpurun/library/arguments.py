@@ -14,7 +14,7 @@ class ArgumentError(GpurunError, TypeError):
 
 
 def words(value: Sequence[str], name: str) -> tuple[str, ...]:
-    """A command line of one word or more; raises :class:`ArgumentError` for what is none, such as one string."""
+    """A command line of one word or more; raises :class:`ArgumentError` for anything else, such as one string."""
     if isinstance(value, str | bytes):
         raise ArgumentError(f"{name} is one string, and must be a sequence of them: shlex.split() makes one")
     found = tuple(value)

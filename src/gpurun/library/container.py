@@ -86,7 +86,7 @@ class Container:
 
         The streams are what :class:`subprocess.Popen` takes: None for this process's own, ``subprocess.DEVNULL``, a file, or
         ``subprocess.PIPE``, whose other end is :attr:`stdin`, :attr:`stdout` or :attr:`stderr` then.  They are of bytes, or
-        with *text* of strings in UTF-8, in which what is none is U+FFFD.  Raises :class:`GpurunError` when the container
+        with *text* of strings in UTF-8, with U+FFFD for other bytes.  Raises :class:`GpurunError` when the container
         cannot be made, or was made already.
         """
         if self._monitor is not None:
@@ -167,7 +167,7 @@ class Container:
         """Run another program in the container and wait for it; its output and its exit status are in the result.
 
         *args* is a sequence of strings: one string is refused.  Input and output are bytes, or with *text* strings in
-        UTF-8, in which what is none is U+FFFD.  *env* comes on top of the container's, *user* is ``uid[:gid]``.  A program
+        UTF-8, with U+FFFD for other bytes.  *env* comes on top of the container's, *user* is ``uid[:gid]``.  A program
         that cannot be run raises, as does *timeout* (:class:`TimeoutError`; the program is killed then).
         """
         args = words(args, "args")

@@ -20,7 +20,7 @@ CHUNK = 1 << 16
 
 
 class Fd(int):
-    """A descriptor that is closed at the end of its ``with`` block, whatever happens there; a negative one is none.
+    """A descriptor that is closed at the end of its ``with`` block, whatever happens there; a negative number is not closed.
 
     It is an ``int`` for every call.  One that is to outlive the block, or to be sent in a record, is no ``Fd``.
     """
@@ -49,7 +49,7 @@ def read_regular(path: str, limit: int = MAX_SMALL_FILE, follow: bool = True) ->
     with Fd(posix.open(path, O_PATH | nofollow | O_CLOEXEC)) as found:
         if not S_ISREG(posix.fstat(found).st_mode):
             raise NotRegularFile(path)
-        # O_NONBLOCK: not to wait for one who has a lease on it (fcntl(2)).
+        # O_NONBLOCK: not to wait for a process that has a lease on it (fcntl(2)).
         with Fd(posix.open(f"/proc/self/fd/{found}", posix.O_RDONLY | posix.O_NONBLOCK | posix.O_NOCTTY | O_CLOEXEC)) as fd:
             return read_fd(fd, limit, path)
 

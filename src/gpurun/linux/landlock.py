@@ -34,7 +34,7 @@ MAKE_SYM = 1 << 12
 REFER = 1 << 13
 TRUNCATE = 1 << 14
 IOCTL_DEV = 1 << 15
-#: All rights to change something below a directory, to run a file, and to ioctl(2) on a device; reading is none of them.
+#: All rights to change something below a directory, to run a file, and to ioctl(2) on a device; reading is not among them.
 CHANGE = (
     EXECUTE | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | MAKE_CHAR | MAKE_DIR | MAKE_REG | MAKE_SOCK | MAKE_FIFO | MAKE_BLOCK
     | MAKE_SYM | REFER | TRUNCATE | IOCTL_DEV

@@ -24,7 +24,7 @@ _TAKEN = frozenset(
 
 
 def allowlist(patterns: Iterable[str]) -> tuple[re.Pattern[str], ...]:
-    """The *patterns* of ``--pod-labels``, compiled.  Raises :class:`UsageError` for what is no regular expression."""
+    """The *patterns* of ``--pod-labels``, compiled.  Raises :class:`UsageError` for one that is not a regular expression."""
     made = []
     for pattern in patterns:
         try:

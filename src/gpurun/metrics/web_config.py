@@ -1,7 +1,7 @@
 """The web configuration file of Prometheus' exporter-toolkit, as a record; pure.
 
 Keys, defaults and checks are those of its docs/web-configuration.md.  What this server cannot do is refused rather than
-ignored: who has asked for it would believe that it is done.
+ignored: whoever has set it would believe that it has an effect.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ INTERFACE_VERSION = "1.3.0"
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 _SWITCHES = frozenset("debug remove amd-set-as-default set-as-default unset-amd-as-default unset-as-default".split())
 _CDI_FILE = "/etc/cdi/amd.json"
-#: AMD's tracker of who has which GPU is off by default; gpurun's leases are in its place.
+#: AMD's tracker of the containers that have each GPU is off by default; gpurun has leases instead.
 _TRACKER_OFF = "GPU Tracker is disabled"
 _LEASES = (
     "gpurun uses leases instead of the GPU tracker: a container with AMD_VISIBLE_DEVICES=free gets a GPU for itself, "

@@ -157,7 +157,7 @@ def set_values(text: str, sets: tuple[str, ...], separator: str, source: str) ->
 
 
 def _items(text: str) -> list[str]:
-    """The settings in one ``--set``, which commas divide: but what follows a comma and is none belongs to the value before.
+    """The settings in one ``--set``, divided by commas; text after a comma that is no setting belongs to the value before.
 
     ``supported-driver-capabilities=compute,utility`` is one, ``disable-require=true,nvidia-container-cli.no-cgroups`` two.
     """

@@ -94,7 +94,7 @@ def as_nvml(text: str) -> str:
 
 
 def device_ids(given: list[str]) -> tuple[str, ...]:
-    """The ids in the values of ``--device``; ``all`` in any case.  Raises :class:`StageError` for what is none there.
+    """The ids in the values of ``--device``; ``all`` in any case.  Raises :class:`StageError` for any other value.
 
     ``none``, ``void`` and CDI names mean something in a container's environment, and nothing to NVIDIA's program.
     """

@@ -108,7 +108,7 @@ def _translate_option(word: str) -> str:
 
 
 def _name(word: str) -> str:
-    """The name of the option *word*, empty for what is none."""
+    """The name of the option *word*, empty if it is not an option."""
     return word.lstrip("-").partition("=")[0] if word.startswith("-") and len(word) > 2 else ""
 
 

@@ -207,7 +207,7 @@ def _setup(invocation: Invocation) -> tuple[str, Setup]:
     what = invocation.args[0]
     if what not in (*CLIENTS, KUBERNETES):
         others = f", {KUBERNETES} or {ALL}" if invocation.command == "uninstall" else f" or {KUBERNETES}"
-        raise UsageError(f'{invocation.command}: no client "{what}": {", ".join(CLIENTS)}{others} is meant')
+        raise UsageError(f'{invocation.command}: unknown client "{what}", it must be one of {", ".join(CLIENTS)}{others}')
     install = invocation.command == "install"  # what stands there can be taken out, whatever it is
     name = _name(invocation, what) if install else invocation.option("name") or "gpurun"
     binary = invocation.option("path") or own_path()

@@ -105,6 +105,6 @@ def test_under_gpuruns_own_name_unknown_ids_are_refused_unless_the_site_says_oth
     site.write_text('[amd]\nunknown = "ignore"\n')
     result = runtime.run(made, env={**env, "GPURUN_CONFIG": str(site)})
     assert result.rc == 0 and "renderD128" in result.out, result.text
-    assert "of this host's 2 AMD GPUs none is meant by 7: passed over" in result.text
+    assert "none of this host's 2 AMD GPUs is 7: ignored" in result.text
     site.write_text('[amd]\nunknown = "sometimes"\n')
     assert 'amd.unknown: must be "refuse" or "ignore"' in runtime.refused(made, env={**env, "GPURUN_CONFIG": str(site)})

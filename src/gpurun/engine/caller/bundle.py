@@ -21,7 +21,7 @@ from gpurun.linux import procfs
 from gpurun.linux.files import read_file
 from gpurun.ns.namespaces import NAMESPACES
 from gpurun.oci.annotations import GPU
-from gpurun.oci.config import Config, read_config
+from gpurun.oci.config import Config, Linux, read_config
 from gpurun.oci.reader import MAX_DOCUMENT
 from gpurun.record import Record, replace
 
@@ -69,7 +69,7 @@ def read_bundle(bundle: str, config: str = "") -> tuple[bytes, Config]:
 def read_document(path: str, named: bool) -> bytes:
     """The text of the config.json *path*, which the caller has *named*, or which is just the one of the bundle.
 
-    Raises OSError where it cannot be read, :class:`ConfigError` for what is no such file.
+    Raises OSError where it cannot be read, :class:`ConfigError` for another kind of file.
     """
     # A FIFO would hold us for ever; who names a file (--config /dev/stdin) may well mean one.
     if not named and S_ISFIFO(posix.stat(path).st_mode):
@@ -92,23 +92,10 @@ def read_host(
     config: Config, cgroup_manager: str = "cgroupfs", rootless: str = "auto", environ: Mapping[bytes, bytes] = posix.environ
 ) -> Host:
     """The facts of this host that the plan for *config* depends on; *environ* may name the site's file."""
-    found = tree.find_tree()
-    resources = config.linux.resources
-    sizes = tree.hugepage_sizes() if resources is not None and resources.hugepage_limits else None
-    facts = Host(found, tree.own_cgroup(), int(read_file("/proc/sys/kernel/cap_last_cap", 16)), sizes)
-    if cgroup_manager == "systemd":
-        from gpurun.cgroup.service_manager import NOT_DELEGATED, wants_user_manager
-
-        if wants_user_manager(rootless, posix.geteuid(), procfs.in_user_namespace):
-            from gpurun.cgroup.systemd import find_user_manager
-
-            user = find_user_manager(found.root)
-            found = replace(found, controllers=user.controllers, hint=NOT_DELEGATED)
-            facts = replace(facts, tree=found, user_manager=user)
-    elif not config.linux.cgroups_path and (posix.geteuid() != 0 or procfs.in_user_namespace()):
-        # The config does not say where it is to be, and root of a user namespace may be as little allowed as any other user.
-        facts = replace(facts, may_make_cgroups=_may_make_cgroups(found, facts.own_cgroup))
     process, linux = config.process, config.linux
+    sizes = tree.hugepage_sizes() if linux.resources is not None and linux.resources.hugepage_limits else None
+    facts = Host(tree.find_tree(), tree.own_cgroup(), int(read_file("/proc/sys/kernel/cap_last_cap", 16)), sizes)
+    facts = _with_cgroup_rights(facts, config, cgroup_manager, rootless)
     if process.apparmor_profile or process.selinux_label or linux.mount_label:
         from gpurun.security.lsm import apparmor_enabled, selinux_enabled
 
@@ -117,22 +104,45 @@ def read_host(
         from gpurun.engine.caller.resctrl import resctrl_mounted
 
         facts = replace(facts, resctrl=resctrl_mounted())
-    for i, namespace in enumerate(linux.namespaces):
-        if namespace.type == "user" and namespace.path:
-            from gpurun.ns.idmap import read_maps
-
-            facts = replace(facts, joined_maps=read_maps(namespace.path, f"linux.namespaces[{i}].path"))
-    if linux.sysctl:
-        for namespace in linux.namespaces:
-            if namespace.path and namespace.type in NAMESPACES:
-                flag, name = NAMESPACES[namespace.type]
-                if _same_file(namespace.path, f"/proc/self/ns/{name}"):
-                    facts = replace(facts, own_namespaces=facts.own_namespaces | flag)
+    facts = _with_namespaces(facts, linux)
     facts = replace(facts, site=read_site(site_path(environ)))
     if facts.site is not None or any(key.startswith(GPU) for key in config.annotations):
         facts = replace(facts, numa=tree.numa_nodes())
     if linux.seccomp is not None:
         facts = replace(facts, machine=posix.uname().machine)
+    return facts
+
+
+def _with_cgroup_rights(facts: Host, config: Config, cgroup_manager: str, rootless: str) -> Host:
+    """*facts* and where this caller may make a cgroup: by the user's service manager, or in the tree itself."""
+    if cgroup_manager == "systemd":
+        from gpurun.cgroup.service_manager import NOT_DELEGATED, wants_user_manager
+
+        if wants_user_manager(rootless, posix.geteuid(), procfs.in_user_namespace):
+            from gpurun.cgroup.systemd import find_user_manager
+
+            user = find_user_manager(facts.tree.root)
+            found = replace(facts.tree, controllers=user.controllers, hint=NOT_DELEGATED)
+            return replace(facts, tree=found, user_manager=user)
+    elif not config.linux.cgroups_path and (posix.geteuid() != 0 or procfs.in_user_namespace()):
+        # The config does not name a place, and root of a user namespace may have no more rights than any other user.
+        return replace(facts, may_make_cgroups=_may_make_cgroups(facts.tree, facts.own_cgroup))
+    return facts
+
+
+def _with_namespaces(facts: Host, linux: Linux) -> Host:
+    """*facts* and the namespaces that are joined by path: the maps of a user namespace; for sysctls, which are our own."""
+    for i, namespace in enumerate(linux.namespaces):
+        if not namespace.path:
+            continue
+        if namespace.type == "user":
+            from gpurun.ns.idmap import read_maps
+
+            facts = replace(facts, joined_maps=read_maps(namespace.path, f"linux.namespaces[{i}].path"))
+        if linux.sysctl and namespace.type in NAMESPACES:
+            flag, name = NAMESPACES[namespace.type]
+            if _same_file(namespace.path, f"/proc/self/ns/{name}"):
+                facts = replace(facts, own_namespaces=facts.own_namespaces | flag)
     return facts
 
 
@@ -153,8 +163,9 @@ def plan_bundle(
     """Read everything and plan; touches nothing.
 
     Only with *check*, which raises for a plan that cannot be carried out, may the host's missing device nodes be made on the
-    way: when the plan, as far as it is known without them, has passed.  *started*, which waits for the plan, is told to
-    import meanwhile what a container with devices needs.  GPUs that are leased to the container are added to *own_leases*.
+    way: when the plan, as far as it is known without them, has passed.  *started*, which waits for the plan, gets the order
+    to import meanwhile what a container with devices needs.  GPUs that are leased to the container are added to
+    *own_leases*.
     Returns (text of the config, plan).
     """
     data, config = read_bundle(options.bundle, options.config)

@@ -105,7 +105,7 @@ def load_devices(plan: Plan) -> int:
 def _is_refused(error: StepError) -> bool:
     """Whether bpf(2) has refused a program of a caller without CAP_SYS_ADMIN over the host, from whom the kernel takes none.
 
-    A container of theirs is in a user namespace, where device nodes cannot be made.
+    The container of such a caller is in a user namespace, where device nodes cannot be made.
     """
     return error.errno in (EPERM, EACCES) and (not has_capabilities(CAP_SYS_ADMIN) or in_user_namespace())
 

@@ -155,7 +155,7 @@ def destroy(root: str, state: store.State, force: bool = False, oom_reported: bo
     """Remove what is left of a container whose init has ended: its processes, cgroup, traces in the rootfs, state; then the
     poststop hooks run, whose failure is a warning (runtime.md "Lifecycle", step 13).
 
-    With *force*, hooks that a damaged config does not tell any more are none.  That memory ran out is a warning as well,
+    With *force*, hooks that a damaged config does not name any more are not run.  That memory ran out is a warning as well,
     unless that has been *oom_reported*.
     """
     ran_out = _ran_out_of_memory(state.cgroup)

@@ -75,7 +75,7 @@ def _run_poststart(root: str, state: store.State, hooks: tuple[OciHook, ...], fi
 
 
 def _start_notifying(directory: str, unit: str, state: store.State, fifo_fd: int) -> None:
-    """Release the process and wait until it is ready, for systemd's sake (sd_notify(3)); *directory* may not be there."""
+    """Release the process and wait until it is ready, for systemd's sake (sd_notify(3)); *directory* need not exist."""
     from gpurun.engine.caller.notify import bind_socket, forward
 
     try:

@@ -31,7 +31,7 @@ def with_notify(edits: ContainerEdits, state_directory: str) -> ContainerEdits:
         container_path=_INSIDE,
         options=("bind", "ro", "nosuid", "nodev", "noexec"),
         kind="dir",
-        reason="NOTIFY_SOCKET: the container's readiness is told to systemd",
+        reason="NOTIFY_SOCKET: the container's readiness is reported to systemd",
     )
     return replace(edits, mounts=(*edits.mounts, mount))
 

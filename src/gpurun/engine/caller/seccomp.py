@@ -23,7 +23,7 @@ from gpurun.security.seccomp import FLAGS, SeccompPlan, can_close, can_wait
 
 
 def make_filter(plan: SeccompPlan, root: str) -> tuple[bytes, int]:
-    """(program, flags for seccomp(2), CAN_WAIT and CAN_CLOSE) of *plan*; *root* is the state root, which may not be there.
+    """(program, flags for seccomp(2), CAN_WAIT and CAN_CLOSE) of *plan*; *root* is the state root, which need not exist.
 
     Raises :class:`GpurunError` when the filter cannot be made on this host; nothing of a container has been made by then.
     Returns (program, flags).

@@ -85,19 +85,49 @@ def checkpoint(options: CheckpointOptions) -> tuple[str, ...]:
 
         settle(options.root, options.id)
     criu = find_criu()
-    config = read_config(
-        read_file(f"{options.root}/{options.id}/config.json", store.MAX_SAVED_CONFIG)
-    )  # as it was at create
+    as_created = read_file(f"{options.root}/{options.id}/config.json", store.MAX_SAVED_CONFIG)
+    config = read_config(as_created)
     foreign = _without_taken(outside(config, state.bundle), config)
     saved = _devices(options, state, config, foreign)
     page_server = _page_server(options.page_server)
     if options.status_fd >= 0:
         _check_status_fd(options.status_fd)
     asked = _with_cgroups(common_options(options.criu, config, state.rootfs, FIRST_EXTRA), options, state)
+    asked = _with_process(asked, options, state, page_server)
     paths = directories(options.criu)
     _check_parent(options)
     _check_features(criu, options)
-    asked = replace(
+    if not options.pre_dump:
+        streams = external_streams(state)
+        external = (*_namespaces(foreign, state), *_files(streams))
+        devices = [(point, external_name(point)) for point, _ in saved.mounts] if saved is not None else []
+        asked = replace(asked, ext_mnt=(*_external_mounts(foreign, state), *devices), external=external)
+        _write_descriptors(options.criu.image_path, streams)
+        write_devices(options.criu.image_path, saved)
+    computing = saved is not None and saved.computing != ""
+    if computing:
+        asked = replace(asked, timeout=CUDA_TIMEOUT_S)
+        if now == "paused":
+            thaw(state.cgroup)  # CUDA's own threads empty the GPU: CRIU freezes all when they have
+    try:
+        _dump(criu, paths, options, asked)
+    except BaseException:
+        if now == "running" and state.cgroup:
+            thaw(state.cgroup)  # CRIU does that itself, unless it was killed
+        raise
+    finally:
+        if computing and now == "paused" and store.status(options.root, state) == "running":
+            freeze(state.cgroup)
+    if options.leave_running or options.pre_dump:
+        return ()
+    return delete(options.root, options.id, force=True)
+
+
+def _with_process(
+    asked: rpc.Options, options: CheckpointOptions, state: store.State, page_server: tuple[str, int] | None
+) -> rpc.Options:
+    """*asked* with the process that is saved, and how; *page_server* is (address, port)."""
+    return replace(
         asked,
         log_file=LOG,
         pid=state.pid,
@@ -110,29 +140,6 @@ def checkpoint(options: CheckpointOptions) -> tuple[str, ...]:
         parent_img=options.parent_path,
         track_mem=bool(options.parent_path),
     )
-    if not options.pre_dump:
-        streams = external_streams(state)
-        external = (*_namespaces(foreign, state), *_files(streams))
-        devices = [(point, external_name(point)) for point, _ in saved.mounts] if saved is not None else []
-        asked = replace(asked, ext_mnt=(*_external_mounts(foreign, state), *devices), external=external)
-        _write_descriptors(options.criu.image_path, streams)
-        write_devices(options.criu.image_path, saved)
-    if saved is not None and saved.computing:
-        asked = replace(asked, timeout=CUDA_TIMEOUT_S)
-        if now == "paused":
-            thaw(state.cgroup)  # CUDA's own threads empty the GPU: CRIU freezes all when they have
-    try:
-        _dump(criu, paths, options, asked)
-    except BaseException:
-        if now == "running" and state.cgroup:
-            thaw(state.cgroup)  # CRIU does that itself, unless it was killed
-        raise
-    finally:
-        if saved is not None and saved.computing and now == "paused" and store.status(options.root, state) == "running":
-            freeze(state.cgroup)
-    if options.leave_running or options.pre_dump:
-        return ()
-    return delete(options.root, options.id, force=True)
 
 
 def _without_taken(foreign: Outside, config: Config) -> Outside:

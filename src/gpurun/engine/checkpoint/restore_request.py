@@ -53,7 +53,7 @@ def restore_request(
     why = _against(words, saved, own)
     if not why:
         return data, config
-    log.warning(f"{why}: the container gets GPUs that are free in the place of {clean(','.join(words))}")
+    log.warning(f"{why}: the container gets free GPUs in place of {clean(','.join(words))}")
     return _with_devices(data, config, f"free:{len(words)}")
 
 

@@ -231,7 +231,7 @@ def _vendor_of(one: Running, devices: tuple[str, ...]) -> Vendor:
 
 
 def _as_typed(text: str) -> str:
-    """An error of create, whose request is a variable of config.json, in words for a user who has typed the request."""
+    """An error of create, whose request is a variable of config.json, in words for the user who typed the request."""
     for vendor in VENDORS:
         text = text.replace(f" ({place(vendor.variable)})", "").replace(place(vendor.variable), "gpu attach")
     return text.replace(place(DRIVER_CAPABILITIES), "--capabilities")

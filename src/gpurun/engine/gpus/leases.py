@@ -49,7 +49,7 @@ def site_policy() -> LeasePolicy:
 
 
 def requester_of(config: Config, container_id: str, root: str, source: str, monitor: int = 0) -> allocator.Requester:
-    """Who wants GPUs; *monitor* is the parent of a container that runs, which may be Podman's: else who has called us."""
+    """The container that asks for GPUs; *monitor* is the parent of a running one (maybe Podman's), by default our caller."""
     mounts = tuple([(mount.source, mount.destination) for mount in config.mounts])
     known = of_container(container_id, config.annotations, mounts, monitor or posix.getppid())
     return allocator.Requester(container_id, root, known, posix.geteuid(), _near(config), source)

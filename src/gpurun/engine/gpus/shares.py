@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from gpurun.gpu.leases.limits import Keeper
     from gpurun.gpu.leases.policy import SharePolicy
+    from gpurun.gpu.leases.store import Store
+    from gpurun.gpu.nvidia.request.settings import Settings
     from gpurun.gpu.request.free import FreeRequest
     from gpurun.gpu.request.injected import Injected
     from gpurun.oci.config import Config
@@ -71,33 +73,37 @@ class Sharing:
 
     def give(self, share: Share, made: ContainerEdits, injected: Injected | None) -> ContainerEdits:
         """*made* with what the container takes to have *share* of its GPU.  Raises :class:`GpurunError`."""
-        policy = self._policy(share)
-        settings = site_settings(self.own_env)
+        policy, settings = self._policy(share), site_settings(self.own_env)
         store = open_store(self.own_env)
-        given = self._given
-        if given is None:
-            numbers = [(node.major, node.minor) for node in made.device_nodes]
-            numbers += [(node.major, node.minor) for node in injected.devices] if injected is not None else []
-            given = shares.share_named(
-                frozenset(numbers), share, self.own_env, site_policy(), store, self.requester, self.note
-            )
-            self._grant(given, store.path)
+        given = self._given or self._of_named(share, made, injected, store)
         if not self.note:
-            text = shares.preview_text(share, given, store.leases())
-            made = replace(made, warnings=(*made.warnings, text))
-        made = replace(made, warnings=(*made.warnings, given.warning)) if given.warning else made
+            made = _with_warning(made, shares.preview_text(share, given, store.leases()))
+        made = _with_warning(made, given.warning)
         if not vendors.find_vendor(given.unit.vendor).limits:
             return self._limited_by_kernel(share, given, made)
         keeper = _keeper(share, given, policy)
         if not self.note and share.memory:
             by = "the driver (NVML)" if keeper.nvml else f"MPS, because {keeper.why_not}"
-            made = replace(made, warnings=(*made.warnings, f"{share.source}: the memory would be limited by {by}"))
+            made = _with_warning(made, f"{share.source}: the memory would be limited by {by}")
         if keeper.nvml:
             library = find_nvml(roots_of(self.own_env, settings))
             limit = MemoryLimit(given.unit.name, share.memory, share.memory, library, share.source)
             made = replace(made, memory_limits=(limit,))
-        if not keeper.mps:
-            return made
+        return self._served_by_mps(share, given, made, store.path, settings, policy.shm) if keeper.mps else made
+
+    def _of_named(self, share: Share, made: ContainerEdits, injected: Injected | None, store: Store) -> shares.GivenShare:
+        """*share* of the GPU whose nodes the container has by *made* or *injected*."""
+        numbers = [(node.major, node.minor) for node in made.device_nodes]
+        numbers += [(node.major, node.minor) for node in injected.devices] if injected is not None else []
+        policy = site_policy()
+        given = shares.share_named(frozenset(numbers), share, self.own_env, policy, store, self.requester, self.note)
+        self._grant(given, store.path)
+        return given
+
+    def _served_by_mps(
+        self, share: Share, given: shares.GivenShare, made: ContainerEdits, store: str, settings: Settings, shm: int
+    ) -> ContainerEdits:
+        """*made* as a client of the host's MPS daemon, or else of one that :meth:`start` starts; *shm* in bytes."""
         pipes = host_daemon(made)
         if pipes is not None:
             if not has_host_shm(self.mounts):
@@ -113,7 +119,7 @@ class Sharing:
                 f"({settings.driver_root}): "
                 "start one on the host"
             )
-        self.service = service_of(given.unit.key, given.unit.name, store.path, self.own_env, policy.shm)
+        self.service = service_of(given.unit.key, given.unit.name, store, self.own_env, shm)
         return with_share(made, self.service.pipes, self.service.shm, share)
 
     def _limited_by_kernel(self, share: Share, given: shares.GivenShare, made: ContainerEdits) -> ContainerEdits:
@@ -123,8 +129,7 @@ class Sharing:
         found = kernel_limits(share, given.unit.label, given.unit.gpu_key, capacity)
         limits = tuple([MemoryLimit(region, size, where=share.source) for region, size in found])
         if not self.note:
-            text = f"{share.source}: the memory would be limited by the kernel (dmem.max)"
-            made = replace(made, warnings=(*made.warnings, text))
+            made = _with_warning(made, f"{share.source}: the memory would be limited by the kernel (dmem.max)")
         return replace(made, memory_limits=limits)
 
     def start(self) -> None:
@@ -158,6 +163,11 @@ def _keeper(share: Share, given: shares.GivenShare, policy: SharePolicy) -> Keep
         "" if root == UNIFIED_MOUNTPOINT else f"this host has its cgroup v2 at {root} and not at {UNIFIED_MOUNTPOINT}",
     )
     return keeper_of(share.memory, share.threads, policy.memory, obstacles, share.source)
+
+
+def _with_warning(made: ContainerEdits, text: str) -> ContainerEdits:
+    """*made* with a warning; as it is where *text* is empty."""
+    return replace(made, warnings=(*made.warnings, text)) if text else made
 
 
 def sharing_of(config: Config, container_id: str, root: str, own_env: Mapping[str, str], note: bool) -> Sharing | None:

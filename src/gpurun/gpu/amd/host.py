@@ -87,7 +87,7 @@ class AmdGpu(Record):
 def kfd_nodes(sysroot: str) -> tuple[KfdNode, ...]:
     """The GPUs and partitions of KFD, by the number of their node.
 
-    A GPU that the caller's device cgroup denies has properties that cannot be read, and is none.
+    A GPU that the caller's device cgroup denies has properties that cannot be read; it is left out.
     """
     base = sysroot + TOPOLOGY
     numbers = [decimal(name, _MOST_NODES) for name in names_in(base)]
@@ -228,7 +228,7 @@ def _gpu(
 
 
 def _memory(sysroot: str, node: KfdNode, path: str, divided: bool) -> int:
-    """Bytes of its memory: KFD's banks, which are a partition's own; else those of the whole board, if that is meant."""
+    """Bytes of its memory: KFD's banks, which are a partition's own; else, for a whole board, those of the board."""
     base = f"{sysroot}{TOPOLOGY}/{node.number}/mem_banks"
     banks = [_properties(f"{base}/{name}/properties") for name in names_in(base)[:_MOST_BANKS]]
     total = sum([bank.get("size_in_bytes", 0) for bank in banks])
@@ -238,7 +238,7 @@ def _memory(sysroot: str, node: KfdNode, path: str, divided: bool) -> int:
 
 
 def _properties(path: str) -> dict[str, int]:
-    """The lines ``name value`` of a file of KFD's; what is no number is left out."""
+    """The lines ``name value`` of a file of KFD's; a value that is not a number is left out."""
     found: dict[str, int] = {}
     for line in read_attribute(path).splitlines():
         name, _, text = line.partition(" ")

@@ -76,7 +76,7 @@ def _passed_over(request: AmdRequest, gpus: tuple[AmdGpu, ...]) -> tuple[str, ..
     if not words:
         return ()
     listed = ", ".join([clean(word) for word in words[:_MOST_LISTED]]) + (", …" if len(words) > _MOST_LISTED else "")
-    return (f"{place(request.source)}: of this host's {len(gpus)} AMD GPUs none is meant by {listed}: passed over",)
+    return (f"{place(request.source)}: none of this host's {len(gpus)} AMD GPUs is {listed}: ignored",)
 
 
 def free_edits(asked: Inquiry, free: FreeRequest) -> ContainerEdits:

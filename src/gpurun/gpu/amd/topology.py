@@ -56,7 +56,7 @@ def read_topology(sysroot: str, chosen: frozenset[int]) -> KfdTopology:
     """The part of the host's topology that a container with the nodes *chosen* is to see.
 
     Other GPUs' nodes are left out, and so is what cannot be read of any.  Raises :class:`GpuError` for a tree that is not
-    KFD's: files that are missing or too large, numbers that are none.
+    KFD's: a file is missing or too large, or a number is invalid.
     """
     path = f"{sysroot}{PLACE}"
     files = [(name, _text(f"{path}/{name}")) for name in ("generation_id", "system_properties") if exists(f"{path}/{name}")]

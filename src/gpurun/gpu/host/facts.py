@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Node = tuple[str, tuple[int, int, int] | None]
     #: (path, limit, the first *limit* bytes, or None for a file that is not there).
     Text = tuple[str, int, bytes | None]
-    #: (path, its names, sorted; none as well for what is no directory).
+    #: (path, its names, sorted; no names if it is not a directory).
     Names = tuple[str, tuple[str, ...]]
     #: (path, st_dev, st_ino), by stat(2); zeros for what is not there.
     There = tuple[str, int, int]

@@ -205,7 +205,7 @@ def lease_units(units: tuple[GpuDevice, ...]) -> tuple[Leased, ...]:
 
 
 def lease_fields(requester: Requester, request: str, kind: str = "lease") -> dict[str, Any]:
-    """The fields of a lease that say who has asked for what."""
+    """The fields of a lease about the requester and the request."""
     known = requester.known
     return {
         "kind": kind,

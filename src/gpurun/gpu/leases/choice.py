@@ -34,7 +34,7 @@ class Verdict(Record):
 def judge(
     request: FreeRequest, units: tuple[GpuDevice, ...], taken: Mapping[str, str], never: frozenset[str] = frozenset()
 ) -> tuple[Verdict, ...]:
-    """What stands against each of *units*: *taken* says by key who has it, *never* are keys that the site does not lease."""
+    """Why each of *units* cannot be leased: *taken* has its holder by key, *never* are keys that the site does not lease."""
     divided = whole_keys(units)
     found = []
     for unit in units:
@@ -54,7 +54,7 @@ def judge(
 
 
 def _unfit(request: FreeRequest, unit: GpuDevice, divided: frozenset[str]) -> str | None:
-    """Why *unit* is none that *request* means, whoever has it; ``None`` for what need not even be mentioned."""
+    """Why *request* does not allow *unit*, whether it is free or not; ``None`` if the error need not mention it."""
     if not request.profile:
         if unit.parent in divided:
             return None

@@ -1,11 +1,11 @@
 """Containers that have GPUs, of any engine and however they got them: by the numbers of the nodes in their /dev.
 
-Each mount namespace with a /dev of its own is looked at once.  One with the host's /dev (a service of systemd, an agent that
-was given all of it) is none.  Who has GPUs but neither /dev/nvidia-uvm nor /dev/dri can look at them, as monitors do, and
-not compute: it does not count.  That a container has none is said only of a /dev that was seen whole: an error (no
-descriptors left, for one) is raised, and where names come and go while we look, we look again.  A container that may make
-device nodes can look as if it had GPUs; it gets none by that.
-One that renames its nodes has its GPUs all the same: its device program says so (:mod:`gpurun.gpu.leases.grants`).
+Each mount namespace with its own /dev is looked at once.  One with the host's /dev (a service of systemd, an agent that
+has all of it) does not count as a container.  A container with GPUs but neither /dev/nvidia-uvm nor /dev/dri can monitor
+them and not compute: it does not count either.  A container has no GPUs only if its whole /dev could be read: an error
+(such as no descriptors left) is raised, and where names come and go meanwhile, the directory is read again.  A container
+that can make device nodes can look as if it had GPUs, which gives it none.  One that renames its nodes still has its GPUs:
+its device program says so (:mod:`gpurun.gpu.leases.grants`).
 """
 
 from __future__ import annotations

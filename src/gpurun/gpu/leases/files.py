@@ -94,7 +94,7 @@ def names(directory_fd: int, limit: int = 0) -> list[str]:
 def load(directory_fd: int, name: str) -> Lease | None:
     """The lease in our own file *name*; None for one that is gone by now.
 
-    Raises :class:`Damaged` for what is no lease, OSError where it cannot be read.
+    Raises :class:`Damaged` for a file that is not a lease, OSError where it cannot be read.
     """
     try:
         data, _ = _read(directory_fd, name)
@@ -104,7 +104,7 @@ def load(directory_fd: int, name: str) -> Lease | None:
 
 
 def load_foreign(directory_fd: int, name: str, of_user: bool) -> Lease | None:
-    """The lease in the file *name* of another's directory; None for what is none, or is not that user's.
+    """The lease in the file *name* of another user's directory; None if it is not a lease, or not that user's.
 
     Raises :class:`StepError` when we have no descriptors left.
     """

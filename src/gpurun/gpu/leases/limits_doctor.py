@@ -18,7 +18,7 @@ SUBJECT = "limits of GPU memory"
 
 
 def examine_limits(sysroot: str, addresses: Iterable[str]) -> Finding:
-    """Whether GPURUN_GPU_MEMORY can be held for the GPUs at PCI *addresses*; a host without that is none that is broken."""
+    """Whether GPURUN_GPU_MEMORY can be held for the GPUs at PCI *addresses*; a host without that is not broken."""
     try:
         capacity = dmem_capacity(f"{sysroot}{UNIFIED_MOUNTPOINT}" if sysroot else find_tree().root)
     except GpurunError:

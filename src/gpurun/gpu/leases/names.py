@@ -42,7 +42,8 @@ class Known(Record):
 def of_container(
     container_id: str, annotations: Mapping[str, str], mounts: tuple[tuple[str, str], ...], parent: int, bundle: str = ""
 ) -> Known:
-    """What is known of a container: *mounts* are (source, destination), *parent* who has called gpurun, 0 when it has ended.
+    """What is known of a container: *mounts* are (source, destination), *parent* is the process that called gpurun, 0
+    when it has ended.
 
     Files beside *bundle* are read, so it is left out where another user has written it.
     """

@@ -78,7 +78,7 @@ def _numbers(directory: str) -> list[int]:
 
 
 def _ticket(path: str, number: int) -> Ticket | None:
-    """The ticket in the file *path*; None for what is none, or is not there any more.  Raises OSError."""
+    """The ticket in the file *path*; None if it is not a ticket, or has gone.  Raises OSError."""
     try:
         words = read_regular(path, _LIMIT, follow=False).decode("utf-8", "replace").split()
     except FileNotFoundError:

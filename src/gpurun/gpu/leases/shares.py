@@ -77,7 +77,7 @@ def _shares_of(unit: GpuDevice, leases: tuple[Lease, ...]) -> list[Lease]:
 
 
 def _others(found: Survey, leases: tuple[Lease, ...], policy: LeasePolicy, own: tuple[str, str]) -> dict[str, str]:
-    """Key → who has it without a share."""
+    """Key → the holder that has it without a share."""
     # Who has a share is not to be found a second time by the nodes in its /dev, which is what "released" says.
     apart = tuple([replace(one, kind="released") if one.kind == _SHARE else one for one in leases])
     shared = {unit.key for one in leases if one.kind == _SHARE for unit in one.units}
@@ -177,7 +177,8 @@ def share_named(
 ) -> GivenShare:
     """A share of the GPU that the device *nodes* (major, minor) open.
 
-    Unless *note*, nothing is changed.  Raises :class:`GpuError`: it is none, more than one, leased, or has no room.
+    Unless *note*, nothing is changed.  Raises :class:`GpuError` if these are no GPU or several, or if the GPU is leased or
+    has no room.
     """
     found = survey(own_env)
     mine = units_of(found.units, nodes)

@@ -2,7 +2,8 @@
 
 ``/run/gpurun-leases`` (of a user who is not root, ``$XDG_RUNTIME_DIR/gpurun-leases``); below GPURUN_SYSROOT, where that is
 set.
-Engines have state roots of their own, and one's containers must not get the GPUs of another's, so it is none of them.
+Each engine has its own state root, and the containers of two engines must not get the same GPUs: so the leases are in none
+of these roots.
 
 Nothing is ever promised to be cleaned up.  A lease holds while the process that was to make the container lives and, once
 there is one, while the container's init does: a pidfd says so, the start time that the pid is the same process.  Where

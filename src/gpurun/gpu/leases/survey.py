@@ -53,7 +53,7 @@ def survey(own_env: Mapping[str, str], ask: bool = True, vendor: str = "", more:
 def holders(
     found: Survey, leases: tuple[Lease, ...], policy: LeasePolicy, own: tuple[str, str] = ("", "")
 ) -> dict[str, str]:
-    """Key → who has it, as a sentence goes on; *own* is (root, id) of a container whose own lease does not count."""
+    """Key → its holder, as the end of a sentence; *own* is (root, id) of a container whose own lease does not count."""
     taken: dict[str, str] = {}
     here = own_pid_namespace()
     gone = [one.pid for one in leases if one.kind == "released" and one.pid and one.pid_namespace == here]

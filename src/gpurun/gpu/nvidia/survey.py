@@ -29,7 +29,7 @@ _UVM = "/dev/nvidia-uvm"
 def survey(own_env: Mapping[str, str], ask: bool = True, more: bool = False) -> Survey:
     """NVIDIA's GPUs, where the site's settings say the driver is; with *ask* NVML is asked, once; *more*: DRM nodes as well.
 
-    Raises :class:`GpurunError` for settings that cannot be read, and for device nodes that are none.
+    Raises :class:`GpurunError` for settings that cannot be read, and for files that should be device nodes and are not.
     """
     return survey_below(roots_of(own_env, site_settings(own_env)), ask, more)
 

@@ -49,13 +49,13 @@ class FreeRequest(Record):
     source: str = ""  # where it was found
 
     def product_fits(self, model: str) -> bool:
-        """Whether a GPU of that *model* is one that is meant."""
+        """Whether the request allows a GPU of that *model*."""
         name = model.lower()
         names = (name, name.removeprefix("nvidia "))
         return all(any(matches(n, pattern) for n in names) == wanted for pattern, wanted in self.products)
 
     def memory_fits(self, size: int) -> bool:
-        """Whether a GPU with *size* bytes of memory is one that is meant."""
+        """Whether the request allows a GPU with *size* bytes of memory."""
         return all(_holds(size, comparison, wanted) for comparison, wanted in self.memory)
 
 
@@ -123,7 +123,7 @@ def _duration(condition: str, text: str, source: str) -> int:
 
 
 def read_size(text: str) -> int:
-    """*text* (``8GiB``, ``512 MB``, or bytes) as bytes; -1 for what is no size."""
+    """*text* (``8GiB``, ``512 MB``, or bytes) as bytes; -1 for a text that is not a size."""
     size = text.strip()
     digits = size.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
     unit = size[len(digits) :].strip().lower()

@@ -1,4 +1,4 @@
-"""CDI specifications of what is no GPU: management, GPUDirect Storage, InfiniBand, GDRCopy, NVSwitch, IMEX channels.
+"""CDI specifications without GPUs: management, GPUDirect Storage, InfiniBand, GDRCopy, NVSwitch, IMEX channels.
 
 Each is a list of device nodes of the host and a few files; which nodes there are, the host's /dev says.
 """

@@ -87,7 +87,7 @@ def _advice(kind: str, dirs: tuple[str, ...], own_env: Mapping[str, str]) -> str
 def annotated_devices(annotations: Mapping[str, str], prefixes: tuple[str, ...], kind: str) -> tuple[str, ...]:
     """The device names in the annotations with one of *prefixes*, in the order of their keys, each once.
 
-    A name without a kind is one of *kind*.  Raises :class:`ConfigError` for what is no name of a device.
+    A name without a kind is one of *kind*.  Raises :class:`ConfigError` for a text that is not the name of a device.
     """
     names: list[str] = []
     for key in sorted(annotations):

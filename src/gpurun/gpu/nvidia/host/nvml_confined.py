@@ -2,7 +2,7 @@
 
 The library is the driver's, and gpurun trusts it with the GPUs, not with the host: it can read what it likes, open the
 nodes of NVIDIA's devices, and answer. By capabilities(7), landlock(7) and seccomp(2), each as far as the host has it;
-CAP_SYS_ADMIN stays, because the driver tells who has it more (the processes of a MIG device).
+CAP_SYS_ADMIN stays, because the driver only lists the processes of a MIG device to a process that has it.
 """
 
 from __future__ import annotations

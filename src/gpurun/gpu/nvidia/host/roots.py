@@ -54,7 +54,7 @@ def dev_root(roots: Roots) -> str:
 
 
 def bus_order(bus_id: str) -> tuple[int, ...]:
-    """*bus_id* (``domain:bus:device.function``, hexadecimal) as numbers: for sorting and comparing; -1 for what is none."""
+    """*bus_id* (``domain:bus:device.function``, hexadecimal) as numbers, to sort and compare; -1 for another text."""
     numbers = bus_id.replace(".", ":").split(":")
     try:
         return tuple([int(n, 16) for n in numbers])

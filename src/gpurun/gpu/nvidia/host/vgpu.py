@@ -16,7 +16,7 @@ _RECORDS, _TEXT = 5, 10
 
 
 def hypervisor_driver(config: bytes) -> tuple[str, str] | None:
-    """(version, branch) of the hypervisor's driver, empty where it does not say; None for what is no virtual GPU."""
+    """(version, branch) of the hypervisor's driver, empty where it does not say; None if it is not a virtual GPU."""
     capability = _vendor_capability(config)
     if capability[3:5] != _SIGNATURE:
         return None

@@ -34,7 +34,7 @@ class PciId(Record):
     subsystem: int | None = None
 
     def matches(self, device: int, subsystem: int) -> bool:
-        """Whether a GPU with these ids is meant."""
+        """Whether this is the model of a GPU with these ids."""
         return self.device == device and self.subsystem in (None, subsystem)
 
 

@@ -42,43 +42,60 @@ def _serve(directory: str) -> int:
     if not _take_lock(lock):
         return 0
     unlink_if_there(f"{directory}/{READY}")
-    daemon: MpsDaemon | None = None
-    current = ""
-    once = False  # a daemon has answered
-    try:
-        while True:
-            try:
-                wanted = read_wanted(directory)
-                if wanted is None:
-                    if daemon is not None:
-                        daemon.stop()
-                    _tidy(directory)
-                    return 0
-                service, digest = wanted
-                if daemon is not None and digest != current:
-                    log.info(f"{directory}: another MPS daemon is wanted")
-                    unlink_if_there(f"{directory}/{READY}")
-                    daemon.stop()
-                    daemon = None
-                if daemon is None or not daemon.alive():
-                    current = digest
-                    unlink_if_there(f"{directory}/{READY}")
-                    daemon = daemon or _make_daemon(directory, service)
-                    daemon.start()
-                    once = True
-                    write_atomically(f"{directory}/{READY}", digest.encode(), 0o644)
-                    unlink_if_there(f"{directory}/{FAILED}")
-                _wait(daemon)
-            except (GpurunError, OSError) as e:
-                said = str(e) if isinstance(e, GpurunError) else oserror_text(e)
-                log.warning(said)
-                write_atomically(f"{directory}/{FAILED}", f"{current}\n{said}\n".encode("utf-8", "surrogateescape"), 0o644)
-                if not once:
-                    return 1  # who has asked for it hears of it, and asks again
-                time.sleep(_AGAIN_S)
-    finally:
-        if daemon is not None and daemon.alive():
-            daemon.stop()
+    return _Supervisor(directory).run()
+
+
+class _Supervisor:
+    """Has the daemon run that is wanted in *directory*."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._daemon: MpsDaemon | None = None
+        self._digest = ""  # of what the daemon was made for
+        self._has_answered = False
+
+    def run(self) -> int:
+        """Return when none is wanted any more, with 0, or with 1 when the first one does not start."""
+        try:
+            while True:
+                try:
+                    wanted = read_wanted(self._directory)
+                    if wanted is None:
+                        if self._daemon is not None:
+                            self._daemon.stop()
+                        _tidy(self._directory)
+                        return 0
+                    _wait(self._provide(*wanted))
+                except (GpurunError, OSError) as e:
+                    self._note_failure(str(e) if isinstance(e, GpurunError) else oserror_text(e))
+                    if not self._has_answered:
+                        return 1  # the process that has asked for it reads the failure, and asks again
+                    time.sleep(_AGAIN_S)
+        finally:
+            if self._daemon is not None and self._daemon.alive():
+                self._daemon.stop()
+
+    def _provide(self, service: NodeService, digest: str) -> MpsDaemon:
+        """The daemon for *service*, started anew where it has died or was made for another one."""
+        if self._daemon is not None and digest != self._digest:
+            log.info(f"{self._directory}: another MPS daemon is wanted")
+            unlink_if_there(f"{self._directory}/{READY}")
+            self._daemon.stop()
+            self._daemon = None
+        if self._daemon is None or not self._daemon.alive():
+            self._digest = digest
+            unlink_if_there(f"{self._directory}/{READY}")
+            self._daemon = self._daemon or _make_daemon(self._directory, service)
+            self._daemon.start()
+            self._has_answered = True
+            write_atomically(f"{self._directory}/{READY}", digest.encode(), 0o644)
+            unlink_if_there(f"{self._directory}/{FAILED}")
+        return self._daemon
+
+    def _note_failure(self, text: str) -> None:
+        log.warning(text)
+        content = f"{self._digest}\n{text}\n".encode("utf-8", "surrogateescape")
+        write_atomically(f"{self._directory}/{FAILED}", content, 0o644)
 
 
 def _make_daemon(directory: str, service: NodeService) -> MpsDaemon:

@@ -63,7 +63,7 @@ def lists_in(roots: Roots, directory: str, all_lists: bool) -> tuple[str, ...]:
 def find_files(roots: Roots, root: DriverRoot, lists: tuple[str, ...], ignored: tuple[str, ...] = ()) -> PlatformFiles:
     """What the files *lists* name and this system has, but for the links (``sym``) that one of the patterns *ignored* fits.
 
-    Raises :class:`ConfigError` for a line that is none of a list.
+    Raises :class:`ConfigError` for a line that cannot be read.
     """
     nodes: dict[str, HostNode] = {}
     mounts: dict[str, EditMount] = {}
@@ -114,7 +114,7 @@ def device_nodes(
     """The device nodes for *request* on a board with graphics cards: *listed* are those of the lists.
 
     The board's own GPU has all of them but the cards' and, on top, the node of its display; a card has its own, the control
-    nodes, and of the lists what is no node of a GPU.  Raises :class:`GpuError` for a device that is not there.
+    nodes, and from the lists everything but the nodes of GPUs.  Raises :class:`GpuError` for a device that is not there.
     """
     dev = dev_root(roots)
     of_cards = {gpu.node.path for gpu in gpus if not is_integrated(gpu.model)}

@@ -1,8 +1,8 @@
 """The site's policy, from the file that the NVIDIA container toolkit reads: ``nvidia-container-runtime/config.toml``.
 
 The same file and the same words, so that moving to gpurun keeps what the administrator decided.  Keys that gpurun has no
-use for are in :data:`UNUSED`, each with the reason; those that nobody knows change nothing, as in the toolkit, and are told
-in a warning, because they are misspelt more often than not.
+use for are in :data:`UNUSED`, each with the reason.  Unknown keys have no effect, as in the toolkit, and give a warning,
+because most of them are misspelt.
 """
 
 from __future__ import annotations
