@@ -80,7 +80,7 @@ def test_a_driver_that_hangs_is_an_error(
 def test_the_refusal_of_a_container_asks_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What else the host has is told of other errors: here the same driver would be asked for it, by the caller itself."""
     host = amd.mi210(tmp_path / "host", count=1)
-    monkeypatch.setattr("gpurun.gpu.offers.counted", lambda env: pytest.fail("the driver was asked again"))
+    monkeypatch.setattr("gpurun.gpu.offers.count_gpus", lambda env: pytest.fail("the driver was asked again"))
 
     def allocate(free: object) -> tuple[tuple[str, ...], tuple[str, ...]]:
         raise GpuError("AMD's GPUs cannot be read: its driver hangs")
