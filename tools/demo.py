@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpurun.gpu.vendors import NAMES, named
+from gpurun.gpu.vendors import NAMES, find_vendor
 from tests.simcards import Host, amd, intel
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -48,8 +48,8 @@ def prepare_bundle(directory: Path, maker: str) -> Path:
     config: dict[str, Any] = json.loads(path.read_text())
     if maker != "nvidia":
         env = [entry for entry in config["process"]["env"] if not entry.startswith("NVIDIA_")]
-        config["process"]["env"] = [*env, f"{named(maker).variable}=all"]
-        asked = f"{named(maker).title}'s: {named(maker).variable}=all"
+        config["process"]["env"] = [*env, f"{find_vendor(maker).variable}=all"]
+        asked = f"{find_vendor(maker).title}'s: {find_vendor(maker).variable}=all"
         say(f"The example asks for NVIDIA's GPUs; this copy of it asks for {asked}.")
     resources = config["linux"]["resources"]
     missing = sorted(name for name, controller in CONTROLLERS.items() if controller not in cgroup2_controllers())
@@ -80,14 +80,14 @@ def driver(directory: Path) -> dict[str, str]:
 
 def cards(directory: Path, maker: str) -> dict[str, str]:
     """The same for the GPUs of another *maker*, which have DRM nodes."""
-    probes = [probe for probe in named(maker).probes if Path(probe).exists()]
+    probes = [probe for probe in find_vendor(maker).probes if Path(probe).exists()]
     if probes:
-        say(f"{named(maker).title}'s driver is loaded on this machine ({probes[0]}).")
+        say(f"{find_vendor(maker).title}'s driver is loaded on this machine ({probes[0]}).")
         return {}
     root = directory / "host"
     host: Host = amd.mi210(root, count=2) if maker == "amd" else intel.arc(root, functions=False)
     kind = "two AMD Instinct MI210" if maker == "amd" else "an Intel Arc A770 and an Arc B580"
-    title = named(maker).title
+    title = find_vendor(maker).title
     say(f"{title}'s driver is not loaded on this machine: a simulated host with {kind} stands in (GPURUN_SYSROOT).")
     return host.env
 
