@@ -1,4 +1,4 @@
-"""An image that has something else where the nodes of AMD's GPUs and udev's names for them are to be.
+"""An image that has something else where the nodes of AMD's and Intel's GPUs and udev's names for them are to be.
 
 Only where the image's own /dev is the container's does it matter what is in there: a config without a mount at /dev.
 """
@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from gpurun.gpu.amd.host import amd_gpus
 from tests.attacks.tools import LOOP_CONTROL, opens
 from tests.conftest import MakeBundle
 from tests.native.bundle import Bundle
 from tests.native.leaks import Leaks
 from tests.native.runtime import ENVIRONMENT, Runtime
-from tests.simcards import Host, amd
+from tests.simcards import Host, amd, intel
 from tests.simcards.machines import LATER
 
 pytestmark = [
@@ -32,42 +33,79 @@ def _rootfs_may_change(leaks: Leaks) -> None:
     leaks.allow_rootfs_changes()
 
 
+class Maker(NamedTuple):
+    """A host, the request for its first GPU, and where the nodes and the links of that come, below the root directory."""
+
+    build: Callable[[Path], Host]
+    asked: str
+    nodes: tuple[str, ...]
+    links: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """All of them, and the directories that they are in."""
+        return tuple(
+            sorted({*self.nodes, *self.links, *[one.rpartition("/")[0] for one in (*self.nodes, *self.links)]} - {"dev"})
+        )
+
+
+def by_path(pci: str) -> tuple[str, ...]:
+    return tuple([f"dev/dri/by-path/pci-{pci}-{kind}" for kind in ("card", "render")])
+
+
+PCI, RENDER = min(amd.MI210[:2])
+MAKERS = {
+    "amd": Maker(
+        lambda path: amd.mi210(path, count=2, later=LATER),
+        "AMD_VISIBLE_DEVICES=0",
+        ("dev/kfd", f"dev/dri/renderD{RENDER + LATER}", f"dev/dri/card{1 + [*amd.MI210].index((PCI, RENDER))}"),
+        by_path(PCI),
+    ),
+    "intel": Maker(
+        lambda path: intel.arc(path, first=LATER),
+        "GPURUN_VISIBLE_DEVICES=intel:0",
+        (f"dev/dri/renderD{LATER + 128}", f"dev/dri/card{LATER}"),
+        by_path(intel.A770),
+    ),
+    "gaudi": Maker(
+        intel.gaudi,
+        "HABANA_VISIBLE_DEVICES=0",
+        ("dev/accel/accel0", "dev/accel/accel_controlD0", "dev/infiniband/uverbs0"),
+    ),
+}
+
+
+def str_of(value: object) -> str:
+    return value.rpartition("dev/")[2] if isinstance(value, str) else next(n for n, one in MAKERS.items() if one is value)
+
+
 @pytest.fixture
-def host(tmp_path: Path) -> Host:
-    return amd.mi210(tmp_path / "host", count=2, later=LATER)
+def host(tmp_path: Path, maker: Maker) -> Host:
+    made = maker.build(tmp_path / "host")
+    assert all((made.path / node).is_char_device() for node in maker.nodes)
+    assert all((made.path / link).is_symlink() for link in maker.links)
+    return made
 
 
-def with_own_dev(b: Bundle) -> Bundle:
+def with_own_dev(b: Bundle, maker: Maker) -> Bundle:
     """*b* asks for the first GPU, and its /dev is the image's."""
     b.config["mounts"] = [m for m in b.config["mounts"] if not m["destination"].startswith("/dev")]
-    b.process["env"] += ["AMD_VISIBLE_DEVICES=0"]
+    b.process["env"].append(maker.asked)
     (b.rootfs / "dev").mkdir(exist_ok=True)
     return b
 
 
-def names(host: Host) -> list[str]:
-    """Where the first GPU's nodes and links come, below the root directory."""
-    drm = amd_gpus(str(host.path))[0].drm
-    assert drm.render is not None
-    links = sorted(
-        path.name for path in (host.path / "dev/dri/by-path").iterdir() if path.name.startswith(f"pci-{drm.name}")
-    )
-    assert len(links) == 2
-    return ["dev/kfd", "dev/dri", "dev/dri/by-path", drm.render.path[1:], *[f"dev/dri/by-path/{name}" for name in links]]
-
-
 @pytest.mark.parametrize("climbing", [False, True])
-@pytest.mark.parametrize("which", range(6))
+@pytest.mark.parametrize(("maker", "spot"), [(one, name) for one in MAKERS.values() for name in one.places], ids=str_of)
 def test_a_link_leads_nowhere_outside(
-    runtime: Runtime, bundle: MakeBundle, host: Host, tmp_path: Path, which: int, climbing: bool
+    runtime: Runtime, bundle: MakeBundle, host: Host, tmp_path: Path, maker: Maker, spot: str, climbing: bool
 ) -> None:
-    b = with_own_dev(bundle().args("sleep", "1000"))
+    b = with_own_dev(bundle().args("sleep", "1000"), maker)
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("the host's")
-    name = names(host)[which]
-    target = outside if name in ("dev/dri", "dev/dri/by-path") else outside / "file"
-    link = b.rootfs / name
+    target = outside / "file" if spot in (*maker.nodes, *maker.links) else outside
+    link = b.rootfs / spot
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to("../" * 40 + str(target)[1:] if climbing else target)
     before = (outside / "file").stat()
@@ -77,19 +115,19 @@ def test_a_link_leads_nowhere_outside(
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
     if made.result.rc == 0:
         made.start()
-        kfd = os.stat(f"/proc/{made.pid}/root/dev/kfd")
-        assert stat.S_ISCHR(kfd.st_mode) and kfd.st_rdev == os.stat(host.path / "dev/kfd").st_rdev
+        for node in [node for node in maker.nodes if not f"{node}/".startswith(f"{spot}/")]:
+            found = os.stat(f"/proc/{made.pid}/root/{node}")
+            assert stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(host.path / node).st_rdev
     made.delete("--force")
     assert sorted(path.name for path in outside.rglob("*")) == ["file"]
 
 
-@pytest.mark.parametrize("which", [0, 3])
+@pytest.mark.parametrize(("maker", "name"), [(one, name) for one in MAKERS.values() for name in one.nodes], ids=str_of)
 def test_a_node_of_the_images_is_neither_opened_nor_allowed(
-    runtime: Runtime, bundle: MakeBundle, host: Host, which: int
+    runtime: Runtime, bundle: MakeBundle, host: Host, maker: Maker, name: str
 ) -> None:
     """/dev/loop-control under the name of the GPU's node: the container gets the GPU's, or is refused."""
-    name = names(host)[which]
-    b = with_own_dev(bundle().sh(f"exec 3<>/{name} 2>/dev/null; sleep 1000"))
+    b = with_own_dev(bundle().sh(f"exec 3<>/{name} 2>/dev/null; sleep 1000"), maker)
     node = b.rootfs / name
     node.parent.mkdir(parents=True, exist_ok=True)
     os.mknod(node, stat.S_IFCHR | 0o666, LOOP_CONTROL)
