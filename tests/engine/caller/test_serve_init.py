@@ -19,6 +19,7 @@ from gpurun.engine.caller.rollback import Rollback
 from gpurun.engine.caller.start_init import Started
 from gpurun.errors import GpurunError
 from gpurun.record import replace
+from tests.deadline import within
 from tests.engine.plan.planning import base, plan
 
 STATE = store.State("c1", "/b", "/b/rootfs", "/sys/fs/cgroup/c1", True)
@@ -164,7 +165,7 @@ def test_trees_that_cannot_be_covered_are_told_once(
         messages.report(its, *word.split())
     made = plan(base())
     made = replace(made, init=replace(made.init, edits=ContainerEdits(proc_trees=(ProcTree("/sys/x", (), ()),))))
-    with pytest.raises(GpurunError, match=says):
+    with within(60), pytest.raises(GpurunError, match=says):
         serve_init.serve_init(made, replace(STATE, pid=os.getpid()), ours, "/nonexistent", Rollback())
     expected = ["/sys/x shows the GPUs of all: it cannot be covered: invalid argument"]
     assert told == (expected if len(words) == 2 and words[0] == "uncovered 0 22" else [])

@@ -300,6 +300,7 @@ def test_a_tree_of_a_thousand_links_fits(place: Path, rootfs: Path, in_mount_nam
 @pytest.mark.native
 @pytest.mark.parametrize("which", ["sys", "sys/devices", PLACE.lstrip("/")])
 @pytest.mark.parametrize("absolute", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
 def test_a_link_in_the_image_leads_nowhere(
     place: Path,
     rootfs: Path,
@@ -307,11 +308,12 @@ def test_a_link_in_the_image_leads_nowhere(
     tmp_path: Path,
     which: str,
     absolute: bool,
+    inside: bool,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     link = rootfs / which
-    beside = link.rename(rootfs / "beside")
-    link.symlink_to("/beside" if absolute else os.path.relpath(beside, link.parent))
+    beside = link.rename(rootfs / ("sys/beside" if inside and which != "sys" else "beside"))
+    link.symlink_to(f"/{beside.relative_to(rootfs)}" if absolute else os.path.relpath(beside, link.parent))
     edits = small(tmp_path / "banks")
 
     def look() -> list[str]:
