@@ -193,6 +193,28 @@ def test_remove_gives_up_on_a_living_process(base: Path, spawn: Callable[..., in
     control.remove(str(path))
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_remove_ends_who_comes_meanwhile(
+    base: Path, spawn: Callable[..., int], monkeypatch: pytest.MonkeyPatch, frozen: bool
+) -> None:
+    """An exec that begins after delete has killed all processes, in a cgroup that a pause has frozen since."""
+    path = base / "c"
+    path.mkdir()
+    late: list[int] = []
+    wait = vars(control)["_wait_event"]
+
+    def comes(cgroup: str, line: bytes, seconds: float) -> object:
+        if line == b"populated 0" and not late:
+            late.append(spawn(path))
+            (path / "cgroup.freeze").write_text(str(int(frozen)))
+        return wait(cgroup, line, seconds)
+
+    spawn(path)
+    monkeypatch.setattr(control, "_wait_event", comes)
+    control.remove(str(path), end=True)
+    assert late and not path.exists()
+
+
 def test_remove_follows_no_link(tmp_path: Path) -> None:
     """Plain directories stand in for cgroups; rmdir of one that is not empty says ENOTEMPTY, which is not waited for."""
     (tmp_path / "outside" / "kept").mkdir(parents=True)

@@ -27,6 +27,7 @@ _SIGKILL = 9
 #: Seconds that a cgroup may take to freeze (runc's limit), and to lose its last process when it is removed.
 FREEZE_TIMEOUT = 10.0
 REMOVE_TIMEOUT = 10.0
+_END_AGAIN_S = 0.1  # how long processes that were killed may take before those that are there by then are killed
 
 
 def processes(path: str) -> tuple[int, ...]:
@@ -187,10 +188,11 @@ def _wait_event(path: str, line: bytes, timeout: float) -> bool:
             raise
 
 
-def remove(path: str) -> None:
+def remove(path: str, end: bool = False) -> None:
     """Remove the cgroup and all below it; one that is gone is removed.
 
-    A cgroup whose last process is just exiting is busy: that is waited for, REMOVE_TIMEOUT seconds at most.
+    A cgroup whose last process is just exiting is busy: that is waited for, REMOVE_TIMEOUT seconds at most.  With *end*
+    processes that are in it, or come meanwhile (an exec that is beginning, which a pause may have frozen), are killed.
     Raises :class:`StepError` when processes stay, or for another reason of the kernel.
     """
     delay = 0.001
@@ -212,9 +214,14 @@ def remove(path: str) -> None:
         if deadline == 0.0:
             deadline = monotonic() + REMOVE_TIMEOUT
             continue
-        if monotonic() >= deadline or not _wait_event(path, b"populated 0", deadline - monotonic()):
+        if end:
+            kill(path)
+        rest = deadline - monotonic()
+        if rest <= 0 or not _wait_event(path, b"populated 0", min(rest, _END_AGAIN_S) if end else rest):
             if not exists(path):
                 return
+            if end and rest > 0:
+                continue
             raise StepError("cannot remove the cgroup", path, EBUSY)
         # Nothing lives in it and it is busy all the same: the kernel is not done with the processes that left.
         sleep(delay)

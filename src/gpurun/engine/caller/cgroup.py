@@ -58,7 +58,7 @@ def _take_away(path: str) -> None:
     """Remove the cgroup with what is in it: the init has been ended before, a hook's process that went on may be left."""
     if manager.processes(path):
         manager.kill(path)
-    manager.remove(path)
+    manager.remove(path, end=True)
 
 
 def _is_partition(plan: Plan) -> bool:

@@ -268,7 +268,7 @@ def _remove_cgroup(state: store.State, ran_out: bool) -> None:
 
         if not state.private_pid or manager.processes(state.cgroup):
             manager.kill(state.cgroup)
-        manager.remove(state.cgroup)
+        manager.remove(state.cgroup, end=True)
 
 
 def _remove_scope(state: store.State) -> None:
@@ -277,4 +277,4 @@ def _remove_scope(state: store.State) -> None:
     if manager.processes(state.cgroup):
         manager.kill(state.cgroup)  # systemd would ask them nicely first, for a minute and a half
     systemd.stop_unit(state.unit, state.cgroup, state.manager)
-    manager.remove(state.cgroup)
+    manager.remove(state.cgroup, end=True)
