@@ -112,6 +112,17 @@ def test_a_hybrid_host(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert verdict == "note" and "cgroup v1 has memory, pids (a hybrid host)" in text and "Delegate" not in text
 
 
+def test_a_user_who_is_not_logged_in(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told what to do here, and nothing of an option of `run`."""
+    from gpurun.cgroup import tree
+
+    monkeypatch.setattr(tree, "find_tree", lambda: tree.Tree("/nowhere", (), ()))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(root / "none"))
+    monkeypatch.delenv("DBUS_SESSION_BUS_ADDRESS", raising=False)
+    verdict, text = found(root)["cgroup delegation"]
+    assert verdict == "note" and "`loginctl enable-linger me`" in text and "--systemd-cgroup" not in text, text
+
+
 def test_root_is_told_to_ask_as_the_user(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert "call it as that user" in found(root)["user"][1]

@@ -7,6 +7,7 @@ import os
 import pwd
 import stat
 
+from gpurun import log
 from gpurun.errors import GpurunError
 from gpurun.gpu.host.access import closed_nodes
 from gpurun.gpu.host.finding import Finding
@@ -51,7 +52,7 @@ def examine_rootless(env: Mapping[str, str], nodes: Iterable[str], root: str = "
     else:
         text = "this is root: the findings about id ranges, sessions and nodes are a user's, so call it as that user"
         found.append(Finding("user", "note", text))
-    found += [_runtime_dir(env, places, name, uid), *_manager(places, name, uid), _cgroups(), _fuse(places)]
+    found += [_runtime_dir(env, places, name, uid), *_manager(places, name, uid), _cgroups(name), _fuse(places)]
     closed = closed_nodes(nodes)
     if closed:
         found.append(Finding("device nodes", "fail", f"user {name} cannot open all: {closed}"))
@@ -148,7 +149,7 @@ def _manager(places: Places, name: str, uid: int) -> list[Finding]:
     return [Finding("linger", "note", text)]
 
 
-def _cgroups() -> Finding:
+def _cgroups(name: str) -> Finding:
     from gpurun.cgroup.service_manager import wants_user_manager
     from gpurun.cgroup.systemd import find_user_manager
     from gpurun.cgroup.tree import find_tree
@@ -165,9 +166,14 @@ def _cgroups() -> Finding:
             return Finding(subject, "note", text)
         if not wants_user_manager("auto", os.geteuid(), in_user_namespace):
             return Finding(subject, "ok", "root's own manager")
-        controllers = find_user_manager(tree.root).controllers
     except GpurunError as e:
         return Finding(subject, "note", f"{e}: no limits without root")
+    try:
+        controllers = find_user_manager(tree.root).controllers
+    except GpurunError as e:
+        log.debug(str(e))
+        text = f"no limits without root, for no service manager of {name}'s runs: log in, or `loginctl enable-linger {name}`"
+        return Finding(subject, "note", text)
     lacking = [one for one in _DELEGATED if one not in controllers]
     if lacking:
         text = (
