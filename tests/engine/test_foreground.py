@@ -98,10 +98,13 @@ def at_terminal() -> Iterator[Callable[..., Session]]:
 
 
 def paste(terminal: int, data: bytes) -> int:
-    """Write *data* as long as somebody takes it; returns how much was taken."""
+    """Write *data* as long as somebody takes it; returns how much was taken.
+
+    Until the foreground has taken what it keeps, a slow machine is waited for; then a second without a reader is the end.
+    """
     os.set_blocking(terminal, False)
     taken = 0
-    while taken < len(data) and select.select([], [terminal], [], 1)[1]:
+    while taken < len(data) and select.select([], [terminal], [], TIMEOUT if taken <= foreground.LIMIT else 1)[1]:
         with contextlib.suppress(BlockingIOError):
             taken += os.write(terminal, data[taken : taken + 4096])
     os.set_blocking(terminal, True)

@@ -232,7 +232,9 @@ def test_a_paste_that_nobody_reads(runtime: Runtime, bundle: MakeBundle, command
     read_all(master, "ready")
     os.set_blocking(master, False)
     taken = 0
-    while taken < 300_000 and select.select([], [master], [], 1)[1]:  # until nobody takes any more
+    while (
+        taken < 300_000 and select.select([], [master], [], 60 if taken <= 20_000 else 1)[1]
+    ):  # until nobody takes any more
         taken += os.write(master, b"x" * 4096)
     os.set_blocking(master, True)
     assert taken > 20_000
