@@ -196,8 +196,7 @@ KNOWING = (
 )
 #: Files of other rooms that still know one: what is left to be put behind the table.
 LEFT = (
-    "gpu/doctor.py", "gpu/doctor_host.py", "gpu/host/access.py", "gpu/leases/container_nodes.py", "gpu/leases/shares.py",
-    "gpu/request/free.py",
+    "gpu/doctor.py", "gpu/doctor_host.py", "gpu/host/access.py",
 )  # fmt: skip
 
 

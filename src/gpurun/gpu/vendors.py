@@ -54,7 +54,9 @@ class Vendor(Record):
     that the host has while their driver is loaded); the room's survey has the functions ``accelerators(own_env)`` and
     ``accelerators_given(env, own_env)`` then.
     *part* is what a part of one of its GPUs is called, *link* what connects them, *library* what is asked for what sysfs
-    does not tell of them.  *saved*: CRIU saves programs that use its GPUs, as gpurun calls it.
+    does not tell of them.  *saved*: CRIU saves programs that use its GPUs, as gpurun calls it.  *channels* are the
+    (directory, prefix) of nodes that come with its GPUs and open none.  *daemon* is how the kernel shortens the names of the
+    maker's processes that compute for other ones, which share a GPU.
     A room with *readings* has the modules readings, with the function ``sources(sysroot)``
     (:class:`gpurun.gpu.device.ReadingSource`), and exporter (:class:`gpurun.gpu.device.Figure`).
     """
@@ -85,6 +87,8 @@ class Vendor(Record):
     readings: bool = False
     library: str = ""
     saved: bool = False
+    channels: tuple[tuple[str, str], ...] = ()
+    daemon: str = ""
 
 
 class GivenGpu(Record):
@@ -133,6 +137,8 @@ VENDORS = (
         link="NVLink",
         library="NVML",
         saved=True,
+        channels=(("/dev/nvidia-caps-imex-channels", "channel"),),
+        daemon="nvidia-cuda-mps",
     ),
     Vendor(
         "amd",

@@ -74,6 +74,10 @@ def test_what_it_cannot_mean(text: str, said: str) -> None:
         ("A100", "NVIDIA A100-SXM4-40GB", False),
         ("*T4", "Tesla T4", True),
         ("A100*", "NVIDIA GeForce RTX 4090", False),
+        ("Instinct*", "AMD Instinct MI210", True),
+        ("AMD Instinct*", "AMD Instinct MI210", True),
+        ("arc*", "Intel Arc A770", True),
+        ("Arc*", "NVIDIA Intel Arc", False),
     ],
 )
 def test_products(pattern: str, model: str, fits: bool) -> None:

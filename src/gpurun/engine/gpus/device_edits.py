@@ -5,7 +5,6 @@ from __future__ import annotations
 import posix
 
 from gpurun.cdi.edits import ContainerEdits
-from gpurun.engine.gpus.groups import group_map, groups_inside, overflow_group
 from gpurun.engine.site_config import read_unknown, site_path
 from gpurun.gpu.host.access import closed_nodes, is_confined
 from gpurun.gpu.request.injected import Injected
@@ -76,6 +75,8 @@ def _as_the_caller_can(edits: ContainerEdits, config: Config) -> ContainerEdits:
     that it is given."""
     if not (edits.device_nodes or edits.additional_gids) or not is_confined():
         return edits
+    from gpurun.engine.gpus.groups import group_map, groups_inside, overflow_group
+
     known = group_map(config)
     overflow = overflow_group() if edits.additional_gids else -1
     has = frozenset([gid for gid in edits.additional_gids if groups_inside((gid,), known, overflow)])

@@ -161,7 +161,7 @@ def node_paths(root_fd: int) -> tuple[str, ...]:
     host_dev = posix.stat("/dev").st_dev
     for directory, prefix in (
         *_PREFIXES,
-        ("/dev/nvidia-caps-imex-channels", "channel"),
+        *[pair for vendor in VENDORS for pair in vendor.channels],
         ("/dev/dri", ""),
         ("/dev/dri/by-path", ""),
     ):

@@ -17,7 +17,7 @@ from gpurun.gpu.leases.survey import describe_lease, holders, survey
 from gpurun.gpu.leases.turns import Want, available_units
 from gpurun.gpu.leases.wording import clean_lines, none_here, reasons
 from gpurun.gpu.request.share import share_text
-from gpurun.gpu.vendors import not_known, place
+from gpurun.gpu.vendors import VENDORS, not_known, place
 from gpurun.record import Record, replace
 
 TYPE_CHECKING = False
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 _SHARE = "share"
 _EXCLUSIVE = "lease"
-#: How the kernel shortens the names of the MPS daemon and its servers.
-_MPS = "nvidia-cuda-mps"
+#: How the kernel shortens the names of daemons that compute for others, and of their servers.
+_DAEMONS = tuple([row.daemon for row in VENDORS if row.daemon])
 
 
 class GivenShare(Record):
@@ -81,7 +81,7 @@ def _others(found: Survey, leases: tuple[Lease, ...], policy: LeasePolicy, own: 
     # Who has a share is not to be found a second time by the nodes in its /dev, which is what "released" says.
     apart = tuple([replace(one, kind="released") if one.kind == _SHARE else one for one in leases])
     shared = {unit.key for one in leases if one.kind == _SHARE for unit in one.units}
-    computing = [(k, pid) for k, pid in found.computing if k not in shared and not command_of(pid).startswith(_MPS)]
+    computing = [(k, pid) for k, pid in found.computing if k not in shared and not command_of(pid).startswith(_DAEMONS)]
     return holders(replace(found, computing=tuple(computing)), apart, policy, own)
 
 

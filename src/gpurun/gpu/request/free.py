@@ -3,7 +3,7 @@
 The grammar: ``free``, a colon and how many (1 unless said), then conditions, each after a semicolon.  Blanks do not count.
 
     memory>=20GiB   its whole memory; also > < <= = and the units KiB to TiB, kB to TB, or bytes without one
-    product=A100*   its model, a pattern as of a shell, upper and lower case alike, "NVIDIA " before it or not; also !=
+    product=A100*   its model, a pattern as of a shell, upper and lower case alike, the maker before it or not; also !=
     nvlink          those chosen are connected with each other by NVLink
     vendor=amd      of that maker, whichever variable asks
     for<=4h         for that long at the most (s, m, h, d); what comes then is the site's choice
@@ -15,7 +15,7 @@ from __future__ import annotations
 from gpurun.decimals import decimal
 from gpurun.errors import ConfigError, clean
 from gpurun.formats.globs import matches
-from gpurun.gpu.vendors import NAMES, is_free, place
+from gpurun.gpu.vendors import NAMES, VENDORS, is_free, place
 from gpurun.record import Record
 
 #: No host has more GPUs and MIG devices than that.
@@ -27,7 +27,8 @@ _UNITS = {
     "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40,
 }  # fmt: skip
 _COMPARISONS = (">=", "<=", ">", "<", "=")
-_KNOWN = "memory>=20GiB, product=A100*, nvlink, profile=1g.10gb, vendor=amd and for<=4h"
+_KNOWN = "memory>=20GiB, product=A100*, nvlink, profile=1g.10gb, vendor=" + NAMES[1] + " and for<=4h"
+_MAKERS = tuple([f"{row.title.lower()} " for row in VENDORS])
 _TIMES = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MAX_DAYS = 366
 
@@ -51,7 +52,7 @@ class FreeRequest(Record):
     def product_fits(self, model: str) -> bool:
         """Whether the request allows a GPU of that *model*."""
         name = model.lower()
-        names = (name, name.removeprefix("nvidia "))
+        names = (name, *[name.removeprefix(maker) for maker in _MAKERS])
         return all(any(matches(n, pattern) for n in names) == wanted for pattern, wanted in self.products)
 
     def memory_fits(self, size: int) -> bool:
