@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -423,3 +424,20 @@ def test_a_full_disk_leaves_the_lease_that_was_there(tmp_path: Path, sleeper: Le
             assert store.leases() == (sleeper,)
     finally:
         subprocess.run(["umount", place], check=True)
+
+
+def test_what_a_killed_writer_left_is_removed_under_the_lock(own: Store, sleeper: Lease) -> None:
+    with own:
+        own.save(sleeper)
+    place = Path(own.path)
+    left, young = place / f".{sleeper.file}.0123456789abcdef.new", place / f".{sleeper.file}.fedcba9876543210.new"
+    for path in (left, young):
+        path.write_text("")
+    old = time.time() - 3600
+    for path in (left, place / sleeper.file):
+        os.utime(path, (old, old))
+    own.leases()
+    assert left.exists(), "who has no lock removes nothing"
+    with own:
+        assert [one.id for one in own.leases()] == [sleeper.id]
+    assert sorted(path.name for path in place.iterdir() if path.name not in ("lock", "used")) == [young.name, sleeper.file]

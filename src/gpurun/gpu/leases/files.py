@@ -8,6 +8,7 @@ nothing and counts for no label.
 from __future__ import annotations
 
 import posix
+import time
 from _stat import S_ISREG
 from errno import EMFILE, ENFILE, ENOENT, ENOMEM
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 #: Bytes of a lease, and files that are looked at in a directory of another user.
 LIMIT = 1 << 16
 MAX_FOREIGN = 1024
+LEFT_S = 600.0
 _NAME_LENGTH = 32
 _MAX_NUMBER = (1 << 64) - 1
 _MAX_PID = 1 << 22  # proc(5), pid_max
@@ -75,6 +77,20 @@ def open_foreign(path: str, of_user: bool) -> int:
         if e.errno in _EXHAUSTED:
             raise StepError("open the leases of GPUs", path, e.errno) from None
         return -1  # nothing has been leased there, or we may not see it
+
+
+def remove_left(directory_fd: int) -> None:
+    """Remove what writers that were killed have left beside the leases (:func:`gpurun.linux.files.write_atomically`).
+
+    A file that is younger than LEFT_S seconds may still be written.  Raises OSError.
+    """
+    for name in posix.listdir(directory_fd):
+        if name.startswith(".") and name.endswith(".new"):
+            try:
+                if time.time() - posix.stat(name, dir_fd=directory_fd, follow_symlinks=False).st_mtime > LEFT_S:
+                    posix.unlink(name, dir_fd=directory_fd)
+            except FileNotFoundError:
+                pass  # it has got its name, or another has removed it
 
 
 def names(directory_fd: int, limit: int = 0) -> list[str]:

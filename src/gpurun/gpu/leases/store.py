@@ -155,6 +155,8 @@ class Store:
                     lease = self._own(fd, name)
                     if lease is not None:
                         found.append(lease)
+                if self._lock >= 0:
+                    files.remove_left(fd)
             except OSError as e:
                 raise StepError("read the leases of GPUs in", self.path, e.errno) from None
         return tuple(sorted(found, key=lambda lease: lease.since))
