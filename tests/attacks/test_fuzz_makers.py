@@ -51,6 +51,11 @@ PROPERTIES = (
 )
 CAPACITY = f"drm/{ADDRESS}/vram 68719476736\ndrm/{intel.B580}/vram0 100\ndrm/{intel.B580}/vram1 300\n".encode()
 
+#: A region with something behind its name and as its amount, which chance rarely makes of a good one.
+LINES = st.tuples(st.text(max_size=4), st.one_of(st.integers().map(str), st.text(max_size=4))).map(
+    lambda pair: f"drm/{ADDRESS}/vram{pair[0]} {pair[1]}\n".encode("utf-8", "surrogatepass")
+)
+
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
@@ -93,7 +98,7 @@ def test_what_kfd_says(host: Host, properties: bytes, number: bytes, link: bytes
 
 
 @fuzzed
-@given(damaged(CAPACITY), st.sampled_from([ADDRESS, intel.B580]))
+@given(st.one_of(damaged(CAPACITY), LINES), st.sampled_from([ADDRESS, intel.B580]))
 def test_regions_of_memory(capacity: bytes, address: str) -> None:
     found = regions_of(capacity.decode("utf-8", "surrogateescape"), address)
     assert all(name.startswith(f"drm/{address}/vram") and name.isascii() and " " not in name for name, _ in found)
