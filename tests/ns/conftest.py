@@ -1,4 +1,4 @@
-"""A rootfs with an etc, and its descriptor, for the journal and what undoes it."""
+"""The descriptor of a rootfs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-
-@pytest.fixture
-def rootfs(tmp_path: Path) -> Path:
-    (tmp_path / "rootfs/etc").mkdir(parents=True)
-    return tmp_path / "rootfs"
 
 
 @pytest.fixture

@@ -91,7 +91,8 @@ def test_the_source_of_a_bind_mount_is_a_path(kind: str, options: tuple[str, ...
 
 @pytest.mark.parametrize(("kind", "options"), [("bind", ()), ("", ("bind",)), ("none", ("remount",))])
 def test_a_remount_needs_neither_source_nor_kind(kind: str, options: tuple[str, ...]) -> None:
-    steps(Mount("/data", kind, "", (*options, "remount")))
+    (step,) = steps(Mount("/data", kind, "", (*options, "remount")))
+    assert step.options.remount and step.kind == ("none" if options == ("remount",) else "bind")
     if options != ("remount",):
         assert refused(Mount("/data", kind, "", options)).endswith("is missing, a bind mount needs one")
 
