@@ -86,12 +86,11 @@ def test_a_kernel_without_single_layers(tmp_path: Path, monkeypatch: pytest.Monk
     for number, layer in enumerate(layers):
         layer.mkdir()
         (layer / "file").write_text(str(number))
-    mounts = Path("/proc/self/mountinfo").read_text()
     lowerdir = ":".join(str(layer) for layer in layers)
     tree = filesystem_with_long_options("overlay", (("lowerdir", lowerdir),), 0, "overlay")
     try:
         assert tried == [tuple([("lowerdir+", str(layer)) for layer in layers])]
         assert Path(f"/proc/self/fd/{tree}/file").read_text() == "0"
-        assert Path("/proc/self/mountinfo").read_text() == mounts
+        assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
     finally:
         os.close(tree)
