@@ -133,3 +133,16 @@ def test_the_verifier_takes_every_program_we_make(cgroup: int) -> None:
                 for _ in range(count)
             )
             os.close(bpf.prog_load(compile_filter(DeviceFilter(default, exceptions))))
+
+
+@pytest.mark.parametrize("instructions", [DENY, ALLOW])
+def test_what_the_kernel_says_of_a_program(cgroup: int, instructions: bytes) -> None:
+    """Its instructions and its name: by these an update knows what another gpurun has attached."""
+    fd = attached(cgroup, instructions)
+    (number,) = bpf.prog_query(cgroup)
+    by_id = bpf.prog_get_fd_by_id(number)
+    assert bpf.prog_instructions(by_id) == instructions
+    assert bpf.prog_name(by_id) == bpf.NAME
+    bpf.prog_detach(cgroup, fd)
+    os.close(by_id)
+    os.close(fd)
