@@ -13,7 +13,7 @@ from gpurun.gpu.request.free import read_free_request
 from gpurun.gpu.resolve import Inquiry, gpu_edits, may_ask
 from gpurun.gpu.visible import makers_words
 from tests.needs_nodes import require_nodes
-from tests.simcards import Host, intel
+from tests.simcards import Host, amd, intel
 from tests.simdriver import Options, bus_id, make, uuid
 
 CUDA = ("CUDA_VERSION=12.4", "NVIDIA_VISIBLE_DEVICES=all", "HOME=/")
@@ -35,6 +35,27 @@ def edits(host: Host, value: str, *env: str) -> list[str]:
 def test_a_gpu_by_each_of_its_names(arc: Host, word: str) -> None:
     assert edits(arc, word) == ["/dev/dri/card1", "/dev/dri/renderD129"]
     assert edits(arc, word, "GPURUN_DRI_CARDS=0") == ["/dev/dri/renderD129"]
+
+
+def test_a_site_whose_containers_get_no_card_nodes(arc: Host) -> None:
+    """By gpurun's own environment; what a container's says counts more."""
+
+    def given(*env: str) -> list[str]:
+        made = gpu_edits(Inquiry((*env, "GPURUN_VISIBLE_DEVICES=card1"), {}, False, {**arc.env, "GPURUN_DRI_CARDS": "0"}))
+        return [node.path for node in made.device_nodes] if made is not None else []
+
+    assert given() == ["/dev/dri/renderD129"]
+    assert given("GPURUN_DRI_CARDS=1") == ["/dev/dri/card1", "/dev/dri/renderD129"]
+
+
+def test_a_divided_gpu_by_the_address_of_the_whole(tmp_path: Path) -> None:
+    """All its partitions, as with AMD's own variable; the others of the host are not given."""
+    host = amd.mi300x(tmp_path / "host", gpus=2)
+    words = makers_words((f"GPURUN_VISIBLE_DEVICES={amd.MI300X}",), host.env)
+    names = ",".join([f"{amd.MI300X}/{i}" for i in range(amd.PARTITIONS)])
+    assert words == (f"AMD_VISIBLE_DEVICES={names}",)
+    with pytest.raises(GpuError, match="is not a GPU of this host"):
+        makers_words(("GPURUN_VISIBLE_DEVICES=0000:06:00.0",), host.env)
 
 
 def test_all_are_those_that_are_offered(arc: Host) -> None:

@@ -54,7 +54,8 @@ class Vendor(Record):
     that the host has while their driver is loaded); the room's survey has the functions ``accelerators(own_env)`` and
     ``accelerators_given(env, own_env)`` then.
     *part* is what a part of one of its GPUs is called, *link* what connects them, *library* what is asked for what sysfs
-    does not tell of them.  *saved*: CRIU saves programs that use its GPUs, as gpurun calls it.  *channels* are the
+    does not tell of them.  *listing* is what lists the GPUs of a process once, when it opens a node that all of them share.
+    *saved*: CRIU saves programs that use its GPUs, as gpurun calls it.  *channels* are the
     (directory, prefix) of nodes that come with its GPUs and open none.  *daemon* is how the kernel shortens the names of the
     maker's processes that compute for other ones, which share a GPU.
     A room with *readings* has the modules readings, with the function ``sources(sysroot)``
@@ -86,6 +87,7 @@ class Vendor(Record):
     link: str = "a link of their maker's"
     readings: bool = False
     library: str = ""
+    listing: str = ""
     saved: bool = False
     channels: tuple[tuple[str, str], ...] = ()
     daemon: str = ""
@@ -159,6 +161,7 @@ VENDORS = (
         part="partition",
         link="XGMI",
         readings=True,
+        listing="ROCm",
     ),
     Vendor(
         "intel",

@@ -107,7 +107,7 @@ def _names_by_vendor(value: str, own_env: Mapping[str, str]) -> dict[str, str]:
         if not chosen:
             raise GpuError(f"all ({place(EVERY_MAKER)}): {whole[0].label}: {NOT_OF_THE_JOB}")
     else:
-        chosen = [_find(word, units, own_env) for word in words]
+        chosen = [unit for word in words for unit in _find(word, units, own_env)]
     listed: dict[str, list[str]] = {}
     for unit in chosen:
         listed.setdefault(unit.vendor, []).append(unit.name)
@@ -122,17 +122,21 @@ def _nothing(own_env: Mapping[str, str]) -> str:
     return f"this host has no GPU that gpurun knows{offers_text(own_env)}{idle}"
 
 
-def _find(word: str, units: tuple[GpuDevice, ...], own_env: Mapping[str, str]) -> GpuDevice:
+def _find(word: str, units: tuple[GpuDevice, ...], own_env: Mapping[str, str]) -> tuple[GpuDevice, ...]:
+    """The GPU that *word* names; all parts of one that is divided, where its maker's GPUs can be asked for so."""
     wanted = word.lower()
     nodes = f"/dev/dri/{wanted}"
     for unit in units:
         if wanted in (unit.key, f"{unit.vendor}:{unit.index}") and not unit.parent:
-            return unit
+            return (unit,)
         if not wanted.isdecimal() and wanted in [name.lower() for name in unit.names]:
-            return unit  # a bare number would mean another GPU for each maker
+            return (unit,)  # a bare number would mean another GPU for each maker
         if any(node.path == nodes for node in (*unit.nodes, *unit.more_nodes)):
-            return unit
-    raise GpuError(_refusal(word, units, own_env))
+            return (unit,)
+    parts = tuple([unit for unit in units if wanted and unit.parent == wanted])
+    if not parts or _as_divided(wanted, own_env):
+        raise GpuError(_refusal(word, units, own_env))
+    return parts
 
 
 def _refusal(word: str, units: tuple[GpuDevice, ...], own_env: Mapping[str, str]) -> str:
@@ -140,11 +144,8 @@ def _refusal(word: str, units: tuple[GpuDevice, ...], own_env: Mapping[str, str]
     from gpurun.gpu.host.naming import makers_list
 
     said = f"'{clean(word)}' ({place(EVERY_MAKER)})"
-    for row in present(own_env):
-        for name, names, parts in getattr(module(row.name, "survey"), "divided", _none_divided)(own_env):
-            if word.lower() in names:
-                listed = ", ".join(parts) or "the drivers of this host have none of them: virtual machines may"
-                return f"{said}: {name} is divided, and its {row.part}s are what containers get: {listed}"
+    if divided := _as_divided(word.lower(), own_env):
+        return f"{said}: {divided}"
     if not units:
         return f"{said}: {_nothing(own_env)}"
     keys = {unit.key for unit in units}
@@ -156,6 +157,16 @@ def _refusal(word: str, units: tuple[GpuDevice, ...], own_env: Mapping[str, str]
     such = [f"'{unit.vendor}:{unit.index}'" for unit in whole if word == str(unit.index)]
     words = " or ".join(such or [f"'{maker}:0'" for maker in makers])
     return f"{said}: a number needs a maker, such as {words}: this host has {listed}"
+
+
+def _as_divided(word: str, own_env: Mapping[str, str]) -> str:
+    """That the GPU *word* has been divided into parts that are asked for one by one; "" for any other word."""
+    for row in present(own_env):
+        for name, names, parts in getattr(module(row.name, "survey"), "divided", _none_divided)(own_env):
+            if word in names:
+                listed = ", ".join(parts) or "the drivers of this host have none of them: virtual machines may"
+                return f"{name} is divided, and its {row.part}s are what containers get: {listed}"
+    return ""
 
 
 def _none_divided(own_env: Mapping[str, str]) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MakeBundle
+from tests.gpu.machine_cells import sentences
 from tests.native.bundle import Bundle
 from tests.native.runtime import ENVIRONMENT, Runtime
 from tests.needs_nodes import require_nodes
@@ -60,6 +61,24 @@ def test_exec_has_the_groups_and_what_is_attached(runtime: Runtime, bundle: Make
     out = done.out
     assert {str(VIDEO), str(RENDER)} <= set(out.split()) and "renderD128" in out and "renderD129" in out, done.text
     assert out.split()[-1] == f"{amd.MI210[1][0]},{amd.MI210[0][0]}"
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_who_has_listed_the_gpus_already_is_named(runtime: Runtime, bundle: MakeBundle, host: Host, opened: bool) -> None:
+    """ROCm does it when it opens /dev/kfd.  The simulated node cannot be opened: it has the numbers of /dev/zero here."""
+    host.write("sys/devices/virtual/kfd/kfd/dev", "1:5")
+    (host.path / "dev/kfd").unlink()
+    host.node("kfd", 1, 5, RENDER)
+    made = bundle()
+    made.process["env"].append("AMD_VISIBLE_DEVICES=0")
+    env = ENVIRONMENT | host.env
+    container = runtime.start(made.sh(f"{'exec 3</dev/kfd; ' if opened else ''}echo ready; exec sleep 1000"), env=env)
+    container.wait_for("ready\n")
+    done = runtime("gpu", "attach", container.id, "amd:1", env=env)
+    who = f"process {container.pid} (sleep) of {container.id}"
+    said = f"{who}: ROCm has listed the GPUs already, and finds the new one in processes that start now"
+    assert (done.rc, done.out, sentences(done.err, warnings=True)) == (0, "", [said] if opened else []), done
+    assert "renderD128" in runtime("exec", container.id, "ls", "/dev/dri", env=env).out
 
 
 @pytest.fixture

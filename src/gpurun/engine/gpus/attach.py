@@ -8,6 +8,8 @@ and first when one goes.
 
 from __future__ import annotations
 
+import posix
+
 from gpurun.cdi.edits import ContainerEdits, DeviceNode
 from gpurun.cgroup.tree import find_tree
 from gpurun.engine import kept
@@ -17,7 +19,7 @@ from gpurun.engine.gpus.attach_view import Running, find_unit, is_called
 from gpurun.engine.gpus.attached import Attached, AttachedGpu, ExecFacts, GpuChange
 from gpurun.engine.gpus.groups import group_map, groups_inside, overflow_group
 from gpurun.engine.gpus.leases import StoredLease
-from gpurun.engine.gpus.open_devices import check_unused
+from gpurun.engine.gpus.open_devices import check_unused, openers
 from gpurun.errors import ConfigError, GpuError, GpurunError, clean
 from gpurun.gpu.device import GpuDevice
 from gpurun.gpu.host.access import is_confined
@@ -85,14 +87,32 @@ def _attach(one: Running, devices: tuple[str, ...], capabilities: str = "") -> t
             text, made = leases.note_more(tuple(numbers), one.own_env, one.config, one.state, one.root)
             own_leases += [made] if made is not None else []
             warnings += (_as_typed(text),) if text else ()
-        _attach_edits(one, edits, one.units(numbers), own_leases)
+        units = one.units(numbers)
+        _attach_edits(one, edits, units, own_leases)
     except BaseException as e:
         for lease in own_leases:
             Store(lease.path).remove(lease.lease)
         if isinstance(e, GpurunError):
             e.args = (_as_typed(str(e)),)
         raise
-    return warnings
+    return warnings + _late(one, units)
+
+
+def _late(one: Running, units: tuple[GpuDevice, ...]) -> tuple[str, ...]:
+    """A warning about processes of the container that have listed its GPUs already, and do not find those that have come."""
+    listing = {unit.vendor: find_vendor(unit.vendor).listing for unit in units}
+    common = {
+        posix.makedev(node.major, node.minor): node.path for u in units if listing[u.vendor] for node in u.common_nodes
+    }
+    try:
+        found = openers(one.processes(), common) if common else ()
+    except (GpurunError, OSError):
+        return ()  # the GPU has come: what only informs fails nothing
+    if not found:
+        return ()
+    who = ", ".join([f"process {opener.pid} ({clean(opener.command)})" for opener in found])
+    names = " and ".join(sorted({name for name in listing.values() if name}))
+    return (f"{who} of {one.id}: {names} has listed the GPUs already, and finds the new one in processes that start now",)
 
 
 def _attach_edits(one: Running, edits: ContainerEdits, units: tuple[GpuDevice, ...], own_leases: list[StoredLease]) -> None:

@@ -13,7 +13,7 @@ from gpurun.errors import GpuError, clean, oserror_text
 from gpurun.gpu.amd.host import amd_gpus, kfd_node, kfd_nodes
 from gpurun.gpu.amd.request import VARIABLE, passed_over, read_request, select, wants_all
 from gpurun.gpu.host.access import NOT_OF_THE_JOB, closed_by_job, is_confined
-from gpurun.gpu.host.drm_edits import drm_edits, groups, host_device
+from gpurun.gpu.host.drm_edits import drm_edits, groups, host_device, wants_cards
 from gpurun.gpu.resolve import NO_LESSOR
 from gpurun.gpu.vendors import AMD_UNKNOWN, IGNORE_UNKNOWN, find_vendor, is_free, module, place
 from gpurun.record import replace
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gpurun.gpu.request.free import FreeRequest
     from gpurun.gpu.resolve import Inquiry
 
-_CARDS = "GPURUN_DRI_CARDS"
 #: More words that are passed over are not listed.
 _MOST_LISTED = 8
 NO_KFD = "AMD's GPUs compute by /dev/kfd: is the module amdgpu loaded, and was it built with CONFIG_HSA_AMD?"
@@ -90,12 +89,10 @@ def free_edits(asked: Inquiry, free: FreeRequest) -> ContainerEdits:
 
 
 def _edits(gpus: tuple[AmdGpu, ...], asked: Inquiry, source: str) -> ContainerEdits:
-    said = [e.partition("=")[2] for e in asked.env if e.startswith(f"{_CARDS}=")]
-    cards = (said[-1] if said else asked.own_env.get(_CARDS, "")) != "0"
     for gpu in gpus:
         if gpu.silent:  # its programs would wait for the driver as well, and could not be killed
             raise GpuError(f"{place(source)}: AMD GPU {gpu.index} ({gpu.key}): {gpu.silent}")
-    made = device_edits(gpus, _sysroot(asked), source, cards)
+    made = device_edits(gpus, _sysroot(asked), source, wants_cards(asked.env, asked.own_env))
     return made if asked.running or not is_confined() else _with_topology(made, gpus, _sysroot(asked))
 
 

@@ -7,8 +7,21 @@ from gpurun.errors import GpuError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpurun.gpu.host.drm import DrmDevice
     from gpurun.gpu.host.reads import HostNode
+
+_CARDS = "GPURUN_DRI_CARDS"
+
+
+def wants_cards(env: tuple[str, ...], own_env: Mapping[str, str]) -> bool:
+    """Whether a container with this ``process.env`` gets card nodes, which computing does not need.
+
+    It does, unless ``GPURUN_DRI_CARDS=0`` is in *env*, or in gpurun's own environment *own_env* and not in *env*.
+    """
+    said = [entry.partition("=")[2] for entry in env if entry.startswith(f"{_CARDS}=")]
+    return (said[-1] if said else own_env.get(_CARDS, "")) != "0"
 
 
 def drm_edits(devices: tuple[tuple[str, str, DrmDevice], ...], cards: bool = True) -> ContainerEdits:

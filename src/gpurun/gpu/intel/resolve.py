@@ -8,7 +8,7 @@ from __future__ import annotations
 from gpurun.cdi.edits import ContainerEdits
 from gpurun.errors import GpuError, clean
 from gpurun.gpu.host.access import NOT_OF_THE_JOB, closed_by_job
-from gpurun.gpu.host.drm_edits import drm_edits
+from gpurun.gpu.host.drm_edits import drm_edits, wants_cards
 from gpurun.gpu.intel.gaudi import VARIABLE as GAUDI
 from gpurun.gpu.intel.host import intel_gpus
 from gpurun.gpu.resolve import NO_LESSOR, both
@@ -50,13 +50,13 @@ def named_edits(asked: Inquiry, names: tuple[str, ...]) -> ContainerEdits:
         raise GpuError(
             f"'{clean(lacking[0])}' ({place(EVERY_MAKER)}) is not one of Intel's GPUs on this host: there are {listed}"
         )
-    cards = next((entry for entry in reversed(asked.env) if entry.startswith("GPURUN_DRI_CARDS=")), "")
     chosen = [gpus[name] for name in dict.fromkeys(names)]
     closed = closed_by_job([gpu.drm.render.host_path for gpu in chosen if gpu.drm.render is not None])
     for gpu in chosen:
         if gpu.drm.render is not None and gpu.drm.render.host_path in closed:
             raise GpuError(f"{place(EVERY_MAKER)}: {gpu.label}: {NOT_OF_THE_JOB}: ask for all, which are those of the job")
-    return drm_edits(tuple([(gpu.label, gpu.qualified, gpu.drm) for gpu in chosen]), not cards.endswith("=0"))
+    cards = wants_cards(asked.env, asked.own_env)
+    return drm_edits(tuple([(gpu.label, gpu.qualified, gpu.drm) for gpu in chosen]), cards)
 
 
 def _gpus(asked: Inquiry, value: str) -> ContainerEdits | None:
