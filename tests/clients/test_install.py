@@ -187,6 +187,25 @@ def test_podmans_lists_of_runtimes(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("client", ["podman", "crio"])
+def test_a_file_of_the_directory_that_is_named(client: str, tmp_path: Path) -> None:
+    """It is written itself, and no other; the lists and the runtime to be like are still those of the main file."""
+    (tmp_path / NAMES[client]).write_text(TEXTS[client])
+    start = tree(tmp_path)
+    name = f"{NAMES[client]}.d/g.conf"
+    asked = Setup(client, RuntimeEntry("gpurun", PROGRAM), str(tmp_path / name))
+    for change in plan_install(asked):
+        apply(change)
+    made = tree(tmp_path)
+    assert made.keys() - start.keys() == {name} and made.items() >= start.items()
+    expected = {"podman": 'runtime_supports_json = ["crun", "gpurun"]', "crio": 'monitor_path = "/usr/bin/conmon"'}
+    assert expected[client] in made[name] and PROGRAM in made[name]
+    assert plan_install(asked) == ()
+    for change in plan_uninstall(asked):
+        apply(change)
+    assert tree(tmp_path) == start and plan_uninstall(asked) == ()
+
+
 @pytest.mark.parametrize(
     ("client", "text", "words"),
     [

@@ -116,12 +116,12 @@ def _plan_install(setup: Setup) -> list[Change]:
         ]
     if setup.client == "containerd":
         return _containerd(setup, path)
-    drop_in = _beside(path, setup.client)
+    main, drop_in = _main_and_own(path, setup.client)
     own = read(drop_in)
     if setup.client == "podman":
-        text = toml_files.podman(drop_in, own, setup.entry, _podman_lists(path, drop_in))
+        text = toml_files.podman(drop_in, own, setup.entry, _podman_lists(main, drop_in))
         return [Change(drop_in, text, own)]
-    made = toml_files.crio(path, read(path), drop_in, setup.entry, own=own)
+    made = toml_files.crio(main, read(main), drop_in, setup.entry, own=own)
     return [Change(file, text, own) for file, text in made]
 
 
@@ -131,10 +131,10 @@ def plan_uninstall(setup: Setup) -> tuple[Change, ...]:
     if setup.client in ("podman", "crio"):
         if binary_of(setup) is None:
             return ()
-        drop_in = _beside(path, setup.client)
+        main, drop_in = _main_and_own(path, setup.client)
         there = read(drop_in) or ""
         if setup.client == "podman":
-            left = toml_files.without_podman(there, drop_in, name, _podman_lists(path, drop_in))
+            left = toml_files.without_podman(there, drop_in, name, _podman_lists(main, drop_in))
         else:
             left = toml_files.without_crio(there, drop_in, name)
         return (Change(drop_in, left or None, there, False),)
@@ -266,6 +266,15 @@ def _beside(path: str, client: str) -> str:
     return f"{os.path.dirname(os.path.abspath(path))}/{DROP_INS[client]}"
 
 
+def _main_and_own(path: str, client: str) -> tuple[str, str]:
+    """The main file of Podman or CRI-O, and the file that gpurun writes: one beside the main file *path*, or *path* itself
+    where that is in the directory whose files the client reads besides."""
+    directory = os.path.dirname(os.path.abspath(path))
+    if os.path.basename(directory) != os.path.dirname(DROP_INS[client]):
+        return path, _beside(path, client)
+    return f"{os.path.dirname(directory)}/{os.path.basename(FILES[client])}", os.path.abspath(path)
+
+
 def _podman_lists(path: str, own: str) -> dict[str, tuple[str, ...]]:
     """Podman's lists of runtimes, by their keys, without what the file *own* says."""
     files = [_PODMAN_FILES[0], path, *sorted(glob.glob(f"{os.path.dirname(own)}/*.conf"))]
@@ -283,7 +292,7 @@ def binary_of(setup: Setup) -> str | None:
     """The program that the client calls for the runtime of *setup*, None where it knows no such runtime."""
     name = setup.entry.name
     if setup.client in ("podman", "crio"):
-        drop_in = _beside(setup.file(), setup.client)
+        _, drop_in = _main_and_own(setup.file(), setup.client)
         return (toml_files.podman_binary if setup.client == "podman" else toml_files.crio_binary)(
             read(drop_in) or "", drop_in, name
         )
@@ -300,7 +309,7 @@ def places(setup: Setup) -> list[str]:
         return [path]
     if setup.client == "containerd":
         return list(dict.fromkeys([*_files_of_containerd(path), setup.drop_in or _beside(path, "containerd")]))
-    return [_beside(path, setup.client)]
+    return [_main_and_own(path, setup.client)[1]]
 
 
 def callers(client: str, changes: tuple[Change, ...], programs: set[str], path: str = "") -> list[str]:
@@ -344,8 +353,8 @@ def check_command(client: str, path: str) -> tuple[str, ...]:
     if client == "podman":
         return ("podman", "--version")
     if client == "crio":  # which reads its directory of drop-ins also without the main file
-        main = path if os.path.exists(path) else ""
-        return ("crio", "--config", main, "--config-dir", f"{os.path.dirname(path)}/crio.conf.d", "config")
+        main, own = _main_and_own(path, client)
+        return ("crio", "--config", main if os.path.exists(main) else "", "--config-dir", os.path.dirname(own), "config")
     if not os.path.exists(path):
         return ()
     if client == "containerd":
