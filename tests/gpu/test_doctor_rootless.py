@@ -82,6 +82,29 @@ def test_what_a_host_lacks(root: Path, path: str, text: str | None, subject: str
     assert found(root)[subject][0] == verdict and words in found(root)[subject][1]
 
 
+@pytest.mark.parametrize(
+    ("text", "free"),
+    [
+        ("", "100000-165535"),
+        ("you:100000:65536\n", "165536-231071"),
+        ("they:165536:65536\nyou:100000:65536\nme:290000:10\n", "290010-355545"),
+        ("you:1000:10\nthey:500000:65536\nnot a line\nyou:x:1\n", "100000-165535"),
+    ],
+)
+def test_the_range_that_is_named_is_free(root: Path, text: str, free: str) -> None:
+    """usermod gives ids of another user as well, and the containers of both could then reach each other's files."""
+    for name in ("subuid", "subgid"):
+        (root / "etc" / name).write_text(text)
+        assert f"`usermod --add-{name}s {free} me`" in found(root)[f"/etc/{name}"][1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a file of another group takes root to make")
+def test_fuse_of_a_group_without_a_name(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.chown(root / "dev/fuse", 0, 64992)
+    monkeypatch.setattr(os, "access", lambda path, *_, **__: not str(path).endswith("/dev/fuse"))
+    assert "only by the group 64992" in found(root)["fuse"][1]
+
+
 def test_ubuntus_sysctl_and_the_packages_profile(root: Path) -> None:
     (root / "proc/sys/kernel").mkdir()
     (root / "proc/sys/kernel/apparmor_restrict_unprivileged_userns").write_text("1\n")

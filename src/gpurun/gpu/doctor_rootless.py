@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import grp
 import os
 import pwd
 import stat
 
 from gpurun import log
 from gpurun.errors import GpurunError
-from gpurun.gpu.host.access import closed_nodes
+from gpurun.gpu.host.access import closed_nodes, group_name
 from gpurun.gpu.host.finding import Finding
 from gpurun.paths import runtime_directory
 
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _SUBIDS = 65536  # ids that an image may use (user_namespaces(7); adduser gives as many)
+_FIRST_SUBID = 100000  # useradd's first (login.defs(5): SUB_UID_MIN)
 _DELEGATED = ("cpu", "io", "memory", "pids")
 
 
@@ -109,20 +109,37 @@ def _has_file_capabilities(path: str) -> bool:
 def _ranges(places: Places, name: str, uid: int) -> list[Finding]:
     found = []
     for path, option in (("/etc/subuid", "--add-subuids"), ("/etc/subgid", "--add-subgids")):
-        count = 0
-        for line in places.text(path).splitlines():
-            who, _, ids = line.partition(":")
-            size = ids.rpartition(":")[2].strip()
-            if who in (name, str(uid)) and size.isascii() and size.isdigit():
-                count += int(size[:10])
+        ranges = _given_ranges(places.text(path))
+        count = sum([size for who, _, size in ranges if who in (name, str(uid))])
         if count >= _SUBIDS:
             found.append(Finding(path, "ok", f"{count} ids for {name}"))
             continue
-        text = f"{count or 'no'} ids for {name}, images use {_SUBIDS}: `usermod {option} 100000-165535 {name}`"
+        first = _first_free(ranges)
+        free = f"{first}-{first + _SUBIDS - 1}"
+        text = f"{count or 'no'} ids for {name}, images use {_SUBIDS}: `usermod {option} {free} {name}`"
         if "subid:" in places.text("/etc/nsswitch.conf"):
             text += " (unless another source of /etc/nsswitch.conf has them)"
         found.append(Finding(path, "note", text))
     return found
+
+
+def _given_ranges(text: str) -> list[tuple[str, int, int]]:
+    """(user, first id, number of ids) of each line of subuid(5) or subgid(5); other lines are left out."""
+    found = []
+    for line in text.splitlines():
+        who, *numbers = [field.strip() for field in line.split(":")]
+        if len(numbers) == 2 and all(one.isascii() and one.isdigit() for one in numbers):
+            found.append((who, int(numbers[0][:10]), int(numbers[1][:10])))
+    return found
+
+
+def _first_free(ranges: list[tuple[str, int, int]]) -> int:
+    """Where a new range may begin: usermod(8) itself does not ask whether the ids are another user's already."""
+    first = _FIRST_SUBID
+    for _, start, size in sorted(ranges, key=lambda one: one[1]):
+        if start < first + _SUBIDS and first < start + size:
+            first = start + size
+    return first
 
 
 def _runtime_dir(env: Mapping[str, str], places: Places, name: str, uid: int) -> Finding:
@@ -189,7 +206,7 @@ def _fuse(places: Places) -> Finding:
     if not os.path.exists(path):
         return Finding("fuse", "note", "/dev/fuse is missing, which fuse-overlayfs of engines needs: `modprobe fuse`")
     if not os.access(path, os.R_OK | os.W_OK, effective_ids=True):
-        owner = grp.getgrgid(os.stat(path).st_gid).gr_name
+        owner = group_name(os.stat(path).st_gid)
         return Finding(
             "fuse", "note", f"/dev/fuse can be opened only by the group {owner}: `chmod 0666 /dev/fuse`, by an udev rule"
         )
