@@ -187,10 +187,8 @@ KNOWING = (
     "kubernetes",
     "metrics",
     "commands",
-    "clients",
     "cli",
     "hook",
-    "library",
     "__main__.py",
     "gpu/vendors.py",
 )

@@ -87,6 +87,16 @@ def check_request(case: Case, nodes: set[str], error: str) -> None:
         assert nodes == nodes_of(machine, sorted(_words(case.cell))), case
 
 
+def planned(said: Said) -> tuple[set[str], str]:
+    """(nodes below /dev, why create would fail) of ``explain --json BUNDLE``."""
+    if said.code:
+        (error,) = sentences(said.err)
+        return set(), error
+    assert not sentences(said.err), said
+    edits = json.loads(said.out)["init"]["edits"]
+    return {node["path"].removeprefix("/dev/") for node in edits["device_nodes"]}, ""
+
+
 def explained(said: Said) -> tuple[set[str], str]:
     """(nodes below /dev, why create would fail) of ``gpu explain --json``."""
     answer = json.loads(said.out)
@@ -126,6 +136,13 @@ def _empty(machine: Machine, out: str) -> set[str]:
     }
 
 
+def _used(machine: Machine, out: str) -> set[str]:
+    """The containers of which figures are shown: none runs here."""
+    heading, *rows = out.splitlines()
+    assert heading.startswith("CONTAINER ")
+    return {*rows} - {"(no container is running)"}
+
+
 def _labelled(machine: Machine, out: str) -> set[str]:
     """Whose labels there are."""
     prefixes = {"nvidia.com": "N", "amd.com": "A", "beta.amd.com": "A", "gpu.intel.com": "I"}
@@ -150,6 +167,7 @@ def _installed(machine: Machine, out: str) -> set[str]:
 _SHOWN: tuple[tuple[str, Callable[[Machine, str], set[str]]], ...] = (
     ("gpu list --json", _list_json),
     ("gpu list", _list_table),
+    ("stats", _used),
     ("cdi generate", _generated),
     ("kubernetes labels", _labelled),
     ("metrics", _measured),

@@ -36,6 +36,9 @@ cdi generate --mode intel                   | !intels:auto | !intels:amd | !inte
 cdi refresh --output @/r.yaml               | ~wrote | ~refresh:amd | ~refresh:amd | ~refresh:intel | ~refresh | ~wrote | ~wrote | ~refresh | ~refresh
 cdi refresh --output @/a.yaml --mode amd    | ~norefresh:amd | ~wrote | ~wrote | ~norefresh:amd | ~norefresh:amd | ~wrote | ~norefresh:amd | ~norefresh:amd | ~norefresh:amd
 cdi refresh --output @/i.yaml --mode intel  | ~norefresh:intel | ~norefresh:intel | ~norefresh:intel | ~wrote | ~norefresh:intel | ~norefresh:intel | ~wrote | ~norefresh:intel | ~norefresh:intel
+gpu mig export                              | !nvml | !nonvml | !nonvml | !nonvml | !nonvml | !nvml | !nvml | !nonvml | !nonvml
+gpu mig generate-config                     | !nvml | !nonvml | !nonvml | !nonvml | !nonvml | !nvml | !nvml | !nonvml | !nonvml
+stats --once                                | - | - | - | - | - | - | - | - | -
 kubernetes labels --oneshot --no-timestamp -o - | N | A | A | I | ?nolabel:gaudis | N A | N I | ?nolabel:idle | ?nolabel:nothing
 metrics --once                              | ?nvml | {A8} | {A8} | I0 I1 I2 | ?gaudis | A0 A1 | I0 I1 | ?idle | ?nothing
 run install docker --dry-run                  | N | A | A | N | N | N A | N | N | N
@@ -63,6 +66,9 @@ ask HABANA_VISIBLE_DEVICES=all              | !nogaudi:N | !nogaudi:A | !nogaudi
 ask HABANA_VISIBLE_DEVICES=1                | !nogaudi:N | !nogaudi:A | !nogaudi:A | !nogaudi:I | G1 | !nogaudi:N | !nogaudi:N | !nogaudi | !nogaudi
 ask HABANA_VISIBLE_DEVICES=7                | !nogaudi:N | !nogaudi:A | !nogaudi:A | !nogaudi:I | !gaudi7 | !nogaudi:N | !nogaudi:N | !nogaudi | !nogaudi
 ask GPURUN_VISIBLE_DEVICES=free GPURUN_GPU_THREADS=50% | * | !threads:AMD | !threads:AMD | !threads:Intel | !every:G | !which:amd | !which:intel | !every:idle | !every
+ask NVIDIA_VISIBLE_DEVICES=free:2           | N0 N1 | !free:NVIDIA:A | !free:NVIDIA:A | !free:NVIDIA:I | !free:NVIDIA:G | N0 N1 | N0 N1 | !free:NVIDIA | !free:NVIDIA
+ask NVIDIA_VISIBLE_DEVICES=0 GPURUN_GPU_MEMORY=8GiB | !memory:0 | !driver:A | !driver:A | !driver:I | !driver:G | !memory:0 | !memory:0 | !driver | !driver
+ask GPURUN_VISIBLE_DEVICES=free GPURUN_GPU_MEMORY=8GiB | !memory:free | !dmem:AMD | !dmem:AMD | !dmem:Intel | !every:G | !which:amd | !which:intel | !every:idle | !every
 ask AMD_VISIBLE_DEVICES=0 GPURUN_GPU_MEMORY=1GiB | !noamd:N | !dmem:AMD | !dmem:AMD | !noamd:I | !noamd:G | !dmem:AMD | !noamd:N | !noamd:card | !noamd
 ask AMD_VISIBLE_DEVICES=free GPURUN_GPU_MEMORY=1GiB | !room:AMD:N | !dmem:AMD | !dmem:AMD | !room:AMD:I | !room:AMD:G | !dmem:AMD | !room:AMD:N | !room:AMD:card | !room:AMD
 """
@@ -100,9 +106,7 @@ _DRIVER = (
     "`gpurun gpu doctor` says what is missing"
 )
 _NONE = "no GPU of {}'s on this host: a CDI specification needs at least one device"
-_FREE = (
-    "process.env [\\w+]_VISIBLE_DEVICES '[.*]': [1 GPU wanted, |]this host has no GPU of {}'s[, `gpurun gpu list` says why|]"
-)
+_FREE = "process.env [\\w+]_VISIBLE_DEVICES '[.*]': [1 GPU wanted, |2 GPUs wanted, |]this host has no GPU of {}'s[, `gpurun gpu list` says why|]"
 _LOOK = "; `gpurun gpu doctor` looks further"
 _WHICH = "process.env GPURUN_VISIBLE_DEVICES: 'free': this host has GPUs of nvidia and {}, say which: 'free;vendor=nvidia'"
 _EVERY = "[.*] (process.env GPURUN_VISIBLE_DEVICES): this host has no GPU that gpurun knows"
@@ -112,6 +116,7 @@ _NO_AMD = (
 )
 _UNRESOLVED = "unresolvable CDI devices amd.com/gpu=0 (looked in [.*]): "
 _ROOM = "process.env AMD_VISIBLE_DEVICES 'free': no GPU has room for a share of 1 GiB: this host has no GPU of AMD's"
+_UNKNOWN_MEMORY = "(NVML error: error (nvmlInit_v2: 9) ([.*])): its memory is not known without NVML"
 _NOTHING = {
     "gaudis": f"{_NO_CARD}{INSTEAD['G']}{_LOOK}",
     "idle": f"[(gpurun: )?]no GPU: {INSTEAD['idle'][2:]}{_LOOK}",
@@ -163,7 +168,11 @@ SENTENCES = {
     **{f"noamd{f':{end}' if end else ''}": _NO_AMD + INSTEAD[end] for end in ("", "N", "I", "G", "card")},
     **{
         f"free:{title}{f':{end}' if end else ''}": _FREE.format(title) + INSTEAD[end]
-        for title, ends in (("AMD", ("", "N", "I", "G", "card")), ("Intel", ("", "N", "A", "G", "card")))
+        for title, ends in (
+            ("NVIDIA", ("", "A", "I", "G")),
+            ("AMD", ("", "N", "I", "G", "card")),
+            ("Intel", ("", "N", "A", "G", "card")),
+        )
         for end in ends
     },
     **{f"room:AMD{f':{end}' if end else ''}": _ROOM + INSTEAD[end] for end in ("", "N", "I", "G", "card")},
@@ -180,6 +189,13 @@ SENTENCES = {
     "gaudi7": "HABANA_VISIBLE_DEVICES: there is no Gaudi 7 on this host (there are: 0, 1)",
     "threads:AMD": "process.env GPURUN_GPU_THREADS: nothing limits the threads of AMD GPU [.*]: ask only for a share of its memory",
     "threads:Intel": "process.env GPURUN_GPU_THREADS: nothing limits the threads of Intel [.*]: ask only for a share of its memory",
-    "dmem:AMD": "process.env GPURUN_GPU_MEMORY: nothing limits the memory of AMD GPU [.*]: the kernel's dmem controller does, with "
-    "Linux 6.14 or newer and the driver amdgpu or xe, and it does not list this GPU",
+    **{
+        f"dmem:{title}": f"process.env GPURUN_GPU_MEMORY: nothing limits the memory of {title} GPU [.*]: the kernel's dmem "
+        "controller does, with Linux 6.14 or newer and the driver amdgpu or xe, and it does not list this GPU"
+        for title in ("AMD", "Intel")
+    },
+    "nonvml": "NVML cannot be asked: there is no libnvidia-ml.so.1 under [\\S*], and the kernel module is not loaded",
+    "memory:0": f"process.env GPURUN_GPU_MEMORY: GPU 0 has no room for a share of 8 GiB {_UNKNOWN_MEMORY}",
+    "memory:free": "process.env NVIDIA_VISIBLE_DEVICES 'free': no GPU has room for a share of 8 GiB "
+    f"{_UNKNOWN_MEMORY.replace('): ', '): GPU 0, 1: ')}",
 }

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from gpurun.__main__ import main
-from tests.gpu.machine_cells import Case, Said, check_command, check_request, explained, read_table
+from tests.gpu.machine_cells import Case, Said, check_command, check_request, explained, planned, read_table
 from tests.gpu.machine_table import SENTENCES
+from tests.native.bundle import base_config
 from tests.needs_nodes import require_nodes
 from tests.simcards import Host
 from tests.simcards.machines import MACHINES
@@ -51,6 +53,19 @@ def test_command(case: Case, call, tmp_path: Path) -> None:  # type: ignore[no-u
 @pytest.mark.parametrize("case", REQUESTS, ids=name)
 def test_request_explained(case: Case, call) -> None:  # type: ignore[no-untyped-def]
     nodes, error = explained(call(case.machine, "gpu", "explain", "--json", *case.command.split()[1:]))
+    check_request(case, nodes, error)
+
+
+@pytest.mark.sweep(60)
+@pytest.mark.parametrize("case", REQUESTS, ids=name)
+def test_request_in_a_bundle_explained(case: Case, call, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    config = base_config()
+    config["process"]["env"] += case.command.split()[1:]
+    program = tmp_path / "rootfs/bin/true"
+    program.parent.mkdir(parents=True)
+    program.touch(0o755)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    nodes, error = planned(call(case.machine, "explain", "--json", str(tmp_path)))
     check_request(case, nodes, error)
 
 

@@ -14,8 +14,12 @@ from tests.conftest import MakeBundle, runtime_path
 from tests.gpu.leases.conftest import MakeHost, make_host  # noqa: F401
 from tests.kubernetes.mps import mps_programs
 from tests.native.bed import Bed
+from tests.native.bundle import Bundle
 from tests.native.runtime import ENVIRONMENT, Runtime
 from tests.native.waiting import wait_until
+from tests.needs_nodes import require_nodes
+from tests.simcards import GIB, amd
+from tests.simcards.dmem import Dmem
 from tests.simdriver import uuid
 from tests.systemd.conftest import Driver
 
@@ -64,6 +68,34 @@ def test_attach_and_detach_outlive_a_reload(scopes: Driver, bundle: MakeBundle, 
         assert opens() == DENIED
         systemctl("daemon-reload")
         assert opens() == DENIED
+
+
+@pytest.mark.short
+def test_a_limit_of_the_kernels_is_set_in_the_scope(
+    scopes: Driver, bundle: MakeBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """systemd has no property for the dmem controller, here a simulated one: gpurun writes the limit when the scope is
+    there, and a share that does not fit beside it leaves no scope."""
+    host = amd.mi210(tmp_path / "host", count=1)
+    require_nodes(host.real_nodes)
+    region = f"drm/{amd.MI210[0][0]}/vram"
+    host.write("sys/fs/cgroup/dmem.capacity", f"{region} {64 * GIB}")
+    dmem = Dmem(tmp_path)
+    monkeypatch.setattr(scopes.runtime, "path", str(dmem.program))
+
+    def asking(memory: str) -> Bundle:
+        made = bundle().args("sleep", "1000")
+        made.process["env"] += ["AMD_VISIBLE_DEVICES=0", f"GPURUN_GPU_MEMORY={memory}"]
+        return made
+
+    env = ENVIRONMENT | host.env
+    container = scopes.create(asking("40GiB"), env=env)
+    assert dmem.limits(scopes.cgroup(container).name) == [f"{region} {40 * GIB}"]
+    refused = scopes.run(asking("40GiB"), env=env)
+    assert refused.rc == 1 and "has no room for a share of 40 GiB" in refused.err
+    assert [path.name for path in dmem.place.glob("t-*")] == [f"t-{container.id}.scope"]
+    assert container.delete("--force").rc == 0
+    assert scopes.create(asking("40GiB"), env=env).result.rc == 0
 
 
 @pytest.mark.short

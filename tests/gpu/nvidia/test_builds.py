@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
 
 
 def test_a_step_with_gpus(make_host: MakeHost, runtime: Runtime, bundle: MakeBundle) -> None:  # noqa: F811
-    """NVIDIA/nvidia-container-toolkit#122. The rootfs is compared with what it was by the fixture of bundles."""
+    """NVIDIA/nvidia-container-toolkit#122, #221. The rootfs is compared with what it was by the fixture of bundles."""
     host = make_host(2)
     b, step = bundle(), runtime.new_id()
     b.process["env"] += ["NVIDIA_VISIBLE_DEVICES=all"]  # of the image, as all images of CUDA have it
