@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,10 @@ from tests.lifecycle.test_in_chroot import into
 from tests.lifecycle.test_rootless import UID, Rootless, rootless  # noqa: F401 (a fixture)
 from tests.native.inject import Injection
 from tests.native.runtime import Runtime
+from tests.simdriver import Options, make
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
+GROUP = 64992  # one without a name
 SPEC = "`gpurun spec --rootless` writes such a config.json"
 
 
@@ -102,6 +106,40 @@ def test_lists_of_another_users_containers(rootless: Rootless) -> None:  # noqa:
         assert str(root) in done.stdout and "are not shown: permission denied: run it as root" in done.stdout, done.stdout
 
 
+def test_a_state_root_that_may_not_be_there(rootless: Rootless) -> None:  # noqa: F811
+    """Of what is in a closed directory nobody can say that it is another user's; the closed directory is named."""
+    rootless.config("true")
+    closed = rootless.place / "closed"
+    closed.mkdir(mode=0o700)
+    root = closed / "sub/state"
+    for words, what in ((["list"], root), (["delete", "--regex", "."], root), (["start", "c"], root / "c/state")):
+        done = rootless("--root", str(root), *words)
+        said = f"read {what}: permission denied: you may not look into {closed}: --root names a directory of your own"
+        assert done.returncode == 1 and said in done.stdout, done.stdout
+
+
+def test_explain_names_nodes_that_cannot_be_opened(rootless: Rootless, place: Path) -> None:  # noqa: F811
+    """As the container's log does when it is made; a member of the group is told nothing."""
+    sim = make(place / "closed-nodes", Options())
+    sim.path.chmod(0o755)
+    node = sim.path / "dev/nvidia0"
+    os.chown(node, 0, GROUP)
+    node.chmod(0o660)
+    config = rootless.config("true")
+    config["process"]["env"].append("NVIDIA_VISIBLE_DEVICES=all")  # type: ignore[index]
+    rootless.write(config)
+    said = f"the container cannot open device nodes: {node}: the group {GROUP} can (mode 0660), this user is not in it"
+    try:
+        for groups, named in (([], True), ([GROUP], False)):
+            rootless.groups = groups
+            done = rootless("explain", str(rootless.place), env=sim.env)
+            assert done.returncode == 0 and (said in done.stdout) == named, done.stdout
+            done = rootless("run", "c", env=sim.env)
+            assert done.returncode == 0 and (said in done.stdout) == named, done.stdout
+    finally:
+        shutil.rmtree(sim.path)
+
+
 def test_a_group_that_the_user_namespace_lacks(rootless: Rootless) -> None:  # noqa: F811
     """As in any config that is not for users: /dev/pts belongs to the group 5."""
     config = rootless.config("true")
@@ -145,3 +183,9 @@ def test_a_host_name_that_may_not_be_set(runtime: Runtime, bundle: MakeBundle, t
     with Injection(tmp_path / "log", "sethostname", "EPERM") as tracer:
         said = runtime.refused(bundle(), tracer=tracer)
     assert "error during container init: sethostname(2): set the host name test: operation not permitted" in said
+
+
+def test_a_loopback_that_may_not_be_set_up(runtime: Runtime, bundle: MakeBundle, tmp_path: Path) -> None:
+    with Injection(tmp_path / "log", "socket", "EPERM") as tracer:
+        said = runtime.refused(bundle(), tracer=tracer)
+    assert "during container init: set up the loopback device of the new network namespace: operation not permitted" in said

@@ -131,7 +131,7 @@ def listed_ids(root: str) -> list[str]:
     try:
         return container_ids(root)
     except PermissionError as e:
-        raise StepError("read", root, e.errno, remedy(e.errno)) from None
+        raise StepError("read", root, e.errno, remedy(e.errno, root=root)) from None
 
 
 def unreadable(roots: Iterable[str]) -> str:
@@ -207,7 +207,7 @@ def load(root: str, container_id: str) -> State:
     except (FileNotFoundError, NotADirectoryError):
         raise ContainerNotFound(container_id) from None
     except OSError as e:
-        raise StepError("read", path, e.errno, remedy(e.errno), reason(e)) from None
+        raise StepError("read", path, e.errno, remedy(e.errno, root=root), reason(e)) from None
     # A container that an older gpurun has made says nothing of these.
     values = {"manager": "", "keeper": "0", "oom_kills": "-1", "streams": "", "owner": ""}
     for line in data[:MAX_BYTES].decode("utf-8", "surrogateescape").split("\n")[:-1]:
