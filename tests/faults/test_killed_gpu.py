@@ -15,7 +15,6 @@ from tests.conftest import MakeBundle
 from tests.forms import rounds
 from tests.native.bed import remove_cgroup
 from tests.native.bundle import Bundle
-from tests.native.leaks import Leaks
 from tests.native.listing import tree_listing
 from tests.native.runtime import ENVIRONMENT, Runtime
 from tests.native.waiting import wait_until
@@ -39,7 +38,6 @@ pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
 def test_create_killed_with_nodes_in_the_image(
     runtime: Runtime,
     bundle: MakeBundle,
-    leaks: Leaks,
     tmp_path: Path,
     busybox: Path,
     make: Callable[[Path], Host],
@@ -53,7 +51,6 @@ def test_create_killed_with_nodes_in_the_image(
     b.config["mounts"] = [m for m in b.config["mounts"] if not m["destination"].startswith("/dev")]
     (b.rootfs / "dev").mkdir(exist_ok=True)
     env = ENVIRONMENT | made.env
-    leaks.allow_rootfs_changes()
     assert runtime.create(b, env=env).delete("--force").rc == 0  # which leaves the config's own nodes, as other runtimes do
     _kill_creates(runtime, b, env, busybox)
     assert json.loads(runtime("gpu", "leases", "--json", env=env).out)["leases"] == []
