@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import time
@@ -13,28 +14,70 @@ import pytest
 from tests.conftest import MakeBundle
 from tests.forms import rounds
 from tests.native.bed import remove_cgroup
+from tests.native.bundle import Bundle
+from tests.native.leaks import Leaks
 from tests.native.listing import tree_listing
 from tests.native.runtime import ENVIRONMENT, Runtime
 from tests.native.waiting import wait_until
+from tests.needs_nodes import require_nodes
+from tests.simcards import Host, amd, intel
+from tests.simcards.machines import LATER
 from tests.simdriver import SimulatedDriver
 
 pytestmark = [pytest.mark.native, pytest.mark.gpurun_only]
+
+
+@pytest.mark.parametrize(
+    ("make", "value"),
+    [
+        (lambda path: amd.mi210(path, count=2, later=LATER), "AMD_VISIBLE_DEVICES=free"),
+        (lambda path: intel.arc(path, first=LATER), "GPURUN_VISIBLE_DEVICES=free"),
+        (intel.gaudi, "HABANA_VISIBLE_DEVICES=all"),
+    ],
+    ids=["amd", "intel", "gaudi"],
+)
+def test_create_killed_with_nodes_in_the_image(
+    runtime: Runtime,
+    bundle: MakeBundle,
+    leaks: Leaks,
+    tmp_path: Path,
+    busybox: Path,
+    make: Callable[[Path], Host],
+    value: str,
+) -> None:
+    """/dev is the image's own, so nodes, directories and links are made in it; a lease goes with the container."""
+    made = make(tmp_path / "host")
+    require_nodes(made.real_nodes)
+    b = bundle()
+    b.process["env"].append(value)
+    b.config["mounts"] = [m for m in b.config["mounts"] if not m["destination"].startswith("/dev")]
+    (b.rootfs / "dev").mkdir(exist_ok=True)
+    env = ENVIRONMENT | made.env
+    leaks.allow_rootfs_changes()
+    assert runtime.create(b, env=env).delete("--force").rc == 0  # which leaves the config's own nodes, as other runtimes do
+    _kill_creates(runtime, b, env, busybox)
+    assert json.loads(runtime("gpu", "leases", "--json", env=env).out)["leases"] == []
 
 
 @pytest.mark.parametrize("user_namespace", [False, True])
 def test_create_killed_at_any_moment(
     runtime: Runtime, bundle: MakeBundle, host: SimulatedDriver, busybox: Path, user_namespace: bool
 ) -> None:
-    moments = random.Random(20210531)
     b = bundle()
     b.process["env"] += ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]
     (b.rootfs / "etc/ld.so.conf.d").mkdir()
     (b.rootfs / "etc/ld.so.cache").write_bytes(b"the image's")
     if user_namespace:
         b.user_namespace()
+    _kill_creates(runtime, b, ENVIRONMENT | host.env, busybox)
+
+
+def _kill_creates(runtime: Runtime, b: Bundle, env: dict[str, str], busybox: Path) -> None:
+    """Creates of *b* that are killed at any moment, and one when all is made: ``delete`` gives back the image as it was."""
+    moments = random.Random(20210531)
     before = tree_listing(b.rootfs, exact=True)
     start = time.monotonic()
-    whole = runtime.create(b, env=ENVIRONMENT | host.env)
+    whole = runtime.create(b, env=env)
     duration = time.monotonic() - start  # of this machine, under the load that it has now
     assert whole.delete("--force").rc == 0
 
@@ -44,9 +87,7 @@ def test_create_killed_at_any_moment(
         container_id = runtime.new_id()
         b.linux.pop("cgroupsPath", None)
         runtime.prepare(b, container_id)
-        process = runtime.popen(
-            "create", "--bundle", str(b.directory), container_id, files=runtime.new_files(), env=ENVIRONMENT | host.env
-        )
+        process = runtime.popen("create", "--bundle", str(b.directory), container_id, files=runtime.new_files(), env=env)
         until(process)
         process.kill()
         process.wait()

@@ -254,7 +254,8 @@ def test_the_last_journal_takes_its_directories_along(tmp_path: Path, monkeypatc
     place = tmp_path / "journals"
     monkeypatch.setattr(journal_disk, "directories", lambda: (str(place),))
     (tmp_path / "rootfs").mkdir()
-    one, two = (journal_disk.make_file("/run/gpurun", name, str(tmp_path / "rootfs")) for name in ("a", "b"))
+    one, two = (journal_disk.places("/run/gpurun", name, str(tmp_path / "rootfs"))[0] for name in ("a", "b"))
+    assert journal_disk.make_file(one) and journal_disk.make_file(two)
     journal_disk.remove(one)
     assert place.is_dir()
     journal_disk.remove(two)
@@ -268,7 +269,7 @@ def test_the_last_journal_takes_its_directories_along(tmp_path: Path, monkeypatc
             os.rmdir(path)
 
     monkeypatch.setattr(journal_disk, "mkdir_p", removed_meanwhile)
-    assert os.path.isfile(journal_disk.make_file("/run/gpurun", "a", str(tmp_path / "rootfs"))) and removed
+    assert journal_disk.make_file(one) and os.path.isfile(one) and removed
 
 
 @pytest.mark.parametrize("failing", ["journal", "journal, forced", "link", "readlink"])
@@ -329,3 +330,30 @@ def test_killed_while_the_journal_goes(host: Host, monkeypatch: pytest.MonkeyPat
         assert undo_traces(str(host.root), "c", whole=True) == ()
         assert host.files() == before and host.journals() == [] and not any(directory.iterdir())
         host.create()
+
+
+@pytest.mark.parametrize("at", ["symlink", "open", "write"])
+def test_killed_while_the_journal_is_made(host: Host, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """Delete leaves no journal: it finds one by its link in the state directory."""
+    real, number, stopped = getattr(posix, at), 0, True
+    while stopped:
+        calls, stopped = itertools.count(), False
+
+        def killed(*args: Any, calls: Any = calls, number: int = number, **how: Any) -> Any:
+            made = real(*args, **how)
+            if next(calls) == number:
+                raise KeyboardInterrupt
+            return made
+
+        (host.root / "c").mkdir()
+        with monkeypatch.context() as broken:
+            broken.setattr(posix, at, killed)
+            try:
+                os.close(open_journal(str(host.root), "c", str(host.rootfs)))
+            except KeyboardInterrupt:
+                stopped = True
+        undo_traces(str(host.root), "c", force=True)
+        shutil.rmtree(host.root / "c")
+        assert host.journals() == [], f"killed after {at} number {number}"
+        number += 1
+    assert number > 1

@@ -87,26 +87,33 @@ def identity(rootfs_fd: int) -> str:
     return f"inode {posix.fstat(rootfs_fd).st_ino}"
 
 
-def make_file(root: str, container_id: str, rootfs: str) -> str:
-    """Make the file for a journal, empty, or find that of a container of the same name in this boot; returns its path.
-
-    "" where there is no place for it: the journal is then lost with the state directory.
-    """
+def places(root: str, container_id: str, rootfs: str) -> tuple[str, ...]:
+    """Where the journal of a container of this boot may be, the best path first; none where the boot is not known."""
     key, boot = rootfs_key(rootfs), boot_id()
-    name = f"{boot}/{key}.{container_key(root, container_id)}"
-    for directory in directories() if key and boot else ():
-        for _ in range(_TRIES):
-            try:
-                mkdir_p(f"{directory}/{boot}", 0o700)
-                with Fd(_open_own(directory)) as held:
-                    flags = posix.O_WRONLY | posix.O_CREAT | O_NOFOLLOW | posix.O_NONBLOCK | O_CLOEXEC
-                    posix.close(posix.open(name, flags, 0o600, dir_fd=held))
-                return f"{directory}/{name}"
-            except FileNotFoundError:
-                continue  # a delete has just removed the empty directory
-            except OSError:
-                break  # a read-only host, another user's directory, a full disk
-    return ""
+    if not key or not boot:
+        return ()
+    return tuple([f"{directory}/{boot}/{key}.{container_key(root, container_id)}" for directory in directories()])
+
+
+def make_file(path: str) -> bool:
+    """Make the file for a journal at *path*, empty, or find that of a container of the same name in this boot.
+
+    Whether it is there: on a read-only host, with a full disk, or where the directory is another user's, it is not.
+    """
+    folder, _, name = path.rpartition("/")
+    directory, _, boot = folder.rpartition("/")
+    for _ in range(_TRIES):
+        try:
+            mkdir_p(folder, 0o700)
+            with Fd(_open_own(directory)) as held:
+                flags = posix.O_WRONLY | posix.O_CREAT | O_NOFOLLOW | posix.O_NONBLOCK | O_CLOEXEC
+                posix.close(posix.open(f"{boot}/{name}", flags, 0o600, dir_fd=held))
+            return True
+        except FileNotFoundError:
+            continue  # a delete has just removed the empty directory
+        except OSError:
+            break
+    return False
 
 
 def remove(path: str) -> None:

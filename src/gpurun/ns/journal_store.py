@@ -44,28 +44,39 @@ def open_journal(root: str, container_id: str, rootfs: str) -> int:
 
 
 def _open_on_disk(root: str, container_id: str, rootfs: str, path: str, flags: int) -> int:
-    """The journal at a place that outlives the boot, linked from *path*; -1 where there is none."""
-    from gpurun.ns.journal_disk import make_file
+    """The journal at a place that outlives the boot, linked from *path*; -1 where there is none.
 
-    kept = make_file(root, container_id, rootfs)
-    if not kept:
-        return -1
-    fd = -1
-    try:
-        fd = posix.open(kept, flags)
-        write_all(fd, _header(rootfs, root, container_id))
-        posix.symlink(kept, path)
-    except OSError as e:
-        if fd >= 0:
-            posix.close(fd)
-        if e.errno == EEXIST:
-            raise
+    The link comes first.  A create that is killed in between leaves one that leads to nothing, which goes with the state
+    directory; a journal without a link would stay, for delete looks for the link.
+    """
+    from gpurun.ns.journal_disk import make_file, places
+
+    for kept in places(root, container_id, rootfs):
         try:
-            posix.unlink(kept)  # a full disk: half a header would be no journal
+            posix.symlink(kept, path)
+        except OSError as e:
+            if e.errno == EEXIST:
+                raise
+            return -1  # the error of the state root comes when the journal is made there
+        fd = -1
+        try:
+            if make_file(kept):
+                fd = posix.open(kept, flags)
+                write_all(fd, _header(rootfs, root, container_id))
+                return fd
         except OSError:
-            pass
-        return -1
-    return fd
+            if fd >= 0:
+                posix.close(fd)
+            _unlink(kept)  # a full disk: half a header would be no journal
+        posix.unlink(path)
+    return -1
+
+
+def _unlink(path: str) -> None:
+    try:
+        posix.unlink(path)
+    except OSError:
+        pass  # it is empty, or half a header: the next create of this rootfs forgets it
 
 
 def _header(rootfs: str, root: str, container_id: str) -> bytes:
