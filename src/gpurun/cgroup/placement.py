@@ -208,9 +208,8 @@ def _exclusive(value: str, json_path: str, asked: Asked) -> Iterator[CgroupWrite
     cpus = _value_of(asked, "cpuset.cpus")
     if not cpus:
         raise Unmet(json_path, f"does not say which CPUs: set linux.resources.cpu.cpus, or {GPURUN}gpu.local")
-    yield CgroupWrite(
-        "cpuset.cpus.exclusive", cpus, json_path, (ENOENT,)
-    )  # Linux 6.7; before, a partition's are all of its own
+    # Linux 6.7; before, the CPUs of a partition are all of its own
+    yield CgroupWrite("cpuset.cpus.exclusive", cpus, json_path, (ENOENT,))
     yield CgroupWrite("cpuset.cpus.partition", _PARTITIONS[value], json_path)
 
 
